@@ -170,14 +170,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fast_send_skips_the_transaction", "logcore/producer/producer.py",
-        "        is_plain = coordinator is None and not self._is_told",
-        "        is_plain = not self._is_told",
+        "            coordinator is None\n            and not self._has_callbacks",
+        "            not self._has_callbacks",
         "kernels/test_sending.py",
     ),
     Mistake(
         "fast_send_hashes_for_every_partitioner", "logcore/producer/routing.py",
-        "        self.hashes_keys = chooser.hashes_columns",
-        "        self.hashes_keys = True",
+        "        self.uses_murmur2 = partitioner.uses_murmur2",
+        "        self.uses_murmur2 = True",
         "kernels/test_sending.py",
     ),
     Mistake(
@@ -639,7 +639,7 @@ MISTAKES: Final = (
     Mistake(
         "retry_with_a_new_sequence", "logcore/producer/sender.py",
         "            self.counts.retries += 1\n",
-        "            self.counts.retries += 1\n            batch.forget_attempt()\n",
+        "            self.counts.retries += 1\n            batch.reset_attempt()\n",
         "producer/test_producer_histories.py",
     ),
     Mistake(
@@ -656,7 +656,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "batch_is_written_after_a_failed_batch", "logcore/producer/sender.py",
-        "                if not batch.delivery.resolved:",
+        "                if not batch.delivery.is_resolved:",
         "                if False:",
         "producer/test_producer_histories.py",
     ),
@@ -680,32 +680,32 @@ MISTAKES: Final = (
     ),
     Mistake(
         "written_again_without_idempotence", "logcore/producer/sender.py",
-        "if batch.is_unknown and not self._settings.idempotent:",
+        "if batch.may_be_stored and not self._settings.idempotent:",
         "if False:",
         "producer/test_producer_histories.py",
     ),
     Mistake(
         "batch_with_unknown_outcome_is_reported_failed", "logcore/producer/sender.py",
-        "        if batch.is_unknown:\n            error = Dur",
+        "        if batch.may_be_stored:\n            error = Dur",
         "        if False:\n            error = Dur",
         "producer/test_producer.py producer/test_producer_histories.py",
     ),
     Mistake(
         "sequence_continues_after_an_unknown_outcome", "logcore/producer/sender.py",
-        "            self._end_identity(queue)\n        else:",
+        "            self._discard_identity(queue)\n        else:",
         "            pass\n        else:",
         "producer/test_producer.py",
     ),
     Mistake(
         "refusal_settles_the_attempt_before_it", "logcore/producer/sender.py",
-        "was_unknown or isinstance",
+        "was_maybe_stored or isinstance",
         "isinstance",
         "producer/test_producer.py",
     ),
     Mistake(
         "buffer_is_reused_before_the_outcome", "logcore/producer/buffer_pool.py",
-        "self._spare.pop()",
-        "self._spare[-1]",
+        "self._free_buffers.pop()",
+        "self._free_buffers[-1]",
         "producer/test_producer.py producer/test_buffer_pool.py",
     ),
     Mistake(
@@ -722,8 +722,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "memory_of_a_batch_is_kept", "logcore/producer/accumulator.py",
-        "        self.used_bytes -= batch.held_bytes\n",
-        "        self.used_bytes -= batch.held_bytes - 1\n",
+        "        self.used_bytes -= batch.memory_bytes\n",
+        "        self.used_bytes -= batch.memory_bytes - 1\n",
         "producer/test_producer_histories.py",
     ),
     # -- several processes write one log
@@ -1022,7 +1022,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "zombies_commit_in_transactions", "logcore/coordination/coordinator.py",
-        "            error = self._check_producer(who)\n",
+        "            error = self._check_producer(committer)\n",
         "            error = None\n",
         "netshim/test_transaction_requests.py coordination",
     ),
@@ -1297,7 +1297,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "leaving_member_is_refused_during_assignment", "logcore/coordination/offsets.py",
-        "    if group.state == COMPLETING and not who.is_leaving:\n",
+        "    if group.state == COMPLETING and not committer.is_leaving:\n",
         "    if group.state == COMPLETING:\n",
         "consumer/test_consumer_groups.py",
     ),
@@ -2110,40 +2110,40 @@ MISTAKES: Final = (
     # -- transactions of producers in process
     Mistake(
         "partition_is_added_after_its_first_batch", "logcore/producer/sender.py",
-        "            work = self._admitted(self._transacting, work)\n"
+        "            ready = self._add_to_transaction(self._transaction_manager, ready)\n"
         "        written: list[_WrittenBatch] = []\n"
-        "        for queue, batches in work:\n"
+        "        for queue, batches in ready:\n"
         "            self._write_all(queue, batches, written)\n",
-        "            admitted = work\n"
+        "            admitted = ready\n"
         "        written: list[_WrittenBatch] = []\n"
-        "        for queue, batches in work:\n"
+        "        for queue, batches in ready:\n"
         "            self._write_all(queue, batches, written)\n"
-        "        if self._transacting is not None:\n"
-        "            self._admitted(self._transacting, admitted)\n",
+        "        if self._transaction_manager is not None:\n"
+        "            self._add_to_transaction(self._transaction_manager, admitted)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
         "failed_transaction_is_written_on", "logcore/producer/sender.py",
-        "            if self._transacting.has_failed:\n",
+        "            if self._transaction_manager.has_failed:\n",
         "            if False:\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
         "failed_batch_commits_all_the_same", "logcore/producer/transactional_producer.py",
-        "            if self._transacting.failure is not None:\n"
-        "                raise self._transacting.failure\n",
+        "            if self._transaction_manager.failure is not None:\n"
+        "                raise self._transaction_manager.failure\n",
         "            pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
         "next_transaction_keeps_its_sequences", "logcore/producer/transactional_producer.py",
-        "                queue.identity = None  # each transaction has an epoch of its own\n",
+        "                queue.identity = None  # each transaction has another epoch\n",
         "                pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
         "refused_offsets_commit_with_the_rest", "logcore/producer/transactional_producer.py",
-        "                self._transacting.fail(error)\n"
+        "                self._transaction_manager.fail(error)\n"
         "            raise error\n",
         "                pass\n"
         "            raise error\n",
@@ -2253,8 +2253,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "completing_producer_shares_the_epoch_of_the_preparing_one", "logcore/producer/transaction_manager.py",
-        "            if self._is_of_before:\n"
-        "                found = self._initialized(deadline_ms)\n",
+        "            if self._is_inherited:\n"
+        "                response = self._initialized(deadline_ms)\n",
         "",
         "producer/test_producer_transactions.py",
     ),
@@ -2450,17 +2450,18 @@ MISTAKES: Final = (
     # -- what the search of schedules has to find
     Mistake(
         "commit_checked_outside_the_lock", "logcore/coordinators/shared_groups.py",
-        "        request = commit_request(who, offsets, producer)\n\n"
+        "        request = commit_request(committer, offsets, producer)\n\n"
         "        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:\n"
         "            return request(coordinator, commit.waiter, now_ms)\n",
-        "        with self._lock:\n            seen = self._peek(who.group_id)\n"
+        "        with self._lock:\n            seen = self._peek(committer.group_id)\n"
         "        if seen is not None and producer is None:\n"
-        "            wrong = seen.group.check_committer(who.member_id, who.instance_id, who.generation)\n"
+        "            wrong = seen.group.check_committer(\n"
+        "                committer.member_id, committer.instance_id, committer.generation)\n"
         "            if wrong is not None:\n                return wrong\n\n"
-        "        request = commit_request(who, offsets, producer)\n\n"
+        "        request = commit_request(committer, offsets, producer)\n\n"
         "        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:\n"
         "            if producer is None:\n"
-        "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n"
+        "                return coordinator.commit(committer.group_id, offsets, commit.waiter)\n"
         "            return request(coordinator, commit.waiter, now_ms)\n",
         "consumer/test_shared_groups_exploration.py::test_member_that_froze_in_a_commit_changes_nothing",
     ),
@@ -2643,7 +2644,7 @@ MISTAKES: Final = (
     Mistake(
         "batch_of_a_deleted_topic_is_tried_again", "logcore/producer/sender.py",
         "        if isinstance(error, TopicNotFoundError):\n",
-        "        if isinstance(error, TopicNotFoundError) and not batch.is_unknown:\n",
+        "        if isinstance(error, TopicNotFoundError) and not batch.may_be_stored:\n",
         "producer/test_producer.py -k deleted",
     ),
     Mistake(

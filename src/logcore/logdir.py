@@ -1089,11 +1089,11 @@ class LogDir(Closeable):
             ReadOnlyLogError: the directory was opened with read_only=True.
         """
         from logcore.producer.producer import Producer
-        from logcore.producer.settings import chosen_settings
+        from logcore.producer.settings import build_settings
         from logcore.producer.transactional_producer import TransactionalProducer
 
         self.host.check_writable()
-        chosen = chosen_settings(config, settings)
+        chosen = build_settings(config, settings)
         if chosen.transactional_id is None:
             return Producer(self._fs, self, chosen)
         return TransactionalProducer(self._fs, self, chosen, self.host.coordinators)

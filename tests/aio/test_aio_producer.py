@@ -274,7 +274,9 @@ def test_a_small_record_does_not_overtake_one_that_waits_for_memory(
     tmp_path: Path,
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        with producer._sync._work.writing:  # no batch is written in this block
+        with (
+            producer._sync._thread_state.round_lock
+        ):  # no batch is written in this block
             await producer.send("t", b"x" * 400, partition=0)
             large = asyncio.ensure_future(producer.send("t", b"x" * 400, partition=0))
             await asyncio.sleep(0)
@@ -294,7 +296,9 @@ def test_full_memory_is_an_error_after_the_timeout(
     tmp_path: Path, room: dict[str, int]
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        with producer._sync._work.writing:  # no batch is written in this block
+        with (
+            producer._sync._thread_state.round_lock
+        ):  # no batch is written in this block
             await producer.send("t", b"x" * 400, partition=0)
             with pytest.raises(BufferFullError):
                 await producer.send("t", b"x" * 400, partition=0)
@@ -312,7 +316,7 @@ def test_full_memory_is_an_error_after_the_timeout(
 
 def test_closing_wakes_tasks_that_wait_for_memory(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        with producer._sync._work.writing:
+        with producer._sync._thread_state.round_lock:
             first = await producer.send("t", b"x" * 400, partition=0)
             waiting = asyncio.ensure_future(producer.send("t", b"x" * 400, partition=0))
             await asyncio.sleep(0)
@@ -412,7 +416,7 @@ def test_a_loop_that_ends_warns_of_a_producer_and_lets_it_write(
         asyncio.run(main())
     data, producer = held
     assert data.sync.partition("t", 0).get(0).value == b"v"
-    assert producer._sync._work.is_over
+    assert producer._sync._thread_state.must_stop
     data.sync.close()
     assert not [
         record for record in caplog.records if record.levelno >= logging.WARNING

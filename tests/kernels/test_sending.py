@@ -82,17 +82,17 @@ def facts(producer: Producer, topic: str) -> dict[str, Any]:
         "records": accumulator.used_records,
     }
     assert accumulator.used_records == accumulator.queued_records
-    for name, route in producer._known_routes.items():
-        found["sticky", name == topic] = (route.chooser.sticky, route.sticky_bytes)
+    for name, route in producer._routes_by_topic.items():
+        found["sticky", name == topic] = (route.partitioner.sticky, route.sticky_bytes)
     for queue in accumulator.queues.values():
-        filling = queue.filling
+        open_batch = queue.open_batch
         sizes = [
-            (batch.size_bytes, len(batch.records), batch is filling)
+            (batch.size_bytes, len(batch.records), batch is open_batch)
             for batch in queue.batches
         ]
         found[queue.partition] = sizes
         found["callbacks", queue.partition] = [
-            len(batch.delivery.callbacks) for batch in queue.batches
+            len(batch.delivery.record_callbacks) for batch in queue.batches
         ]
     return found
 
@@ -261,7 +261,7 @@ def test_both_ways_leave_the_same(
             directory.create_topic(topic, partitions=3)
         sides: list[tuple[str, Producer]] = []
         for topic in ("t", "u"):
-            patch.setattr(module, "_drawn", drawing(seed))
+            patch.setattr(module, "_random_number_below", drawing(seed))
             sides.append((topic, directory.producer(**settings, batch_size=batch_size)))
         sides[1][1]._uses_fast_path = False
         for send in sends:

@@ -706,10 +706,10 @@ def test_refusal_leaves_the_outcome_of_an_earlier_attempt_unknown(
     disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, path="*.log"))
     data.host.open_logs()
     future = producer.send("t", b"v" * 200, partition=0)
-    batch = next(iter(producer._accumulator.active)).batches[0]
+    batch = next(iter(producer._accumulator.active_queues)).batches[0]
     disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*.log"))
     producer.poll()
-    assert batch.is_unknown
+    assert batch.may_be_stored
     disk.faults = None
     data.alter_topic("t", {"max.message.bytes": 100})
     disk.advance(100)
@@ -882,7 +882,7 @@ def test_forked_child_does_not_send_queued_records(
     producer.close()
     assert len(disk.operations) == before
     disk.forks -= 1
-    producer._work.is_closing = False
+    producer._thread_state.is_closing = False
     producer.close()
     assert values(data) == [b"v"]
 
@@ -897,7 +897,7 @@ def test_forked_child_does_not_send_queued_records(
         ({"acks": 2}, "0, 1 or 'all'"),
         ({"acks": True}, "0, 1 or 'all'"),
         ({"acks": 1, "enable_idempotence": True}, "acks='all'"),
-        ({"acks": 1, "durability": "os"}, "say the same"),
+        ({"acks": 1, "durability": "os"}, "exclude each other"),
         ({"durability": "ram"}, "'os' or 'disk'"),
         ({"linger_ms": -1}, "whole number, at least 0"),
         ({"linger_ms": 1.5}, "whole number"),

@@ -11,53 +11,55 @@ import numpy as np
 import pytest
 
 from logcore.errors import InvalidConfigError
-from logcore.producer.partitioners import PARTITIONERS, Chooser
+from logcore.producer.partitioners import PARTITIONERS, TopicPartitioner
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "vectors" / "partitioners.json"
 
 
-def chooser(
+def partitioner(
     name: Any, count: int = 7, *, ignores_keys: bool = False, seed: int = 1
-) -> Chooser:
-    return Chooser(name, ignores_keys, range(count), random.Random(seed).randrange)
+) -> TopicPartitioner:
+    return TopicPartitioner(
+        name, ignores_keys, range(count), random.Random(seed).randrange
+    )
 
 
 def test_keys_choose_the_same_partitions_as_in_other_clients() -> None:
     for row in json.loads(VECTORS.read_text())["keys"]:
         key = bytes.fromhex(row["key_hex"])
         for count, partition in row["murmur2_partition"].items():
-            assert chooser("default", int(count)).choose(key) == partition
-            assert chooser("murmur2", int(count)).choose(key) == partition
+            assert partitioner("default", int(count)).choose(key) == partition
+            assert partitioner("murmur2", int(count)).choose(key) == partition
         for count, partition in row["crc32_partition"].items():
-            assert chooser("consistent", int(count)).choose(key) == partition
-            assert chooser("consistent_random", int(count)).choose(key) == (
+            assert partitioner("consistent", int(count)).choose(key) == partition
+            assert partitioner("consistent_random", int(count)).choose(key) == (
                 partition if key else -1
             )
 
 
 def test_partitions_of_records_without_a_key() -> None:
     assert [
-        chooser(name).choose(None) for name in ("default", "consistent_random")
+        partitioner(name).choose(None) for name in ("default", "consistent_random")
     ] == [-1, -1]
-    assert chooser("murmur2").choose(None) == 275_646_681 % 7
-    assert chooser("consistent").choose(None) == 0
-    assert chooser("default").choose(b"") == 275_646_681 % 7
-    turns = chooser("round_robin", 3)
+    assert partitioner("murmur2").choose(None) == 275_646_681 % 7
+    assert partitioner("consistent").choose(None) == 0
+    assert partitioner("default").choose(b"") == 275_646_681 % 7
+    turns = partitioner("round_robin", 3)
     assert [turns.choose(b"k") for _ in range(5)] == [0, 1, 2, 0, 1]
-    assert {chooser("random", 3, seed=seed).choose(b"k") for seed in range(40)} == {
+    assert {partitioner("random", 3, seed=seed).choose(b"k") for seed in range(40)} == {
         0,
         1,
         2,
     }
-    assert chooser("default", ignores_keys=True).choose(b"k") == -1
+    assert partitioner("default", ignores_keys=True).choose(b"k") == -1
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)
 @pytest.mark.parametrize("count", [1, 7])
 def test_choose_all_equals_choose_for_each_key(name: str, count: int) -> None:
     keys = [None, b"", b"a", b"abc", None, b"a" * 100] * 5
-    choose = chooser(name, count)
-    many = chooser(name, count)
+    choose = partitioner(name, count)
+    many = partitioner(name, count)
     found = many.choose_all(keys, len(keys))
     each = [choose.choose(key) for key in keys]
     if isinstance(found, int):
@@ -66,16 +68,16 @@ def test_choose_all_equals_choose_for_each_key(name: str, count: int) -> None:
         each = [max(number, 0) for number in each]
         found = np.maximum(found, 0)
     assert found.tolist() == each
-    alone = chooser(name, count).choose_all(None, 5)
+    alone = partitioner(name, count).choose_all(None, 5)
     if isinstance(alone, int):
         assert alone in (-1, 0)
 
 
 def test_partitioner_function_of_the_caller() -> None:
-    own = chooser(lambda key, partitions: partitions[-1])
+    own = partitioner(lambda key, partitions: partitions[-1])
     assert own.choose(b"k") == 6
     assert own.choose_all([b"a", None], 2).tolist() == [6, 6]  # type: ignore[union-attr]
     with pytest.raises(InvalidConfigError, match="no partition of the topic"):
-        chooser(lambda key, partitions: 7).choose(b"k")
+        partitioner(lambda key, partitions: 7).choose(b"k")
     with pytest.raises(InvalidConfigError, match="missing"):
-        Chooser("default", False, (0, 2), random.Random(1).randrange)
+        TopicPartitioner("default", False, (0, 2), random.Random(1).randrange)

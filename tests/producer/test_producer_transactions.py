@@ -44,7 +44,11 @@ from logcore.format.transaction_records import Status
 from logcore.logdir import LogDir
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.partition.coordinator_append import append_to_transaction
-from logcore.producer.transaction_manager import NEXT, Transacting, TransactionState
+from logcore.producer.transaction_manager import (
+    ALLOWED_TRANSITIONS,
+    TransactionManager,
+    TransactionState,
+)
 from logcore.producer.transactional_producer import TransactionalProducer
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
@@ -368,17 +372,17 @@ def test_state_transitions_follow_the_table(
     data: LogDir, before: TransactionState, wanted: TransactionState
 ) -> None:
     with unthreaded(data) as producer:
-        transacting: Transacting = producer._transacting
-        transacting.state = before
-        is_allowed = wanted in NEXT[before]
+        transaction_manager: TransactionManager = producer._transaction_manager
+        transaction_manager.state = before
+        is_allowed = wanted in ALLOWED_TRANSITIONS[before]
         with producer._lock:
             if is_allowed:
-                transacting.enter(wanted)
+                transaction_manager.enter(wanted)
             else:
                 with pytest.raises(ProducerStateError, match=f"from {before.name}"):
-                    transacting.enter(wanted)
-            assert transacting.state is (wanted if is_allowed else before)
-            transacting.state = TransactionState.UNINITIALIZED
+                    transaction_manager.enter(wanted)
+            assert transaction_manager.state is (wanted if is_allowed else before)
+            transaction_manager.state = TransactionState.UNINITIALIZED
 
 
 def test_calls_in_the_wrong_state_are_refused(data: LogDir) -> None:

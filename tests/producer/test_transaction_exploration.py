@@ -53,7 +53,7 @@ def test_no_two_producers_have_the_same_epoch() -> None:
                 for _ in range(3):
                     producer = data.producer(transactional_id="id", threaded=False)
                     producer.init_transactions()
-                    found.append(producer._transacting.identity)
+                    found.append(producer._transaction_manager.identity)
                     producer.close()
 
         for _ in range(3):

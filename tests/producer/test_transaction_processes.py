@@ -77,7 +77,7 @@ def test_threads_with_different_ids_do_not_affect_one_another(tmp_path: Path) ->
         assert committed(data, "out") == Counter(kept)
 
 
-def _work(path: Path, number: int) -> None:
+def _thread_state(path: Path, number: int) -> None:
     """Copy each record of topic "in" to topic "out", until the process is killed."""
     settings = {
         "group_id": "g",
@@ -135,7 +135,7 @@ def test_kills_neither_lose_nor_repeat_a_record(tmp_path: Path) -> None:
         for number, value in enumerate(sorted(sent)):
             data.append("in", value, partition=number % PARTITIONS)
         workers = [
-            _CONTEXT.Process(target=_work, args=(path, number), daemon=True)
+            _CONTEXT.Process(target=_thread_state, args=(path, number), daemon=True)
             for number in range(2)
         ]
         for worker in workers:
@@ -157,7 +157,7 @@ def test_kills_neither_lose_nor_repeat_a_record(tmp_path: Path) -> None:
                     os.kill(victim.pid, signal.SIGKILL)
                     victim.join()
                     workers[number] = _CONTEXT.Process(
-                        target=_work, args=(path, number), daemon=True
+                        target=_thread_state, args=(path, number), daemon=True
                     )
                     workers[number].start()
         finally:

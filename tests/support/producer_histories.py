@@ -268,7 +268,7 @@ class ProducerHistory:
             return
         states = list(self.disk.after_crash(limit=4, seed=self.rng.randrange(1000)))
         for worker in self.workers:
-            worker.producer._work.is_closing = True  # its process has died
+            worker.producer._thread_state.is_closing = True  # its process has died
         self.disk.crash()
         self.disk = self.rng.choice(states)
         self.workers = []

@@ -170,7 +170,7 @@ class Pipeline:
         """Make one transaction, if there is input. Return False if another producer has
         the id.
         """
-        transacting = producer._transacting
+        transacting = producer._transaction_manager
         with contextlib.suppress(LogLockedError, ResourceError):
             data.tick()
         try:
@@ -227,7 +227,7 @@ class Pipeline:
 
     def _give_up(self, name: bytes, producer: TransactionalProducer) -> None:
         with contextlib.suppress(ProducerFencedError, *_ENDED):
-            if producer._transacting.state is TransactionState.COMMITTING:
+            if producer._transaction_manager.state is TransactionState.COMMITTING:
                 producer.commit_transaction()
                 self.acked.add(name)
                 return

@@ -31,7 +31,7 @@ from logcore.kernels.layout import Buffer, HeadersInput, Level, Time
 from logcore.producer.settings import (
     ProducerOptions,
     TransactionOptions,
-    chosen_settings,
+    build_settings,
 )
 from logcore.reporting import Incident
 from logcore.topic import Position
@@ -247,7 +247,7 @@ class LogDir(AsyncCloseable):
         """
         self._loop_thread.check()
         self.sync.host.check_writable()
-        return producers.opening(self.sync, chosen_settings(config, settings))
+        return producers.opening(self.sync, build_settings(config, settings))
 
     def consumer(
         self,

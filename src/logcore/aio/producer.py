@@ -65,27 +65,29 @@ _running_loop: Final = asyncio.events._get_running_loop
 _AT_ONCE: Final = 1_024
 
 
-class _NoRoomError(Exception):
+class _MemoryFullError(Exception):
     """There is no memory for a record now. Users never receive it."""
 
 
-class _Unhurried:
+class _NonBlocking:
     """Changes a producer for use in a loop: send() raises if there is no memory.
 
     In the thread that executes send_many() it waits as usual. The ticket represents all
     waiting tasks.
     """
 
-    _work: Any
+    _thread_state: Any
     _accumulator: Any
     _directory: Any
     _settings: Any
-    _prepares: bool
+    _transforms_records: bool
 
     def prepare(self, ticket: object) -> None:
         self._loop_thread = threading.get_ident()
         self._ticket = ticket
-        self._prepares = False  # preparation precedes send(), which may be repeated
+        self._transforms_records = (
+            False  # preparation precedes send(), which may be repeated
+        )
 
     @property
     def path(self) -> str:
@@ -99,7 +101,7 @@ class _Unhurried:
 
         The value applies until prepare().
         """
-        return self._prepares
+        return self._transforms_records
 
     @property
     def max_block_ms(self) -> int:
@@ -114,7 +116,7 @@ class _Unhurried:
 
     def prepared(self, record: ProducerRecord) -> ProducerRecord:
         """Return the record after interceptors and serializers."""
-        found: ProducerRecord = self._prepared(record)  # type: ignore[attr-defined]
+        found: ProducerRecord = self._transform(record)  # type: ignore[attr-defined]
         return found
 
     def press(self, *, has_line: bool) -> None:
@@ -123,30 +125,30 @@ class _Unhurried:
         `has_line` is whether tasks wait now.
         """
         waiting = self._accumulator.waiting
-        with self._work.lock:
+        with self._thread_state.lock:
             if has_line and self._ticket not in waiting:
                 waiting.append(self._ticket)
-                self._work.news.notify()
+                self._thread_state.work_added.notify()
             elif not has_line and self._ticket in waiting:
                 waiting.remove(self._ticket)
-                self._work.room.notify_all()
+                self._thread_state.memory_freed.notify_all()
 
-    def _wait_for_room(self, held_bytes: int, records: int) -> None:
+    def _wait_for_memory(self, memory_bytes: int, records: int) -> None:
         if threading.get_ident() != self._loop_thread:
-            super()._wait_for_room(held_bytes, records)  # type: ignore[misc]
+            super()._wait_for_memory(memory_bytes, records)  # type: ignore[misc]
             return
         first = self._ticket
         if self._accumulator.waiting:
             first = self._accumulator.waiting[0]
-        if first is not self._ticket or self._lacks_room(held_bytes, records):  # type: ignore[attr-defined]
-            raise _NoRoomError
+        if first is not self._ticket or self._exceeds_memory(memory_bytes, records):  # type: ignore[attr-defined]
+            raise _MemoryFullError
 
 
-class _Plain(_Unhurried, synchronous.Producer):
+class _Plain(_NonBlocking, synchronous.Producer):
     pass
 
 
-class _Transactional(_Unhurried, transactional_producer.TransactionalProducer):
+class _Transactional(_NonBlocking, transactional_producer.TransactionalProducer):
     pass
 
 
@@ -233,7 +235,7 @@ class Producer(AsyncCloseable):
                     headers=headers,
                     timestamp_ms=timestamp_ms,
                 )
-            except _NoRoomError:
+            except _MemoryFullError:
                 pass
             else:
                 return self._expect(record_future, on_delivery)
@@ -313,11 +315,11 @@ class Producer(AsyncCloseable):
         self._since_yield = 0
         sent = self._sent.pop(delivery)
         if delivery.parts is not None:
-            later = [row for row in sent if not row[0].delivery().resolved]
+            later = [row for row in sent if not row[0].delivery().is_resolved]
             if later:
                 self._sent[delivery] = later
                 later[0][0].add_done_callback(self._hand_over)
-                sent = [row for row in sent if row[0].delivery().resolved]
+                sent = [row for row in sent if row[0].delivery().is_resolved]
         is_whole = delivery.parts is None
         listener = self._on_delivery
         for record_future, future, on_delivery in sent:
@@ -362,7 +364,7 @@ class Producer(AsyncCloseable):
                     if self._line[0] is own:
                         try:
                             return attempt()
-                        except _NoRoomError:
+                        except _MemoryFullError:
                             self._press()
                     own.clear()
                     await own.wait()

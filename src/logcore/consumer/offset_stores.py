@@ -58,32 +58,32 @@ class OffsetStores:
     is_dual: bool = False
 
     def commit(
-        self, who: Committer, rows: Mapping[OffsetKey, Committed]
+        self, committer: Committer, rows: Mapping[OffsetKey, Committed]
     ) -> GroupError | None:
         """Store offsets, and return the reason if they were refused. Raises the errors
         of the registry.
         """
         if self.storage == "registry":
-            error = self._commit_to_registry(who, rows)
+            error = self._commit_to_registry(committer, rows)
             if error is None and self.is_dual:
-                error = self.groups.commit(who, rows)
+                error = self.groups.commit(committer, rows)
             return error
-        error = self.groups.commit(who, rows)
+        error = self.groups.commit(committer, rows)
         if error is None and self.is_dual:
             # If it is refused here, the member has lost its partitions since. The
             # commit is still valid.
-            self._commit_to_registry(who, rows)
+            self._commit_to_registry(committer, rows)
         return error
 
     def _commit_to_registry(
-        self, who: Committer, rows: Mapping[OffsetKey, Committed]
+        self, committer: Committer, rows: Mapping[OffsetKey, Committed]
     ) -> GroupError | None:
         assert self.registry is not None
-        with self.groups.committing(who) as error:
+        with self.groups.committing(committer) as error:
             if error is None:
                 offsets.commit(
                     self.registry,
-                    who.group_id,
+                    committer.group_id,
                     {key: each.offset for key, each in rows.items()},
                 )
         return error

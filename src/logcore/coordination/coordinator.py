@@ -493,7 +493,7 @@ class Coordinator:
     # -- offsets
 
     def check_commit(
-        self, who: Committer, now_ms: int
+        self, committer: Committer, now_ms: int
     ) -> tuple[GroupError | None, list[Effect]]:
         """Check whether the sender may commit, like offsets.check_commit().
 
@@ -501,19 +501,19 @@ class Coordinator:
         empty group id may commit, as in Kafka, because old clients use it.
         """
         # The record of the offset has the group id in its key.
-        if classic_transitions.is_too_long(who.group_id):
+        if classic_transitions.is_too_long(committer.group_id):
             return GroupError.INVALID_GROUP_ID, []
-        group = self._groups.get(who.group_id)
+        group = self._groups.get(committer.group_id)
         if group is not None:
-            return offsets.check_commit(group, who, now_ms, rules=self._rules)
+            return offsets.check_commit(group, committer, now_ms, rules=self._rules)
         # The client believes that it is a member.
-        if who.generation >= 0:
+        if committer.generation >= 0:
             return GroupError.GROUP_ID_NOT_FOUND, []
         return None, []
 
     def commit_as(
         self,
-        who: Committer,
+        committer: Committer,
         committed: Mapping[OffsetKey, Committed],
         waiter: Waiter,
         now_ms: int,
@@ -522,11 +522,11 @@ class Coordinator:
 
         Check and commit are one step, so no rebalance can happen between them.
         """
-        error, effects = self.check_commit(who, now_ms)
+        error, effects = self.check_commit(committer, now_ms)
         # A commit of no offsets needs no record, but reports the error.
         if error is not None or not committed:
             return [*effects, Reply(waiter, error)]
-        return [*effects, *self.commit(who.group_id, committed, waiter)]
+        return [*effects, *self.commit(committer.group_id, committed, waiter)]
 
     def rewind(
         self,
@@ -553,7 +553,7 @@ class Coordinator:
 
     def commit_in_transaction_as(
         self,
-        who: Committer,
+        committer: Committer,
         producer: tuple[int, int],
         committed: Mapping[OffsetKey, Committed],
         waiter: Waiter,
@@ -566,20 +566,24 @@ class Coordinator:
         group has members.
         """
         error = None
-        if who.is_member:
-            error = self._check_producer(who)
+        if committer.is_member:
+            error = self._check_producer(committer)
         if error is not None or not committed:
             return [Reply(waiter, error)]
-        return self.commit_in_transaction(who.group_id, producer, committed, waiter)
+        return self.commit_in_transaction(
+            committer.group_id, producer, committed, waiter
+        )
 
-    def _check_producer(self, who: Committer) -> GroupError | None:
-        group = self._groups.get(who.group_id)
+    def _check_producer(self, committer: Committer) -> GroupError | None:
+        group = self._groups.get(committer.group_id)
         # A producer without a group may commit for any group id that is not in use.
-        if who.generation < 0 and (group is None or group.state == EMPTY):
+        if committer.generation < 0 and (group is None or group.state == EMPTY):
             return None
         if group is None:
             return GroupError.ILLEGAL_GENERATION
-        return group.check_committer(who.member_id, who.instance_id, who.generation)
+        return group.check_committer(
+            committer.member_id, committer.instance_id, committer.generation
+        )
 
     def commit(
         self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter

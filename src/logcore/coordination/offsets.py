@@ -55,7 +55,7 @@ _BATCH_BYTES: Final = 65_536
 
 
 def check_commit(
-    group: Group, who: Committer, now_ms: int, *, rules: Rules
+    group: Group, committer: Committer, now_ms: int, *, rules: Rules
 ) -> tuple[GroupError | None, list[Effect]]:
     """Check whether this committer may commit now.
 
@@ -63,34 +63,38 @@ def check_commit(
     protocol.
     """
     if group.consumers is not None:
-        return _check_consumer(group, who), []
-    if who.generation < 0:
+        return _check_consumer(group, committer), []
+    if committer.generation < 0:
         # A client that does not use the group protocol. In a group with members it
         # could overwrite their commits.
         if group.state == EMPTY:
             return None, []
-        if not who.member_id and who.instance_id is None:
+        if not committer.member_id and committer.instance_id is None:
             return GroupError.UNKNOWN_MEMBER_ID, []
-    error = group.check_generation(who.member_id, who.instance_id, who.generation)
+    error = group.check_generation(
+        committer.member_id, committer.instance_id, committer.generation
+    )
     if error is not None:
         return error, []
     # The partition may be another member's in this generation. The client commits again
     # after SyncGroup. A member that leaves cannot.
-    if group.state == COMPLETING and not who.is_leaving:
+    if group.state == COMPLETING and not committer.is_leaving:
         return GroupError.REBALANCE_IN_PROGRESS, []
     step = classic_transitions.ClassicStep(group, rules, now_ms)
-    step.renew(group.members[who.member_id])
+    step.renew(group.members[committer.member_id])
     return None, step.effects
 
 
-def _check_consumer(group: Group, who: Committer) -> GroupError | None:
+def _check_consumer(group: Group, committer: Committer) -> GroupError | None:
     assert group.consumers is not None
-    if who.generation < 0 and group.state == EMPTY:
+    if committer.generation < 0 and group.state == EMPTY:
         return None
-    error = group.consumers.check_epoch(who.member_id, who.generation)
+    error = group.consumers.check_epoch(committer.member_id, committer.generation)
     # A member that lost its partitions is fenced by its epoch, which older versions of
     # the request do not contain.
-    has_epoch = who.knows_epochs or group.consumers.is_classic(who.member_id)
+    has_epoch = committer.knows_epochs or group.consumers.is_classic(
+        committer.member_id
+    )
     if error is not GroupError.UNKNOWN_MEMBER_ID and not has_epoch:
         return GroupError.UNSUPPORTED_VERSION
     return error

@@ -37,7 +37,7 @@ DoneT = TypeVar("DoneT")
 
 
 def commit_request(
-    who: Committer,
+    committer: Committer,
     offsets: Mapping[OffsetKey, Committed],
     producer: tuple[int, int] | None,
 ) -> GroupRequest:
@@ -51,8 +51,10 @@ def commit_request(
         coordinator: Coordinator, waiter: Waiter, now_ms: int
     ) -> Iterable[Effect]:
         if producer is None:
-            return coordinator.commit_as(who, offsets, waiter, now_ms)
-        return coordinator.commit_in_transaction_as(who, producer, offsets, waiter)
+            return coordinator.commit_as(committer, offsets, waiter, now_ms)
+        return coordinator.commit_in_transaction_as(
+            committer, producer, offsets, waiter
+        )
 
     return commit
 
@@ -124,7 +126,7 @@ class GroupHost(ABC, Generic[DoneT]):
 
     def request_commit(
         self,
-        who: Committer,
+        committer: Committer,
         offsets: Mapping[OffsetKey, Committed],
         done: DoneT,
         producer: tuple[int, int] | None = None,
@@ -135,7 +137,9 @@ class GroupHost(ABC, Generic[DoneT]):
         belong to. Such offsets become valid when the transaction commits, and need not
         name a member.
         """
-        self.request(who.group_id, commit_request(who, offsets, producer), done)
+        self.request(
+            committer.group_id, commit_request(committer, offsets, producer), done
+        )
 
     def request_delete(self, group_id: str, done: DoneT) -> None:
         """Delete a group without members, with its offsets."""

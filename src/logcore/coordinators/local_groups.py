@@ -193,20 +193,20 @@ class LocalGroups(ProcessGroups):
 
     def commit(
         self,
-        who: Committer,
+        committer: Committer,
         offsets: Mapping[OffsetKey, Committed],
         producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
         # The committing thread waits for the disk and not for changes of the group.
         # When 64 consumers woke one another, a commit took 0.3 ms.
         answer = PendingResult(is_awaited=False)
-        self.request_commit(who, offsets, answer, producer)
+        self.request_commit(committer, offsets, answer, producer)
         return self._result_of(answer)
 
     @contextlib.contextmanager
-    def committing(self, who: Committer) -> Generator[GroupError | None]:
+    def committing(self, committer: Committer) -> Generator[GroupError | None]:
         with self._lock:
-            error, effects = self._coordinator.check_commit(who, self.now_ms())
+            error, effects = self._coordinator.check_commit(committer, self.now_ms())
             self._act(effects)
             # Earlier decisions are in the log before the records of the caller.
             self._flush()

@@ -130,14 +130,16 @@ class ProcessGroups(GroupHost[PendingResult]):
     @abstractmethod
     def commit(
         self,
-        who: Committer,
+        committer: Committer,
         offsets: Mapping[OffsetKey, Committed],
         producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
         """Commit offsets as request_commit() does, and return the result."""
 
     @abstractmethod
-    def committing(self, who: Committer) -> AbstractContextManager[GroupError | None]:
+    def committing(
+        self, committer: Committer
+    ) -> AbstractContextManager[GroupError | None]:
         """Check a commit of offsets that are stored elsewhere.
 
         Yield the reason why this member may not commit now, or None. The group does not

@@ -248,22 +248,22 @@ class SharedGroups(ProcessGroups):
 
     def commit(
         self,
-        who: Committer,
+        committer: Committer,
         offsets: Mapping[OffsetKey, Committed],
         producer: tuple[int, int] | None = None,
     ) -> GroupError | None:
         commit = _Commit(f"{self._session}:{next(self._numbers)}")
 
-        request = commit_request(who, offsets, producer)
+        request = commit_request(committer, offsets, producer)
 
         def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:
             return request(coordinator, commit.waiter, now_ms)
 
         with self._lock:
-            self._change(who.group_id, step, commit)
+            self._change(committer.group_id, step, commit)
             self._unsynced.add(
                 commit.ends,
-                lambda failures: self._end_commit(who.group_id, commit, failures),
+                lambda failures: self._end_commit(committer.group_id, commit, failures),
             )
         self._unsynced.wait_until_durable()
         return commit.error
@@ -279,20 +279,20 @@ class SharedGroups(ProcessGroups):
             commit.error = self._not_stored(group_id, failure)
 
     @contextlib.contextmanager
-    def committing(self, who: Committer) -> Generator[GroupError | None]:
+    def committing(self, committer: Committer) -> Generator[GroupError | None]:
         found: list[GroupError | None] = []
 
         def check(coordinator: Coordinator, now_ms: int) -> list[Effect]:
-            error, effects = coordinator.check_commit(who, now_ms)
+            error, effects = coordinator.check_commit(committer, now_ms)
             found.append(error)
             return effects
 
         with self._lock:
-            self._make(who.group_id)
+            self._make(committer.group_id)
             # No other process changes the group before the caller has stored its
             # offsets.
-            with self._registry.holding(_path(who.group_id)):
-                self.step(who.group_id, check)
+            with self._registry.holding(_path(committer.group_id)):
+                self.step(committer.group_id, check)
                 yield found[-1]
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ProducerFields,
         QueueFields,
         RouteFields,
-        WorkFields,
+        ThreadStateFields,
     )
 else:
     try:
@@ -46,10 +46,10 @@ else:
             Record,
             RouteFields,
             SegmentFields,
+            ThreadStateFields,
             TopicRecord,
             UsualFetch,
             UsualProduce,
-            WorkFields,
         )
     except ImportError:
         from logcore.kernels import plain as kernel
@@ -64,7 +64,7 @@ else:
             ProducerFields,
             QueueFields,
             RouteFields,
-            WorkFields,
+            ThreadStateFields,
         )
     # Like a named tuple: `match` can unpack it, and pandas.DataFrame(records) has
     # columns with names.
@@ -88,7 +88,7 @@ __all__ = [
     "TopicRecord",
     "UsualFetch",
     "UsualProduce",
-    "WorkFields",
+    "ThreadStateFields",
     "kernel",
     "layout",
 ]

@@ -27,11 +27,11 @@ A record of 100 bytes takes 0.4 us including the call of send(), and 1.4 us in t
 """
 
 cdef enum:
-    #: sending.RECORD_BYTES and HELD_BYTES
+    #: sending.RECORD_BYTES and RECORD_OVERHEAD_BYTES
     SEND_RECORD_BYTES = 21
-    SEND_HELD_BYTES = 43
+    SEND_OVERHEAD_BYTES = 43
 
-assert (SEND_RECORD_BYTES, SEND_HELD_BYTES) == (_sending.RECORD_BYTES, _sending.HELD_BYTES)
+assert (SEND_RECORD_BYTES, SEND_OVERHEAD_BYTES) == (_sending.RECORD_BYTES, _sending.RECORD_OVERHEAD_BYTES)
 
 
 cdef class FutureFields:
@@ -51,13 +51,13 @@ cdef class BatchFields:
     cdef public object records
     cdef public int64_t size_bytes
     cdef public int64_t limit_bytes
-    cdef public int64_t most_records
+    cdef public int64_t max_records
 
 
 cdef class QueueFields:
     """See sending.QueueFields."""
 
-    cdef public BatchFields filling
+    cdef public BatchFields open_batch
 
 
 cdef class AccumulatorFields:
@@ -74,11 +74,11 @@ cdef class RouteFields:
     cdef public list queues
     cdef public QueueFields sticky
     cdef public int64_t sticky_bytes
-    cdef public bint hashes_keys
+    cdef public bint uses_murmur2
 
 
-cdef class WorkFields:
-    """See sending.WorkFields."""
+cdef class ThreadStateFields:
+    """See sending.ThreadStateFields."""
 
     cdef public object lock
     cdef public AccumulatorFields accumulator
@@ -89,18 +89,18 @@ cdef class ProducerFields:
     """See sending.ProducerFields."""
 
     cdef public object _fs
-    cdef public WorkFields _work
-    cdef public dict _known_routes
+    cdef public ThreadStateFields _thread_state
+    cdef public dict _routes_by_topic
     cdef public bint _uses_fast_path
     cdef public object _future_type
-    cdef public int64_t _memory_bytes
-    cdef public int64_t _memory_records
-    cdef public int64_t _most_bytes
+    cdef public int64_t _max_memory_bytes
+    cdef public int64_t _max_memory_records
+    cdef public int64_t _max_record_bytes
     cdef public object _forks
 
     def _send_fast(self, topic, value, key, partition, headers, timestamp_ms, on_delivery):
         """Send a usual record. See the top of this file, and sending.ProducerFields."""
-        cdef WorkFields work = self._work
+        cdef ThreadStateFields work = self._thread_state
         cdef AccumulatorFields accumulator
         cdef RouteFields route
         cdef QueueFields queue
@@ -129,13 +129,13 @@ cdef class ProducerFields:
             if overflow or number < 0:
                 return None
         now_ms = lc_now_ms()
-        if size_bytes > self._most_bytes or now_ms < 0 or self._fs.forks != self._forks:
+        if size_bytes > self._max_record_bytes or now_ms < 0 or self._fs.forks != self._forks:
             return None
-        route = self._known_routes.get(topic)
+        route = self._routes_by_topic.get(topic)
         if route is None:
             return None
         if number < 0 and key is not None:
-            if not route.hashes_keys:
+            if not route.uses_murmur2:
                 return None
             number = murmur2_of(<const uint8_t *>PyBytes_AS_STRING(key), key_size)
             number %= PyList_GET_SIZE(route.queues)
@@ -152,8 +152,8 @@ cdef class ProducerFields:
         # From here on nothing runs Python code, until all fields are updated.
         accumulator = work.accumulator
         if (work.is_closing or accumulator.waiting
-                or accumulator.used_bytes + size_bytes + SEND_HELD_BYTES > self._memory_bytes
-                or accumulator.used_records >= self._memory_records):
+                or accumulator.used_bytes + size_bytes + SEND_OVERHEAD_BYTES > self._max_memory_bytes
+                or accumulator.used_records >= self._max_memory_records):
             return None
         if number >= 0:
             queue = <QueueFields>PyList_GET_ITEM(route.queues, number)
@@ -161,23 +161,23 @@ cdef class ProducerFields:
             queue = route.sticky
             if queue is None:
                 return None
-        batch = queue.filling
+        batch = queue.open_batch
         if batch is None or batch.size_bytes + size_bytes > batch.limit_bytes:
             return None
         rows = batch.records
         future.index = PyList_GET_SIZE(rows)
-        if future.index >= batch.most_records:
+        if future.index >= batch.max_records:
             return None
         rows.append(row)
         delivery = batch.delivery
         if entry is not None:
-            delivery.callbacks.append(entry)
+            delivery.record_callbacks.append(entry)
         future.batch = delivery
         future.sent_ms = now_ms
         future.key_size = key_size
         future.value_size = value_size
         batch.size_bytes += size_bytes
-        accumulator.used_bytes += size_bytes + SEND_HELD_BYTES
+        accumulator.used_bytes += size_bytes + SEND_OVERHEAD_BYTES
         accumulator.used_records += 1
         if number < 0:
             route.sticky_bytes += size_bytes

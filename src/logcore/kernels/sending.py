@@ -19,7 +19,7 @@ from typing import Any, Final
 RECORD_BYTES: Final = 21
 #: Size of a record in memory in addition to its bytes in the batch. The total is 64
 #: plus key, value and headers.
-HELD_BYTES: Final = 64 - RECORD_BYTES
+RECORD_OVERHEAD_BYTES: Final = 64 - RECORD_BYTES
 
 
 class FutureFields:
@@ -39,19 +39,19 @@ class FutureFields:
 class BatchFields:
     """The base of producer.accumulator.Batch, which documents its fields."""
 
-    __slots__ = ("delivery", "limit_bytes", "most_records", "records", "size_bytes")
+    __slots__ = ("delivery", "limit_bytes", "max_records", "records", "size_bytes")
     delivery: Any
     records: Any
     size_bytes: int
     limit_bytes: int
-    most_records: int
+    max_records: int
 
 
 class QueueFields:
     """The base of producer.accumulator.Queue, which documents its fields."""
 
-    __slots__ = ("filling",)
-    filling: Any
+    __slots__ = ("open_batch",)
+    open_batch: Any
 
 
 class AccumulatorFields:
@@ -66,14 +66,14 @@ class AccumulatorFields:
 class RouteFields:
     """The base of producer.routing.Route, which documents its fields."""
 
-    __slots__ = ("hashes_keys", "queues", "sticky", "sticky_bytes")
+    __slots__ = ("queues", "sticky", "sticky_bytes", "uses_murmur2")
     queues: list[Any]
     sticky: Any
     sticky_bytes: int
-    hashes_keys: bool
+    uses_murmur2: bool
 
 
-class WorkFields:
+class ThreadStateFields:
     """The base of the state of a producer's thread, which documents its fields."""
 
     lock: Any
@@ -89,9 +89,9 @@ class ProducerFields:
 
     _fs: Any
     #: The state of the producer's thread.
-    _work: Any
+    _thread_state: Any
     #: Topic to Route.
-    _known_routes: dict[str, Any]
+    _routes_by_topic: dict[str, Any]
     #: Whether a send may take the fast path. It is false in a transaction, with
     #: interceptors, with serializers, with a callback for all records, and with a
     #: simulated clock.
@@ -99,11 +99,11 @@ class ProducerFields:
     #: RecordFuture.
     _future_type: Any
     #: buffer_memory.
-    _memory_bytes: int
+    _max_memory_bytes: int
     #: buffer_records.
-    _memory_records: int
+    _max_memory_records: int
     #: Maximum size of a record.
-    _most_bytes: int
+    _max_record_bytes: int
     #: Number of forks of the process before the producer was created.
     _forks: int
 

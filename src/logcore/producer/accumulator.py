@@ -4,12 +4,12 @@ Rules (clients reference 2.3, Kafka's RecordAccumulator):
 - Only the last batch of a queue accepts records. A record that does not fit closes it
   and begins another batch. The first record of a batch always fits.
 - A batch is ready when it is closed, when it is linger_ms old, or when a thread waits
-  for memory. A batch that failed temporarily waits for its backoff, and the following
-  batches wait with it. So the order of a partition never changes.
+  for memory. A batch that failed temporarily is delayed by its backoff. The following
+  batches of the queue are delayed too, so the order of a partition never changes.
 - Memory is counted from send() until the batch has its outcome. Threads that wait for
   memory are served in FIFO order.
-- The time is an argument of each call. A queue and its batches change under the
-  producer's lock only.
+- Each call receives the current time as an argument. A queue and its batches change
+  only under the producer's lock.
 
 This module does not encode, write or wait: sender.py and producer.py do.
 """
@@ -27,63 +27,66 @@ import numpy.typing as npt
 
 from logcore.format.compression import Codec, codec_named
 from logcore.kernels import AccumulatorFields, BatchFields, QueueFields, Receipt
-from logcore.kernels.sending import HELD_BYTES
+from logcore.kernels.sending import RECORD_OVERHEAD_BYTES
 from logcore.producer.futures import CallbackRunner, Delivery
-from logcore.producer.partitioners import Draw
+from logcore.producer.partitioners import RandomBelow
 from logcore.producer.settings import ProducerSettings
 
 #: Size of the header of a batch, and maximum size of a record header in addition to its
 #: name and value (Kafka: DefaultRecord).
 BATCH_BYTES: Final = 61
 HEADER_BYTES: Final = 10
-#: Larger than any possible number of records.
+#: A limit that no number of records reaches.
 NO_LIMIT: Final = 1 << 62
-#: Steps of the estimate of a compressed size, as in Kafka's CompressionRatioEstimator.
-_CAUTION: Final = 1.05
+#: Safety factor and steps of the estimated compression ratio, as in Kafka's
+#: CompressionRatioEstimator.
+_SAFETY_FACTOR: Final = 1.05
 _WORSE_STEP: Final = 0.05
 _BETTER_STEP: Final = 0.005
 
-#: (key, value, headers, timestamp_ms), as an argument of the encoders.
+#: (key, value, headers, timestamp_ms): one record, as the encoders accept it.
 Row = tuple[bytes | None, bytes | None, Any, int | None]
 
 
 @attrs.frozen
 class UnsentColumns:
-    """Records as columns.
+    """Records as columns."""
 
-    Keys and values are (data, edges, nulls), or None if all are null. The edges are
-    int64 of shape (n + 1,), and the nulls are uint8 of shape (n,), or None. The times
-    are int64, or None for the current time.
-    """
-
+    #: (data, edges, nulls), or None if all keys are null. The edges are int64 of shape
+    #: (n + 1,), and the nulls are uint8 of shape (n,), or None without a null.
     keys: tuple[Any, npt.NDArray[np.int64], Any] | None
+    #: Like keys, but the values.
     values: tuple[Any, npt.NDArray[np.int64], Any] | None
+    #: Timestamps in ms, or None for the current time.
     times: npt.NDArray[np.int64] | None
+    #: Number of records.
     count: int
 
     def __len__(self) -> int:
         return self.count
 
-    def cut(self, start: int, stop: int) -> UnsentColumns:
-        """Return rows start to stop. The bytes are not copied."""
+    def slice(self, start: int, stop: int) -> UnsentColumns:
+        """Return rows `start` to `stop` - 1. The bytes are not copied."""
         keys = None
         if self.keys is not None:
-            keys = _cut(self.keys, start, stop)
+            keys = _slice_column(self.keys, start, stop)
         values = None
         if self.values is not None:
-            values = _cut(self.values, start, stop)
+            values = _slice_column(self.values, start, stop)
         times = None
         if self.times is not None:
             times = self.times[start:stop]
         return UnsentColumns(keys, values, times, stop - start)
 
     def size_bytes(self) -> int:
-        """Return the size of keys and values."""
+        """Return the size of all keys and values."""
         edges = [column[1] for column in (self.keys, self.values) if column is not None]
         return sum(int(edge[-1] - edge[0]) for edge in edges)
 
 
-def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any, Any]:
+def _slice_column(
+    column: tuple[Any, Any, Any], start: int, stop: int
+) -> tuple[Any, Any, Any]:
     data, edges, nulls = column
     if nulls is not None:
         nulls = nulls[start:stop]
@@ -91,10 +94,7 @@ def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any,
 
 
 class QueueIdentity:
-    """Producer id, epoch and next sequence of the batches of one queue.
-
-    Only the sender uses it.
-    """
+    """Producer id, epoch and next sequence of one queue. Only the sender uses it."""
 
     __slots__ = ("next_sequence", "producer_epoch", "producer_id")
 
@@ -105,10 +105,7 @@ class QueueIdentity:
 
 
 class ProducerBatch(BatchFields):
-    """Records that are written together.
-
-    BatchFields declares the fields that the kernels use.
-    """
+    """Records that are written together. BatchFields declares the fields for kernels."""
 
     __slots__ = (
         "attempts",
@@ -118,7 +115,7 @@ class ProducerBatch(BatchFields):
         "failure",
         "identity",
         "is_closed",
-        "is_unknown",
+        "may_be_stored",
         "sequence",
         "written",
     )
@@ -128,69 +125,69 @@ class ProducerBatch(BatchFields):
         delivery: Delivery,
         created_ms: int,
         limit_bytes: int = 0,
-        most_records: int = 0,
+        max_records: int = 0,
     ) -> None:
         self.delivery = delivery
         self.created_ms = created_ms
         #: Limits of the encoded size and of the number of records.
         self.limit_bytes = limit_bytes
-        self.most_records = most_records
-        #: Rows, or columns.
+        self.max_records = max_records
+        #: A list of rows, or columns from send_columns().
         self.records: list[Row] | UnsentColumns = []
         #: An upper bound of the encoded size.
         self.size_bytes = BATCH_BYTES
-        #: The batch accepts no more records.
+        #: Whether the batch accepts no more records.
         self.is_closed = False
         #: Number of failed attempts that may be retried.
         self.attempts = 0
         #: Earliest time of the next attempt.
         self.due_ms = 0
-        #: The encoded batch, in a buffer of its own. It has an identity and a sequence
-        #: from then on.
+        #: The encoded batch, in a buffer that no other batch shares; None before the
+        #: encoding. The encoding also sets the identity and the sequence.
         self.data: memoryview | None = None
         self.identity: QueueIdentity | None = None
         self.sequence = -1
-        #: Receipt of the append while the outcome is open.
+        #: Receipt of an append whose outcome is not final yet.
         self.written: Receipt | None = None
-        #: An attempt may have stored the batch.
-        self.is_unknown = False
+        #: Whether an attempt may have stored the batch.
+        self.may_be_stored = False
         #: The error of the latest attempt.
         self.failure: Exception | None = None
 
     @property
-    def held_bytes(self) -> int:
-        """The part of buffer_memory that the batch occupies."""
-        return self.size_bytes - BATCH_BYTES + HELD_BYTES * len(self.records)
+    def memory_bytes(self) -> int:
+        """Number of bytes of buffer_memory that the batch occupies."""
+        return self.size_bytes - BATCH_BYTES + RECORD_OVERHEAD_BYTES * len(self.records)
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether another record of at most `size_bytes` fits."""
         return (
             self.size_bytes + size_bytes <= self.limit_bytes
-            and len(self.records) < self.most_records
+            and len(self.records) < self.max_records
         )
 
-    def forget_attempt(self) -> None:
-        """Reset a batch that is not stored.
+    def reset_attempt(self) -> None:
+        """Discard the encoding of a batch that is not stored.
 
-        The next attempt encodes it with another sequence.
+        The next attempt encodes the batch again with another sequence.
         """
         self.data = None
         self.identity = None
         self.sequence = -1
         self.written = None
-        self.is_unknown = False
+        self.may_be_stored = False
 
     def split(self) -> tuple[ProducerBatch, ProducerBatch]:
-        """Return two batches with the first and the second half of the records."""
+        """Return two closed batches, each with half of the records."""
         middle = len(self.records) // 2
-        deliveries = self.delivery.split(self.delivery.first + middle)
+        deliveries = self.delivery.split(self.delivery.first_index + middle)
         halves = (
             ProducerBatch(deliveries[0], self.created_ms),
             ProducerBatch(deliveries[1], self.created_ms),
         )
         if isinstance(self.records, UnsentColumns):
-            halves[0].records = self.records.cut(0, middle)
-            halves[1].records = self.records.cut(middle, len(self.records))
+            halves[0].records = self.records.slice(0, middle)
+            halves[1].records = self.records.slice(middle, len(self.records))
         else:
             halves[0].records = self.records[:middle]
             halves[1].records = self.records[middle:]
@@ -211,105 +208,109 @@ class Queue(QueueFields):
         self.topic = topic
         self.partition = partition
         self.batches: deque[ProducerBatch] = deque()
-        #: The last batch while it accepts records.
-        self.filling = None
-        #: Identity of the writer. The first write creates it.
+        #: The last batch, if it accepts records.
+        self.open_batch = None
+        #: Producer id and sequence of the next batches. The first write creates it.
         self.identity: QueueIdentity | None = None
-        #: The time when the log was last opened again.
+        #: Monotonic time when the log was last opened again after a failure.
         self.reopened_ms: int | None = None
 
     def close(self) -> None:
         """Close the last batch, so that it accepts no more records."""
-        if self.filling is not None:
-            self.filling.is_closed = True
-            self.filling = None
+        if self.open_batch is not None:
+            self.open_batch.is_closed = True
+            self.open_batch = None
 
     def renumber_after(self, batch: ProducerBatch) -> None:
-        """Reuse the sequence of a batch that is not stored and never will be.
+        """Reuse the sequence of a batch that failed permanently and is not stored.
 
         The following batches are encoded again from this sequence. Otherwise, the log
         would refuse them as out of order.
         """
         identity = batch.identity
         if identity is None or identity is not self.identity:
-            return  # it was never encoded, or its identity was given up
+            return  # the batch was never encoded, or its identity was discarded
         identity.next_sequence = batch.sequence
-        for behind in itertools.islice(
+        for following in itertools.islice(
             self.batches, self.batches.index(batch) + 1, None
         ):
-            if behind.identity is identity:
-                behind.forget_attempt()
+            if following.identity is identity:
+                following.reset_attempt()
 
 
-class Ratios:
+class CompressionRatios:
     """Estimated compression ratios by topic and codec.
 
-    The estimate is that of Kafka's CompressionRatioEstimator. A ratio is compressed
-    bytes divided by plain bytes. The estimate is pessimistic.
+    The algorithm is that of Kafka's CompressionRatioEstimator. A ratio is compressed
+    bytes divided by uncompressed bytes. The estimate is pessimistic.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Codec], float] = {}
+        self._estimates: dict[tuple[str, Codec], float] = {}
 
-    def of(self, topic: str, codec: Codec) -> float:
-        """Return the factor for a plain size. It is 1 without compression."""
+    def estimate(self, topic: str, codec: Codec) -> float:
+        """Return the ratio to expect for the next batch. It is 1 without compression."""
         if codec is Codec.NONE:
             return 1.0
-        return min(1.0, self._known.get((topic, codec), 1.0) * _CAUTION)
+        return min(1.0, self._estimates.get((topic, codec), 1.0) * _SAFETY_FACTOR)
 
     def observe(self, topic: str, codec: Codec, ratio: float) -> None:
         """Update the estimate with the ratio of an encoded batch."""
-        known = self._known.get((topic, codec), 1.0)
-        if ratio > known:
-            known = max(known + _WORSE_STEP, ratio)
-        elif ratio < known:
-            known = max(known - _BETTER_STEP, ratio)
-        self._known[topic, codec] = known
+        estimate = self._estimates.get((topic, codec), 1.0)
+        if ratio > estimate:
+            estimate = max(estimate + _WORSE_STEP, ratio)
+        elif ratio < estimate:
+            estimate = max(estimate - _BETTER_STEP, ratio)
+        self._estimates[topic, codec] = estimate
 
 
 class Accumulator(AccumulatorFields):
     """All queues of a producer, and their memory."""
 
     def __init__(
-        self, settings: ProducerSettings, teller: CallbackRunner, draw: Draw
+        self,
+        settings: ProducerSettings,
+        callback_runner: CallbackRunner,
+        random_below: RandomBelow,
     ) -> None:
         self._settings = settings
-        self._teller = teller
-        self._draw = draw
-        self._most_records = settings.batch_records or NO_LIMIT
+        self._callback_runner = callback_runner
+        self._random_below = random_below
+        self._max_records = settings.batch_records or NO_LIMIT
         codec = settings.compression_type
         if codec is None:
             self._codec = Codec.NONE
         else:
             self._codec = codec_named(codec)
-        self.ratios = Ratios()
+        self.ratios = CompressionRatios()
         self.queues: dict[tuple[str, int], Queue] = {}
-        self.active: dict[Queue, None] = {}  # queues with batches
-        #: Memory in use.
+        #: Queues with batches, in the order in which they got their first one.
+        self.active_queues: dict[Queue, None] = {}
+        #: Use of buffer_memory and buffer_records.
         self.used_bytes = 0
         self.used_records = 0
-        #: Threads that wait for memory, in FIFO order.
+        #: One ticket for each thread that waits for memory, in FIFO order.
         self.waiting = deque()
 
     def queue(self, topic: str, partition: int) -> Queue:
         """Return the queue of a partition. The first call creates it."""
-        found = self.queues.get((topic, partition))
-        if found is None:
-            found = self.queues[topic, partition] = Queue(topic, partition)
-        return found
+        queue = self.queues.get((topic, partition))
+        if queue is None:
+            queue = self.queues[topic, partition] = Queue(topic, partition)
+        return queue
 
     def begin(self, queue: Queue, now_ms: int) -> ProducerBatch:
         """Append an open batch to a queue."""
         queue.close()
         # batch_size limits the compressed batch, but records are counted uncompressed.
         limit_bytes = int(
-            self._settings.batch_size / self.ratios.of(queue.topic, self._codec)
+            self._settings.batch_size / self.ratios.estimate(queue.topic, self._codec)
         )
-        delivery = Delivery(queue.topic, queue.partition, self._teller)
-        batch = ProducerBatch(delivery, now_ms, limit_bytes, self._most_records)
+        delivery = Delivery(queue.topic, queue.partition, self._callback_runner)
+        batch = ProducerBatch(delivery, now_ms, limit_bytes, self._max_records)
         queue.batches.append(batch)
-        queue.filling = batch
-        self.active[queue] = None
+        queue.open_batch = batch
+        self.active_queues[queue] = None
         return batch
 
     def add(
@@ -319,43 +320,43 @@ class Accumulator(AccumulatorFields):
         size_bytes: int,
         now_ms: int,
     ) -> ProducerBatch:
-        """Append a closed batch of these records to a queue.
+        """Append a closed batch of `records` to a queue.
 
-        The records occupy `size_bytes`.
+        `size_bytes` is the maximum size of the encoded records.
         """
         batch = self.begin(queue, now_ms)
         queue.close()
         batch.records = records
         batch.size_bytes += size_bytes
-        self.used_bytes += batch.held_bytes
+        self.used_bytes += batch.memory_bytes
         self.used_records += len(batch.records)
         return batch
 
     def close_all(self) -> None:
         """Close all batches, so that all of them are ready."""
-        for queue in self.active:
+        for queue in self.active_queues:
             queue.close()
 
     def ready(
-        self, queue: Queue, now_ms: int, most_bytes: int, *, closed_only: bool = False
+        self, queue: Queue, now_ms: int, max_bytes: int, *, closed_only: bool = False
     ) -> list[ProducerBatch]:
-        """Return the batches at the front that are ready now. An open batch among them
-        is closed.
+        """Return the ready batches from the start of a queue, up to the first batch
+        that is not ready. An open batch among them is closed.
 
-        The batches have at most `most_bytes` together. A single batch may be larger.
+        The batches have at most `max_bytes` together. A single batch may be larger.
         """
-        found: list[ProducerBatch] = []
+        ready: list[ProducerBatch] = []
         total = 0
         for batch in queue.batches:
             total += batch.size_bytes
-            if now_ms < self._ready_ms(batch) or (found and total > most_bytes):
+            if now_ms < self._ready_ms(batch) or (ready and total > max_bytes):
                 break
             if closed_only and not batch.is_closed:
                 break
-            found.append(batch)
-        if found and found[-1] is queue.filling:
+            ready.append(batch)
+        if ready and ready[-1] is queue.open_batch:
             queue.close()
-        return found
+        return ready
 
     def _ready_ms(self, batch: ProducerBatch) -> int:
         if batch.is_closed or self.waiting:
@@ -364,20 +365,20 @@ class Accumulator(AccumulatorFields):
 
     def next_ms(self) -> int | None:
         """Return the time when the next batch is ready or expires, or None."""
-        fronts = [queue.batches[0] for queue in self.active]
-        if not fronts:
+        first_batches = [queue.batches[0] for queue in self.active_queues]
+        if not first_batches:
             return None
         timeout_ms = self._settings.delivery_timeout_ms
         return min(
-            min(self._ready_ms(front), front.created_ms + timeout_ms)
-            for front in fronts
+            min(self._ready_ms(batch), batch.created_ms + timeout_ms)
+            for batch in first_batches
         )
 
     def is_expired(self, batch: ProducerBatch, now_ms: int) -> bool:
         """Return whether a batch is older than delivery_timeout_ms."""
         return now_ms - batch.created_ms > self._settings.delivery_timeout_ms
 
-    def put_off(self, batch: ProducerBatch, now_ms: int) -> None:
+    def delay_retry(self, batch: ProducerBatch, now_ms: int) -> None:
         """Delay a batch after a failed attempt that may be retried (2.3, rule 7)."""
         batch.attempts += 1
         settings = self._settings
@@ -385,31 +386,33 @@ class Accumulator(AccumulatorFields):
             settings.retry_backoff_ms * 2 ** min(batch.attempts - 1, 20),
             settings.retry_backoff_max_ms,
         )
-        # 80 to 120 %, so that not all retry at the same time
-        batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000
+        # A random delay of 80 to 120 %, so that producers that failed at the same time
+        # do not retry at the same time.
+        batch.due_ms = now_ms + wait_ms * (800 + self._random_below(401)) // 1000
 
     def is_open(self, queue: Queue, batch: ProducerBatch) -> bool:
-        """Return whether the batch has no outcome and was not split."""
+        """Return whether a batch has no outcome yet and was not split."""
         return batch in queue.batches
 
     def remove(self, queue: Queue, batch: ProducerBatch) -> None:
         """Remove a batch that has its outcome, and free its memory."""
-        if batch is queue.filling:
+        if batch is queue.open_batch:
             queue.close()
-        # This is first, because a queue without batches must not be active.
+        # A queue without batches must not be active, even after an interrupt between
+        # these two steps.
         if len(queue.batches) == 1 and self.is_open(queue, batch):
-            self.active.pop(queue, None)
+            self.active_queues.pop(queue, None)
         queue.batches.remove(batch)
-        self.used_bytes -= batch.held_bytes
+        self.used_bytes -= batch.memory_bytes
         self.used_records -= len(batch.records)
 
     def split(self, queue: Queue, batch: ProducerBatch) -> None:
         """Replace a batch by its two halves."""
         halves = batch.split()
-        at = queue.batches.index(batch)
+        index = queue.batches.index(batch)
         queue.batches.remove(batch)
         for half in reversed(halves):
-            queue.batches.insert(at, half)
+            queue.batches.insert(index, half)
 
     @property
     def queued_records(self) -> int:
@@ -417,17 +420,18 @@ class Accumulator(AccumulatorFields):
         return sum(len(batch.records) for _, batch in self.all())
 
     def all(self) -> Iterator[tuple[Queue, ProducerBatch]]:
-        """Return every batch without an outcome."""
+        """Return all batches without an outcome, with their queues."""
         return (
             (queue, batch)
-            for queue in list(self.active)
+            for queue in list(self.active_queues)
             for batch in list(queue.batches)
         )
 
     def pending(self) -> list[Delivery]:
-        """Return the deliveries that are open now."""
+        """Return the deliveries of all batches without an outcome."""
         return list(
             itertools.chain.from_iterable(
-                [batch.delivery for batch in queue.batches] for queue in self.active
+                [batch.delivery for batch in queue.batches]
+                for queue in self.active_queues
             )
         )

@@ -1,5 +1,5 @@
-"""Functions for many records in one call: their sizes, the edges of their batches, and
-one outcome for all of them.
+"""Functions for calls that send many records: sizes of records, limits of batches, and
+one outcome for all batches of a call.
 
 Partitions are chosen in routing.py.
 """
@@ -21,8 +21,8 @@ from logcore.kernels.layout import INT32_MAX
 from logcore.kernels.sending import RECORD_BYTES
 from logcore.producer.accumulator import BATCH_BYTES, HEADER_BYTES, UnsentColumns
 
-_FIRST = operator.itemgetter(0)
-_SECOND = operator.itemgetter(1)
+_GET_KEY = operator.itemgetter(0)
+_GET_VALUE = operator.itemgetter(1)
 
 Sizes = npt.NDArray[np.int64]
 
@@ -34,36 +34,39 @@ class BatchOutcomes:
 
     def __init__(self) -> None:
         self.future: Future[list[Receipt]] = Future()
-        self.future.set_running_or_notify_cancel()  # a record cannot be taken out of its batch
+        # The future cannot be cancelled, because records cannot be removed from a batch.
+        self.future.set_running_or_notify_cancel()
         self._lock = threading.Lock()
         self._receipts: list[Receipt] = []
         self._error: Exception | None = None
-        self._open = 1  # batches without an outcome, and the call that sends them
+        # Number of batches without an outcome. The call that sends them counts as one
+        # more until it has queued all records.
+        self._pending_count = 1
 
-    def expect(self) -> None:
+    def add_pending(self) -> None:
         """Count one more batch."""
         with self._lock:
-            self._open += 1
+            self._pending_count += 1
 
     def fail(self, error: Exception) -> None:
-        """Handle a call that could not send all records. Raises the error if no record
-        was sent. Otherwise, the future raises the error.
+        """Handle a call that could not queue all records. Raises the error if no record
+        was queued. Otherwise, the future raises the error.
         """
         with self._lock:
-            if self._open == 1 and not self._receipts and self._error is None:
+            if self._pending_count == 1 and not self._receipts and self._error is None:
                 raise error
             self._error = self._error or error
 
     def add(self, receipt: Receipt | None, error: Exception | None) -> None:
-        """Add the outcome of one batch. The call itself adds (None, None) after it has
-        sent all.
+        """Add the outcome of one batch. The call that sends the records adds
+        (None, None) after it has queued all of them.
         """
         with self._lock:
-            self._open -= 1
+            self._pending_count -= 1
             self._error = self._error or error
             if receipt is not None:
                 self._receipts.append(receipt)
-            if self._open:
+            if self._pending_count:
                 return
         if self._error is not None:
             self.future.set_exception(self._error)
@@ -83,21 +86,21 @@ def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Size
     Raises InvalidRecordError for an object that is not a record.
     """
     if type(rows) is list:
-        measured = kernel.plain_rows(rows)
-        if measured is not None:
-            return measured
+        keys_and_plain_sizes = kernel.plain_rows(rows)
+        if keys_and_plain_sizes is not None:
+            return keys_and_plain_sizes
     try:
-        keys = list(map(_FIRST, rows))
-        sizes = _lengths(list(map(_SECOND, rows)))
+        keys = list(map(_GET_KEY, rows))
+        sizes = _lengths(list(map(_GET_VALUE, rows)))
         has_keys = keys.count(None) < len(keys)
         if has_keys:
             sizes += _lengths(keys)
             if not {bytes, type(None)}.issuperset(map(type, keys)):
                 keys = [None if key is None else bytes(memoryview(key)) for key in keys]
         if max(map(len, rows), default=2) > 2:
-            for at, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 if len(row) > 2 and row[2]:
-                    sizes[at] += sum(
+                    sizes[index] += sum(
                         len(name) * 4 + len(content or b"") + HEADER_BYTES
                         for name, content in row[2]
                     )
@@ -110,11 +113,11 @@ def keys_and_sizes(rows: Sequence[Any]) -> tuple[list[bytes | None] | None, Size
     return keys if has_keys else None, sizes + RECORD_BYTES
 
 
-def _lengths(pieces: list[Any]) -> Sizes:
-    """Return the lengths of byte strings, 0 for None."""
-    if None in pieces:
-        pieces = [piece or b"" for piece in pieces]
-    return np.fromiter(map(len, pieces), np.int64, len(pieces))
+def _lengths(parts: list[Any]) -> Sizes:
+    """Return the lengths of byte strings. The length of None is 0."""
+    if None in parts:
+        parts = [part or b"" for part in parts]
+    return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
 def sizes_of_columns(columns: UnsentColumns) -> Sizes:
@@ -126,43 +129,51 @@ def sizes_of_columns(columns: UnsentColumns) -> Sizes:
     return sizes
 
 
-def cuts(
-    sizes: Sizes, limit_bytes: int, most_records: int
+def batch_ranges(
+    sizes: Sizes, limit_bytes: int, max_records: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Return the batches for records of these sizes: (start, stop, bytes).
+    """Divide records of these sizes into batches. Return (start, stop, bytes) for each
+    batch.
 
-    A batch has at most limit_bytes, but at least one record.
+    A batch has at most `limit_bytes` and at most `max_records`, but at least one record.
     """
-    reached = sizes.cumsum()  # np.cumsum() takes 1 us more
+    cumulative_bytes = sizes.cumsum()  # np.cumsum() takes 1 us more
     start = 0
-    before = 0
+    previous_bytes = 0
     while start < len(sizes):
-        stop = int(reached.searchsorted(before + limit_bytes - BATCH_BYTES, "right"))
-        stop = min(max(stop, start + 1), start + most_records)
-        behind = int(reached[stop - 1])
-        yield start, stop, behind - before
+        stop = int(
+            cumulative_bytes.searchsorted(
+                previous_bytes + limit_bytes - BATCH_BYTES, "right"
+            )
+        )
+        stop = min(max(stop, start + 1), start + max_records)
+        stop_bytes = int(cumulative_bytes[stop - 1])
+        yield start, stop, stop_bytes - previous_bytes
         start = stop
-        before = behind
+        previous_bytes = stop_bytes
 
 
-def taken(columns: UnsentColumns, places: npt.NDArray[np.int64]) -> UnsentColumns:
-    """Return a copy of the rows at some indexes. Raises InvalidRecordError if a column
-    is too large to be copied.
+def select_rows(
+    columns: UnsentColumns, indexes: npt.NDArray[np.int64]
+) -> UnsentColumns:
+    """Return a copy of the rows at `indexes`.
+
+    Raises InvalidRecordError for a column of more than 2^31-1 bytes.
     """
     times = None
     if columns.times is not None:
-        times = columns.times[places]
+        times = columns.times[indexes]
     keys = None
     if columns.keys is not None:
-        keys = _taken(columns.keys, places)
+        keys = _select_column_rows(columns.keys, indexes)
     values = None
     if columns.values is not None:
-        values = _taken(columns.values, places)
-    return UnsentColumns(keys, values, times, len(places))
+        values = _select_column_rows(columns.values, indexes)
+    return UnsentColumns(keys, values, times, len(indexes))
 
 
-def _taken(
-    column: tuple[Any, Any, Any], places: npt.NDArray[np.int64]
+def _select_column_rows(
+    column: tuple[Any, Any, Any], indexes: npt.NDArray[np.int64]
 ) -> tuple[Any, Any, Any]:
     data, edges, nulls = column
     first = int(edges[0])
@@ -171,11 +182,11 @@ def _taken(
             "a column is too large to be divided by its keys",
             expected="at most 2^31-1 bytes",
         )
-    positions = np.ascontiguousarray((edges[:-1] - first)[places], np.int32)
-    sizes = np.ascontiguousarray(np.diff(edges)[places], np.int32)
-    offsets, pieces = kernel.gather(data[first : int(edges[-1])], positions, sizes)
+    positions = np.ascontiguousarray((edges[:-1] - first)[indexes], np.int32)
+    sizes = np.ascontiguousarray(np.diff(edges)[indexes], np.int32)
+    offsets, parts = kernel.gather(data[first : int(edges[-1])], positions, sizes)
     return (
-        pieces,
+        parts,
         offsets.astype(np.int64),
-        None if nulls is None else np.ascontiguousarray(nulls[places]),
+        None if nulls is None else np.ascontiguousarray(nulls[indexes]),
     )

@@ -1,14 +1,13 @@
-"""The outcome of a batch, and the futures of its records, which all wait for that
-outcome.
+"""The outcome of a batch (Delivery), and the futures of its records.
 
 Rules:
-- A plain Future creates a lock of its own, which costs more than sending the record.
-  Here all futures of a batch share the condition of its Delivery.
+- Each concurrent.futures.Future creates a lock, which costs more than sending the
+  record. A RecordFuture uses the condition of its batch's Delivery instead.
   concurrent.futures.wait(), as_completed() and asyncio.wrap_future() work with them.
 - An outcome is final. Callbacks run once, outside all locks. The callbacks of a
   partition run in the order of its offsets.
-- A batch that is split has two Deliveries instead of its own. They share its condition
-  and its waiting threads. Records are numbered by their index in the original batch.
+- Splitting a batch replaces its Delivery by two new ones, which share the condition and
+  the waiting threads. Records keep their index in the original batch.
 
 This module neither sends nor encodes.
 """
@@ -30,109 +29,111 @@ from logcore.kernels.layout import Level
 from logcore.producer.settings import OnDelivery, ProducerInterceptor, RecordMetadata
 
 #: Takes half the time of RecordMetadata(...), which is a Python function.
-_MAKE: Final = functools.partial(tuple.__new__, RecordMetadata)
-#: The names of concurrent.futures for states.
+_NEW_METADATA: Final = functools.partial(tuple.__new__, RecordMetadata)
+#: States, with the names of concurrent.futures.
 _PENDING: Final = "PENDING"
 _FINISHED: Final = "FINISHED"
 
 
 class CallbackRunner:
-    """Runs the callbacks of one producer. `thread` is the thread that runs them now;
-    only that thread writes it.
-    """
+    """Runs the callbacks of one producer."""
 
     def __init__(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
         self.interceptors = interceptors
-        self.thread: int | None = None
+        #: The thread that runs callbacks now, or None. Only that thread sets the field.
+        self.thread_id: int | None = None
 
     @property
-    def is_me(self) -> bool:
-        """Return whether this thread runs a callback. Such a thread must not wait for
-        another delivery.
+    def is_running_here(self) -> bool:
+        """Return whether the current thread runs a callback. It must not wait for a
+        delivery then, because later callbacks run in the same thread.
         """
-        return self.thread == threading.get_ident()
+        return self.thread_id == threading.get_ident()
 
     def run_callbacks(self, delivery: Delivery) -> None:
         """Run the callbacks of a resolved delivery. The sender calls it in one thread
         at a time.
         """
-        self.thread = threading.get_ident()
+        self.thread_id = threading.get_ident()
         try:
             delivery.run_callbacks(self.interceptors)
         finally:
-            self.thread = None
+            self.thread_id = None
 
 
-class OutcomeSource(Protocol):
-    """Waits for the outcomes of many batches."""
+class OutcomeCollector(Protocol):
+    """Combines the outcomes of several batches; see bulk.BatchOutcomes."""
 
-    def expect(self) -> None: ...
+    def add_pending(self) -> None: ...
     def add(self, receipt: Receipt | None, error: Exception | None) -> None: ...
 
 
 class Delivery:
-    """The outcome of one batch. The sender writes it under the condition; any thread
+    """The outcome of one batch. The sender sets it under the condition; any thread
     reads it.
-
-    `first` is the number of the first record. `receipt` is the receipt of the append,
-    and `error` the reason of the failure; `resolved` is whether one of them is final.
-    `has_told` is whether its callbacks have run. `parts` contains the two parts of a
-    split batch, and the first number of the second part. `gives_time` is whether the
-    log has set the times of the records. `callbacks` contains the callbacks of records
-    in their order, and `later` those of futures. `gathered` is the object that waits
-    for the outcome of many batches.
     """
 
     __slots__ = (
-        "callbacks",
+        "callback_runner",
+        "collector",
         "condition",
         "error",
-        "first",
-        "gathered",
-        "gives_time",
-        "has_told",
-        "later",
+        "first_index",
+        "future_callbacks",
+        "future_waiters",
+        "is_resolved",
         "level",
+        "own_callbacks_have_run",
         "partition",
         "parts",
         "receipt",
-        "resolved",
-        "teller",
+        "record_callbacks",
         "topic",
-        "waiting",
+        "uses_append_time",
     )
 
     def __init__(
         self,
         topic: str,
         partition: int,
-        teller: CallbackRunner,
-        first: int = 0,
+        callback_runner: CallbackRunner,
+        first_index: int = 0,
         origin: Delivery | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self.teller = teller
-        self.first = first
+        self.callback_runner = callback_runner
+        #: Index of the first record. It is not 0 in the second part of a split batch.
+        self.first_index = first_index
         self.condition: threading.Condition
-        self.waiting: dict[RecordFuture, list[Any]]
-        self.gathered: OutcomeSource | None
+        #: For each future, the waiters of concurrent.futures.wait() and as_completed().
+        self.future_waiters: dict[RecordFuture, list[Any]]
+        #: Combines the outcomes of all batches of a send_many() or send_columns().
+        self.collector: OutcomeCollector | None
         if origin is None:
             self.condition = threading.Condition()
-            self.waiting = {}
-            self.gathered = None
-        else:  # futures of a split batch wait at the origin, and its parts resolve them
+            self.future_waiters = {}
+            self.collector = None
+        else:  # a future keeps the condition of its original batch
             self.condition = origin.condition
-            self.waiting = origin.waiting
-            self.gathered = origin.gathered
-        self.callbacks: deque[tuple[RecordFuture, OnDelivery | None]] = deque()
-        self.later: list[tuple[RecordFuture, Callable[[Any], object]]] = []
+            self.future_waiters = origin.future_waiters
+            self.collector = origin.collector
+        #: Callbacks of send(), in the order of the records.
+        self.record_callbacks: deque[tuple[RecordFuture, OnDelivery | None]] = deque()
+        #: Callbacks of RecordFuture.add_done_callback().
+        self.future_callbacks: list[tuple[RecordFuture, Callable[[Any], object]]] = []
+        #: Receipt of the append, or None after a failure.
         self.receipt: Receipt | None = None
+        #: The reason of the failure, or None.
         self.error: Exception | None = None
-        self.gives_time = False
+        #: Whether the log has set the timestamps of the records.
+        self.uses_append_time = False
         self.level: Level = "os"
-        self.resolved = False
-        self.has_told = False
+        #: Whether the receipt or the error is final.
+        self.is_resolved = False
+        #: Whether the callbacks have run. It remains False for a batch that was split.
+        self.own_callbacks_have_run = False
+        #: The two parts of a split batch, and the first index of the second part.
         self.parts: tuple[Delivery, Delivery, int] | None = None
 
     @property
@@ -140,38 +141,48 @@ class Delivery:
         """Return whether the outcome is final and the callbacks of all parts have run."""
         if self.parts is not None:
             return self.parts[0].has_run_callbacks and self.parts[1].has_run_callbacks
-        return self.has_told
+        return self.own_callbacks_have_run
 
     def wait_for_callbacks(self, seconds: float | None) -> bool:
-        """Wait until the callbacks have run; return whether that happened in time."""
+        """Wait until the callbacks have run. Return False after `seconds`."""
         with self.condition:
             return self.condition.wait_for(lambda: self.has_run_callbacks, seconds)
 
-    def split(self, at: int) -> tuple[Delivery, Delivery]:
-        """Return two deliveries: for the records before number `at`, and for the
-        others. The futures find the new deliveries through this delivery.
+    def split(self, split_index: int) -> tuple[Delivery, Delivery]:
+        """Return two deliveries: one for the records before `split_index`, and one for
+        the other records. A future gets its new delivery from the field `parts`.
         """
         with self.condition:
-            front = Delivery(self.topic, self.partition, self.teller, self.first, self)
-            back = Delivery(self.topic, self.partition, self.teller, at, self)
-            front.callbacks = deque(
-                entry for entry in self.callbacks if entry[0].index < at
+            first_part = Delivery(
+                self.topic, self.partition, self.callback_runner, self.first_index, self
             )
-            back.callbacks = deque(
-                entry for entry in self.callbacks if entry[0].index >= at
+            second_part = Delivery(
+                self.topic, self.partition, self.callback_runner, split_index, self
             )
-            front.later = [
-                listener for listener in self.later if listener[0].index < at
+            first_part.record_callbacks = deque(
+                entry for entry in self.record_callbacks if entry[0].index < split_index
+            )
+            second_part.record_callbacks = deque(
+                entry
+                for entry in self.record_callbacks
+                if entry[0].index >= split_index
+            )
+            first_part.future_callbacks = [
+                listener
+                for listener in self.future_callbacks
+                if listener[0].index < split_index
             ]
-            back.later = [
-                listener for listener in self.later if listener[0].index >= at
+            second_part.future_callbacks = [
+                listener
+                for listener in self.future_callbacks
+                if listener[0].index >= split_index
             ]
-            self.callbacks = deque()
-            self.later = []
-            if self.gathered is not None:
-                self.gathered.expect()  # the two parts have two outcomes instead of one
-            self.parts = (front, back, at)
-            return front, back
+            self.record_callbacks = deque()
+            self.future_callbacks = []
+            if self.collector is not None:
+                self.collector.add_pending()  # the batch now has two outcomes
+            self.parts = (first_part, second_part, split_index)
+            return first_part, second_part
 
     def resolve(
         self,
@@ -179,24 +190,26 @@ class Delivery:
         error: Exception | None,
         *,
         level: Level,
-        gives_time: bool,
+        uses_append_time: bool,
     ) -> None:
         """Make the outcome final, and wake the threads that wait for it.
 
-        The caller then runs the callbacks with run_callbacks(), outside the sender's locks. A
-        second call, after an interrupt, has no effect.
+        The caller then runs the callbacks with run_callbacks(), without the sender's
+        locks. After an interrupt, the sender calls this again: a second call only
+        notifies the waiting threads.
         """
         with self.condition:
-            if self.resolved:
+            if self.is_resolved:
                 self.condition.notify_all()
                 return
             self.receipt = receipt
             self.error = error
             self.level = level
-            self.gives_time = gives_time
-            self.resolved = True
-            for future, waiters in self.waiting.items():
-                if future.delivery() is not self:  # the other part has its record
+            self.uses_append_time = uses_append_time
+            self.is_resolved = True
+            for future, waiters in self.future_waiters.items():
+                # The record is in the other part of a split batch.
+                if future.delivery() is not self:
                     continue
                 for waiter in waiters:
                     if error is None:
@@ -207,7 +220,7 @@ class Delivery:
 
     def run_callbacks(self, interceptors: tuple[ProducerInterceptor, ...]) -> None:
         """Run the callbacks of the records, then the callbacks of the futures."""
-        callbacks = self.callbacks
+        callbacks = self.record_callbacks
         error = self.error
         while callbacks:
             future, callback = callbacks.popleft()
@@ -216,31 +229,32 @@ class Delivery:
                 call(interceptor.on_acknowledgement, metadata, error)
             if callback is None:
                 continue
-            # The body of call(), because a call takes a tenth of the time of a callback.
+            # Inlined callbacks.call(): the call would add a tenth of the time of a
+            # callback.
             try:
                 callback(error, metadata)
             except Exception as raised:
                 report(raised, callback)
-        if self.gathered is not None:
+        if self.collector is not None:
             receipt = self.receipt
             if receipt is not None and receipt.durability != self.level:
                 receipt = receipt._replace(durability=self.level)
-            self.gathered.add(receipt, self.error)
-            self.gathered = None
+            self.collector.add(receipt, self.error)
+            self.collector = None
         while True:
             with self.condition:
-                if not self.later:
-                    self.has_told = True
+                if not self.future_callbacks:
+                    self.own_callbacks_have_run = True
                     self.condition.notify_all()
                     return
-                later = self.later
-                self.later = []
-            for future, listener in later:
+                future_callbacks = self.future_callbacks
+                self.future_callbacks = []
+            for future, listener in future_callbacks:
                 call(listener, future)
 
 
 class RecordFuture(FutureFields, Future[RecordMetadata]):
-    """The future of one sent record, made by Producer.send().
+    """The future of one sent record. Producer.send() creates it.
 
     It cannot be cancelled, because a record is never removed from its batch. All
     methods may be called from several threads.
@@ -258,8 +272,8 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
     ) -> None:
         """Create a future. Users call Producer.send().
 
-        It does not call Future.__init__(), which creates a lock. _send_fast() does
-        not call this method.
+        It does not call Future.__init__(), which would create a lock. The compiled
+        _send_fast() creates a future without this method.
         """
         self.batch = delivery
         self.index = index
@@ -268,48 +282,48 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         self.value_size = value_size
 
     def delivery(self) -> Delivery:
-        """Return the delivery with the outcome of this record: of its batch, or of a
-        part of the batch.
+        """Return the delivery of the record's batch. If the batch was split, return the
+        delivery of the part that contains the record.
         """
-        found: Delivery = self.batch
-        while found.parts is not None:
-            front, back, at = found.parts
-            if self.index < at:
-                found = front
+        delivery: Delivery = self.batch
+        while delivery.parts is not None:
+            first_part, second_part, split_index = delivery.parts
+            if self.index < split_index:
+                delivery = first_part
             else:
-                found = back
-        return found
+                delivery = second_part
+        return delivery
 
     def metadata(self, delivery: Delivery) -> RecordMetadata:
         """Return the metadata of the record. The offset is -1 after a failure."""
         receipt = delivery.receipt
         offset = -1
         sent_ms = self.sent_ms
-        kind = "create"
+        timestamp_type = "create"
         if receipt is not None:
-            offset = receipt.offset + self.index - delivery.first
-        if delivery.gives_time:
-            kind = "append"
+            offset = receipt.offset + self.index - delivery.first_index
+        if delivery.uses_append_time:
+            timestamp_type = "append"
             if receipt is None:
                 sent_ms = -1
             else:
                 sent_ms = receipt.timestamp_ms
         topic = delivery.topic
         partition = delivery.partition
-        return _MAKE(
+        return _NEW_METADATA(
             (
                 topic,
                 partition,
                 offset,
                 sent_ms,
-                kind,
+                timestamp_type,
                 self.key_size,
                 self.value_size,
                 delivery.level,
             )
         )
 
-    # -- like a Future -----------------------------------------------------------------
+    # -- the interface of concurrent.futures.Future ------------------------------------
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -318,18 +332,18 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
 
     @property
     def _state(self) -> str:  # type: ignore[override]
-        if self.delivery().resolved:
+        if self.delivery().is_resolved:
             return _FINISHED
         return _PENDING
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
         batch: Delivery = self.batch
-        return batch.waiting.setdefault(self, [])
+        return batch.future_waiters.setdefault(self, [])
 
     def __repr__(self) -> str:
         delivery = self.delivery()
-        if not delivery.resolved:
+        if not delivery.is_resolved:
             return f"<RecordFuture of {delivery.topic}-{delivery.partition}, pending>"
         if delivery.error is not None:
             return f"<RecordFuture {delivery.error!r}>"
@@ -346,13 +360,13 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return False
 
     def done(self) -> bool:
-        return self.delivery().resolved
+        return self.delivery().is_resolved
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Return the metadata of the stored record. `timeout` is in seconds.
 
-        Raises concurrent.futures.TimeoutError, the reason of the record's failure, or
-        ProducerStateError in a callback of a delivery that would have to end first.
+        Raises the reason of the record's failure, concurrent.futures.TimeoutError, or,
+        in a delivery callback, ProducerStateError if the record has no outcome yet.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -360,18 +374,18 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return self.metadata(self.delivery())
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the reason of the record's failure, or None if it is stored. Waits and
-        raises errors like result().
+        """Return the reason of the record's failure, or None if the record is stored.
+        Waits and raises errors like result().
         """
         delivery = self.delivery()
-        if not delivery.resolved:
+        if not delivery.is_resolved:
             delivery = self._wait(timeout)
         return delivery.error
 
     def _wait(self, timeout: float | None) -> Delivery:
-        if self.batch.teller.is_me:
+        if self.batch.callback_runner.is_running_here:
             raise ProducerStateError(
-                "a delivery callback waits for a delivery that comes after it"
+                "a delivery callback cannot wait for a later delivery"
             )
         with self.batch.condition:
             if not self.batch.condition.wait_for(self.done, timeout):
@@ -380,17 +394,17 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
         """Call fn(future) when the outcome is final, or at once if it is final already.
-        An error of fn is reported to sys.unraisablehook.
+        An exception of fn is reported to sys.unraisablehook.
         """
         with self.batch.condition:
             delivery = self.delivery()
-            if not delivery.has_told:
-                delivery.later.append((self, fn))
+            if not delivery.own_callbacks_have_run:
+                delivery.future_callbacks.append((self, fn))
                 return
         call(fn, self)
 
     def set_result(self, result: object) -> None:
-        raise ProducerStateError("only the producer settles this future")
+        raise ProducerStateError("only the producer sets the result of this future")
 
     def set_exception(self, exception: object) -> None:
-        raise ProducerStateError("only the producer settles this future")
+        raise ProducerStateError("only the producer sets the result of this future")

@@ -5,17 +5,17 @@
         print(future.result().offset)
 
 Rules (clients reference 2):
-- send() adds a record to the open batch of its partition and returns a future. The
-  producer's own thread, which the first send() starts, writes ready batches. With
-  threaded=False there is no thread: the call that fills a batch writes it, and poll()
-  writes due batches.
+- send() adds a record to the open batch of its partition and returns a future. A thread
+  of the producer, which the first send() starts, writes ready batches. With
+  threaded=False there is no thread: the send() that fills a batch writes it, and poll()
+  writes batches that are ready.
 - With idempotence, which is the default, a batch that is retried is stored once. The
   order of records in a partition never changes.
 - Callbacks run in the thread that writes. An exception of a callback has no effect on
   other callbacks or batches.
 
-Readiness and memory belong to accumulator.py, writing and outcomes to sender.py,
-futures to futures.py.
+Readiness and memory of batches are in accumulator.py, writing and outcomes in
+sender.py, futures in futures.py.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from logcore.format.columns import (
     input_columns,
 )
 from logcore.fs import FS, offers_descriptors
-from logcore.kernels import ProducerFields, Receipt, WorkFields
+from logcore.kernels import ProducerFields, Receipt, ThreadStateFields
 from logcore.kernels.layout import HeadersInput, RecordInput, Time, header_pairs
-from logcore.kernels.sending import HELD_BYTES, RECORD_BYTES
+from logcore.kernels.sending import RECORD_BYTES, RECORD_OVERHEAD_BYTES
 from logcore.producer import bulk
 from logcore.producer.accumulator import (
     HEADER_BYTES,
@@ -65,7 +65,7 @@ from logcore.producer.accumulator import (
     UnsentColumns,
 )
 from logcore.producer.futures import CallbackRunner, Delivery, RecordFuture
-from logcore.producer.partitioners import Draw
+from logcore.producer.partitioners import RandomBelow
 from logcore.producer.routing import Routes
 from logcore.producer.sender import Sender
 from logcore.producer.settings import (
@@ -75,7 +75,7 @@ from logcore.producer.settings import (
     ProducerSettings,
     Serializer,
 )
-from logcore.producer.transaction_manager import Transacting
+from logcore.producer.transaction_manager import TransactionManager
 from logcore.recordbatch import time_ms
 from logcore.reporting import ERROR, log_line
 
@@ -84,15 +84,15 @@ _EXIT_SECONDS: Final = 5.0
 #: A batch of send_many() may be as large as this number of batches of send(), because
 #: its cost is per batch.
 _BULK_BATCHES: Final = 4
-#: Maximum time after which the sender checks for work, in case no event wakes it.
+#: The sender checks for ready batches at least this often, even if no event wakes it.
 _CHECK_MS: Final = 1_000
 
 
-class _Work(WorkFields):
-    """The part of a producer that its thread refers to.
+class _ThreadState(ThreadStateFields):
+    """The part of a producer's state that its thread uses.
 
-    The thread refers to this object only, so that an unused producer can be
-    garbage-collected.
+    The thread has a reference to this object but not to the producer, so that an unused
+    producer can be garbage-collected.
     """
 
     lock: threading.Lock
@@ -103,57 +103,58 @@ class _Work(WorkFields):
         fs: FS,
         directory: ClientDirectory,
         settings: ProducerSettings,
-        draw: Draw,
+        random_below: RandomBelow,
         coordinator: TransactionCoordinator | None,
     ) -> None:
         self.fs = fs
         #: Guards the accumulator, the routes and the counters.
         self.lock = threading.Lock()
         #: Notified when memory is freed.
-        self.room = threading.Condition(self.lock)
-        #: Notified when the sender has work.
-        self.news = threading.Condition(self.lock)
+        self.memory_freed = threading.Condition(self.lock)
+        #: Notified when a batch may have become ready.
+        self.work_added = threading.Condition(self.lock)
         #: Held during a round.
-        self.writing = threading.Lock()
-        #: Whether records are refused. Written under the lock, but by the garbage
-        #: collector without it.
+        self.round_lock = threading.Lock()
+        #: Whether new records are refused. Set under the lock, except in __del__().
         self.is_closing = False
-        #: Whether the thread must end. Written under the lock.
-        self.is_over = False
-        self.teller = CallbackRunner(settings.interceptors)
-        self.accumulator = Accumulator(settings, self.teller, draw)
-        self.transacting: Transacting | None = None
+        #: Whether the thread must end. Set under the lock.
+        self.must_stop = False
+        self.callback_runner = CallbackRunner(settings.interceptors)
+        self.accumulator = Accumulator(settings, self.callback_runner, random_below)
+        self.transaction_manager: TransactionManager | None = None
         if coordinator is not None:
             name = str(settings.transactional_id)
             if settings.two_phase:
                 timeout_ms = NO_TIMEOUT
             else:
                 timeout_ms = settings.transaction_timeout_ms
-            self.transacting = Transacting(fs, coordinator, name, timeout_ms, self.room)
+            self.transaction_manager = TransactionManager(
+                fs, coordinator, name, timeout_ms, self.memory_freed
+            )
         self.sender = Sender(
             fs,
             directory,
             settings,
             self.accumulator,
-            self.teller,
-            self.room,
-            self.transacting,
+            self.callback_runner,
+            self.memory_freed,
+            self.transaction_manager,
         )
 
-    def round(self, *, closed_only: bool = False) -> bool:
+    def run_round(self, *, closed_only: bool = False) -> bool:
         """Write the ready batches, and return whether there were any.
 
         A callback is part of a round, so in a callback this has no effect.
         """
-        if self.teller.is_me:
+        if self.callback_runner.is_running_here:
             return False
-        with self.writing:
-            return self.sender.round(closed_only=closed_only)
+        with self.round_lock:
+            return self.sender.run_round(closed_only=closed_only)
 
-    def due_ms(self) -> int:
-        """Return the time until a batch is ready if no record arrives.
+    def time_until_ready_ms(self) -> int:
+        """Return the time until the next batch is ready or expires, at most _CHECK_MS.
 
-        The lock is held.
+        The caller holds the lock.
         """
         next_ms = self.accumulator.next_ms()
         if next_ms is None:
@@ -164,9 +165,9 @@ class _Work(WorkFields):
         """Run rounds until the producer is closed. This is the producer's thread."""
         while True:
             try:
-                if self.round():
+                if self.run_round():
                     continue
-                with self.writing:
+                with self.round_lock:
                     self.sender.publish_unsynced()
             except Exception as error:
                 # No batch is lost: batches without an outcome are retried.
@@ -174,9 +175,11 @@ class _Work(WorkFields):
             with self.lock:
                 if self.is_closing:
                     self.accumulator.close_all()
-                if self.is_over or (self.is_closing and not self.accumulator.active):
+                if self.must_stop or (
+                    self.is_closing and not self.accumulator.active_queues
+                ):
                     return
-                self.news.wait(self.due_ms() / 1000)
+                self.work_added.wait(self.time_until_ready_ms() / 1000)
 
 
 class Producer(ProducerFields, Closeable):
@@ -186,7 +189,7 @@ class Producer(ProducerFields, Closeable):
     """
 
     _fs: FS
-    _work: _Work
+    _thread_state: _ThreadState
 
     def __init__(
         self,
@@ -199,22 +202,26 @@ class Producer(ProducerFields, Closeable):
         self._fs = fs
         self._directory = directory
         self._settings = settings
-        draw = functools.partial(_drawn, fs)
-        self._work = _Work(fs, directory, settings, draw, coordinator)
-        self._accumulator = self._work.accumulator
-        self._lock = self._work.lock
-        self._routes = Routes(directory, settings, self._accumulator, draw)
+        random_below = functools.partial(_random_number_below, fs)
+        self._thread_state = _ThreadState(
+            fs, directory, settings, random_below, coordinator
+        )
+        self._accumulator = self._thread_state.accumulator
+        self._lock = self._thread_state.lock
+        self._routes = Routes(directory, settings, self._accumulator, random_below)
         self._thread: threading.Thread | None = None
         self._blocked_ms = 0
         # Computed once, because each send() uses these values.
-        self._memory_bytes = settings.buffer_memory
-        self._memory_records = settings.buffer_records or NO_LIMIT
-        self._most_bytes = min(
-            settings.max_request_size, settings.buffer_memory - HELD_BYTES
+        self._max_memory_bytes = settings.buffer_memory
+        self._max_memory_records = settings.buffer_records or NO_LIMIT
+        self._max_record_bytes = min(
+            settings.max_request_size, settings.buffer_memory - RECORD_OVERHEAD_BYTES
         )
         self._now_ms = fs.now_ms
-        self._is_told = bool(settings.interceptors) or settings.on_delivery is not None
-        self._prepares = bool(
+        self._has_callbacks = (
+            bool(settings.interceptors) or settings.on_delivery is not None
+        )
+        self._transforms_records = bool(
             settings.interceptors
             or settings.key_serializer
             or settings.value_serializer
@@ -222,9 +229,13 @@ class Producer(ProducerFields, Closeable):
         self._forks = fs.forks
         # If records are only bytes and the result is only a future, send() can use the
         # fast path of kernels/sending.py.
-        is_plain = coordinator is None and not self._is_told and not self._prepares
+        is_plain = (
+            coordinator is None
+            and not self._has_callbacks
+            and not self._transforms_records
+        )
         self._uses_fast_path = is_plain and offers_descriptors(fs)
-        self._known_routes = self._routes.known
+        self._routes_by_topic = self._routes.by_topic
         self._future_type = RecordFuture
         self._at_exit = _AtExit(self)
         atexit.register(self._at_exit)
@@ -232,23 +243,27 @@ class Producer(ProducerFields, Closeable):
     # -- opening and closing -----------------------------------------------------------
 
     def __del__(self) -> None:
-        work = getattr(self, "_work", None)
-        if work is None or work.is_closing or self._fs.forks != self._forks:
+        thread_state = getattr(self, "_thread_state", None)
+        if (
+            thread_state is None
+            or thread_state.is_closing
+            or self._fs.forks != self._forks
+        ):
             return
-        # No lock is acquired here: the garbage collector runs in any thread, at any
-        # point.
-        work.is_closing = True
+        # No lock is acquired here, because the garbage collector may run in a thread
+        # that holds the lock.
+        thread_state.is_closing = True
         atexit.unregister(self._at_exit)
-        if work.accumulator.active:
+        if thread_state.accumulator.active_queues:
             outcome = "is lost"
             if self._settings.threaded:
                 outcome = "is written within a second"
-            what = f"a producer of {self._directory.path} was not closed; its queued data {outcome}"
-            warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+            text = f"a producer of {self._directory.path} was not closed; its queued data {outcome}"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
         state = "closed"
-        if not self._work.is_closing:
+        if not self._thread_state.is_closing:
             state = f"{self._accumulator.queued_records} records queued"
         return f"<Producer of {self._directory.path}, {state}>"
 
@@ -259,57 +274,57 @@ class Producer(ProducerFields, Closeable):
         ProducerClosedError. In a callback, the timeout is 0. A second call has no
         effect.
         """
-        work = self._work
-        if self._fs.forks != self._forks:  # the parent process writes the queue
-            work.is_closing = True
+        thread_state = self._thread_state
+        if self._fs.forks != self._forks:  # the parent process writes the batches
+            thread_state.is_closing = True
             return
         # Step 1: accept no more records, and close the open batches.
         with self._lock:
-            if work.is_over:
+            if thread_state.must_stop:
                 return
-            work.is_closing = True
+            thread_state.is_closing = True
             pending = self._closed_batches()
-            work.room.notify_all()
-        # Step 2: wait for the outcomes. A callback is part of a round: it cannot wait
-        # for other records, and the lock of the round is held already.
-        is_callback = work.teller.is_me
+            thread_state.memory_freed.notify_all()
+        # Step 2: wait for the outcomes. In a callback this is impossible: the current
+        # round, which holds round_lock, must end before the next one begins.
+        is_callback = thread_state.callback_runner.is_running_here
         if is_callback:
             timeout = 0.0
         is_done = self._wait_for(pending, timeout)
         # Step 3: end the thread, and fail the remaining batches.
         with self._lock:
-            work.is_over = True
-            work.news.notify_all()
+            thread_state.must_stop = True
+            thread_state.work_added.notify_all()
         with contextlib.ExitStack() as stack:
             if not is_callback:
-                stack.enter_context(work.writing)
+                stack.enter_context(thread_state.round_lock)
             if not is_done:
-                work.sender.fail_all()
-            work.sender.publish_unsynced()
+                thread_state.sender.fail_remaining()
+            thread_state.sender.publish_unsynced()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_EXIT_SECONDS)
         atexit.unregister(self._at_exit)
 
     def close_at_exit(self) -> None:
         """Close the producer at the exit of the interpreter, with a warning."""
-        if self._work.is_closing or self._fs.forks != self._forks:
+        if self._thread_state.is_closing or self._fs.forks != self._forks:
             return
-        what = f"a producer of {self._directory.path} was not closed"
-        warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+        text = f"a producer of {self._directory.path} was not closed"
+        warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
         self.close(_EXIT_SECONDS)
 
     def _check_open(self) -> None:
         if self._fs.forks != self._forks:
             raise ForkedWriterError(
-                "the producer was made by a parent process; make another in the child",
+                "the producer was created by a parent process; create another one in the child",
                 path=self._directory.path,
             )
-        if self._work.is_closing:
+        if self._thread_state.is_closing:
             raise ProducerClosedError(
                 "the producer is closed", path=self._directory.path
             )
-        if self._work.transacting is not None:
-            self._work.transacting.check_sending()
+        if self._thread_state.transaction_manager is not None:
+            self._thread_state.transaction_manager.check_sending()
 
     # -- sending -----------------------------------------------------------------------
 
@@ -346,30 +361,32 @@ class Producer(ProducerFields, Closeable):
             ProducerClosedError: the producer is closed.
             ForkedWriterError: a parent process created the producer.
         """
-        future: RecordFuture | None = self._send_fast(
+        sent: RecordFuture | None = self._send_fast(
             topic, value, key, partition, headers, timestamp_ms, on_delivery
         )
-        if future is not None:
-            return future
+        if sent is not None:
+            return sent
         # Step 1: prepare and measure the record.
-        if self._prepares:
+        if self._transforms_records:
             record = ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
-            topic, value, key, partition, headers, timestamp_ms = self._prepared(record)
+            topic, value, key, partition, headers, timestamp_ms = self._transform(
+                record
+            )
         key_size = -1
         value_size = -1
         size_bytes = RECORD_BYTES
         if key is not None:
             if type(key) is not bytes:
-                key = _copied(key, "key")
+                key = _copy_bytes(key, "key")
             key_size = len(key)
             size_bytes += key_size
         if value is not None:
             if type(value) is not bytes:
-                value = _copied(value, "value")
+                value = _copy_bytes(value, "value")
             value_size = len(value)
             size_bytes += value_size
         if headers:
-            headers = _copied_headers(headers)
+            headers = _copy_headers(headers)
             size_bytes += sum(
                 len(name.encode()) + len(content or b"") + HEADER_BYTES
                 for name, content in headers
@@ -380,28 +397,30 @@ class Producer(ProducerFields, Closeable):
         else:
             sent_ms = time_ms(timestamp_ms)
         assert sent_ms is not None
-        if size_bytes > self._most_bytes:
+        if size_bytes > self._max_record_bytes:
             self._refuse_size(size_bytes)
-        # Step 2: reserve memory and add the record to the batch, with the lock.
+        # Step 2: reserve memory and add the record to the batch, under the lock.
         accumulator = self._accumulator
-        work = self._work
+        thread_state = self._thread_state
         is_new = False
         with self._lock:
             if (
-                work.is_closing
-                or work.transacting is not None
+                thread_state.is_closing
+                or thread_state.transaction_manager is not None
                 or self._fs.forks != self._forks
             ):
                 self._check_open()
-            if accumulator.waiting or self._lacks_room(size_bytes + HELD_BYTES, 1):
-                self._wait_for_room(size_bytes + HELD_BYTES, 1)
+            if accumulator.waiting or self._exceeds_memory(
+                size_bytes + RECORD_OVERHEAD_BYTES, 1
+            ):
+                self._wait_for_memory(size_bytes + RECORD_OVERHEAD_BYTES, 1)
             queue = self._routes.queue(topic, key, partition, size_bytes)
-            batch = queue.filling
-            # Inlined ProducerBatch.fits(): the call would take 0.1 of 2 us.
+            batch = queue.open_batch
+            # Inlined ProducerBatch.fits(): the call would add 0.1 us to 2 us.
             if (
                 batch is None
                 or batch.size_bytes + size_bytes > batch.limit_bytes
-                or len(batch.records) >= batch.most_records
+                or len(batch.records) >= batch.max_records
             ):
                 is_new = True
                 self._routes.refresh(topic)
@@ -413,16 +432,18 @@ class Producer(ProducerFields, Closeable):
             )
             rows.append((key, value, headers, sent_ms))
             batch.size_bytes += size_bytes
-            accumulator.used_bytes += size_bytes + HELD_BYTES
+            accumulator.used_bytes += size_bytes + RECORD_OVERHEAD_BYTES
             accumulator.used_records += 1
             if on_delivery is not None:
-                batch.delivery.callbacks.append((future, on_delivery))
-            if self._is_told:
-                batch.delivery.callbacks.append((future, self._settings.on_delivery))
+                batch.delivery.record_callbacks.append((future, on_delivery))
+            if self._has_callbacks:
+                batch.delivery.record_callbacks.append(
+                    (future, self._settings.on_delivery)
+                )
             if is_new:
-                work.news.notify()
+                thread_state.work_added.notify()
         if is_new:
-            self._start()
+            self._start_writing()
         return future
 
     def send_many(
@@ -445,25 +466,25 @@ class Producer(ProducerFields, Closeable):
         """
         rows = list(records)
         keys, sizes = bulk.keys_and_sizes(rows)
-        gathered = bulk.BatchOutcomes()
+        collector = bulk.BatchOutcomes()
         with self._lock:
             self._check_open()
-            shares = list(
-                self._routes.divide(
+            queue_shares = list(
+                self._routes.divide_among_queues(
                     topic, partition, keys if partition is None else None, sizes
                 )
             )
-        for queue, places in shares:
-            if places is None:
+        for queue, indexes in queue_shares:
+            if indexes is None:
                 part = rows
             else:
-                part = [rows[place] for place in places.tolist()]
-            if not self._send_part(
-                queue, part, sizes if places is None else sizes[places], gathered
+                part = [rows[index] for index in indexes.tolist()]
+            if not self._queue_share(
+                queue, part, sizes if indexes is None else sizes[indexes], collector
             ):
                 break
-        gathered.add(None, None)
-        return gathered.future
+        collector.add(None, None)
+        return collector.future
 
     def send_columns(
         self,
@@ -476,8 +497,8 @@ class Producer(ProducerFields, Closeable):
     ) -> Future[list[Receipt]]:
         """Send records given as columns, in the format of Log.append_columns().
 
-        The arrays must not change until the future is done. In all other respects, the
-        method behaves as send_many().
+        The arrays must not change until the future is done. Everything else is as in
+        send_many().
         """
         # Step 1: convert the arguments.
         columns = UnsentColumns(
@@ -485,30 +506,32 @@ class Producer(ProducerFields, Closeable):
         )
         # Step 2: divide the records among the partitions, and queue them.
         sizes = bulk.sizes_of_columns(columns)
-        gathered = bulk.BatchOutcomes()
+        collector = bulk.BatchOutcomes()
         with self._lock:
             self._check_open()
-            shares = list(self._routes.divide(topic, partition, columns.keys, sizes))
-        for queue, places in shares:
-            if places is None:
+            queue_shares = list(
+                self._routes.divide_among_queues(topic, partition, columns.keys, sizes)
+            )
+        for queue, indexes in queue_shares:
+            if indexes is None:
                 part = columns
             else:
-                part = bulk.taken(columns, places)
-            if not self._send_part(
-                queue, part, sizes if places is None else sizes[places], gathered
+                part = bulk.select_rows(columns, indexes)
+            if not self._queue_share(
+                queue, part, sizes if indexes is None else sizes[indexes], collector
             ):
                 break
-        gathered.add(None, None)
-        return gathered.future
+        collector.add(None, None)
+        return collector.future
 
-    def _prepared(self, record: ProducerRecord) -> ProducerRecord:
+    def _transform(self, record: ProducerRecord) -> ProducerRecord:
         """Apply the interceptors and serializers to a record."""
         for interceptor in self._settings.interceptors:
-            found = call(interceptor.on_send, record)
-            if isinstance(found, ProducerRecord):
-                record = found
-        key = _serialized(self._settings.key_serializer, record.key, "key_serializer")
-        value = _serialized(
+            replacement = call(interceptor.on_send, record)
+            if isinstance(replacement, ProducerRecord):
+                record = replacement
+        key = _serialize(self._settings.key_serializer, record.key, "key_serializer")
+        value = _serialize(
             self._settings.value_serializer, record.value, "value_serializer"
         )
         return record._replace(key=key, value=value)
@@ -516,137 +539,140 @@ class Producer(ProducerFields, Closeable):
     def _refuse_size(self, size_bytes: int) -> None:
         raise RecordTooLargeError(
             "the record is larger than max_request_size or buffer_memory",
-            expected=f"at most {self._most_bytes} bytes",
+            expected=f"at most {self._max_record_bytes} bytes",
             found=f"{size_bytes} bytes",
         )
 
-    def _send_part(
+    def _queue_share(
         self,
         queue: Queue,
         records: list[Any] | UnsentColumns,
         sizes: bulk.Sizes,
-        gathered: bulk.BatchOutcomes,
+        collector: bulk.BatchOutcomes,
     ) -> bool:
-        """Queue the records of one partition as separate batches.
+        """Queue the records of one partition in batches that no other call shares.
 
-        Return False if there was no room.
+        Return False if the producer was closed or its memory remained full.
         """
         settings = self._settings
         largest = int(sizes.max(initial=0))
-        if largest > self._most_bytes:
+        if largest > self._max_record_bytes:
             self._refuse_size(largest)
-        most_bytes = min(
+        max_bytes = min(
             _BULK_BATCHES * settings.batch_size,
             settings.max_request_size,
             settings.buffer_memory // 2,
         )
         accumulator = self._accumulator
-        most_records = min(settings.batch_records or NO_LIMIT, self._memory_records)
-        for start, stop, size_bytes in bulk.cuts(sizes, most_bytes, most_records):
-            held_bytes = size_bytes + HELD_BYTES * (stop - start)
+        max_records = min(settings.batch_records or NO_LIMIT, self._max_memory_records)
+        for start, stop, size_bytes in bulk.batch_ranges(sizes, max_bytes, max_records):
+            memory_bytes = size_bytes + RECORD_OVERHEAD_BYTES * (stop - start)
             with self._lock:
                 try:
                     self._check_open()
-                    if accumulator.waiting or self._lacks_room(
-                        held_bytes, stop - start
+                    if accumulator.waiting or self._exceeds_memory(
+                        memory_bytes, stop - start
                     ):
-                        self._wait_for_room(held_bytes, stop - start)
+                        self._wait_for_memory(memory_bytes, stop - start)
                 except LogcoreError as error:
-                    gathered.fail(error)
+                    collector.fail(error)
                     return False
                 part: UnsentColumns | list[Any]
                 if isinstance(records, UnsentColumns):
-                    part = records.cut(start, stop)
+                    part = records.slice(start, stop)
                 else:
                     part = records[start:stop]
                 batch = accumulator.add(
                     queue, part, size_bytes, self._fs.monotonic_ms()
                 )
-                batch.delivery.gathered = gathered
-                gathered.expect()
-                self._work.news.notify()
-            self._start()
+                batch.delivery.collector = collector
+                collector.add_pending()
+                self._thread_state.work_added.notify()
+            self._start_writing()
         return True
 
-    def _lacks_room(self, held_bytes: int, records: int) -> bool:
+    def _exceeds_memory(self, memory_bytes: int, records: int) -> bool:
         """Return whether this addition would exceed buffer_memory or buffer_records."""
         accumulator = self._accumulator
         return (
-            accumulator.used_bytes + held_bytes > self._memory_bytes
-            or accumulator.used_records + records > self._memory_records
+            accumulator.used_bytes + memory_bytes > self._max_memory_bytes
+            or accumulator.used_records + records > self._max_memory_records
         )
 
-    def _wait_for_room(self, held_bytes: int, records: int) -> None:
-        """Wait until there is room. The lock is held.
+    def _wait_for_memory(self, memory_bytes: int, records: int) -> None:
+        """Wait for memory. The caller holds the lock.
 
         Raises:
-            BufferFullError: there was no room within max_block_ms.
+            BufferFullError: not enough memory was freed within max_block_ms.
         """
-        work = self._work
+        thread_state = self._thread_state
         accumulator = self._accumulator
-        if work.teller.is_me:
+        if thread_state.callback_runner.is_running_here:
             raise BufferFullError(
-                "the memory of the producer is full, and callbacks must end before any is freed"
+                "the memory of the producer is full, and none is freed before this callback returns"
             )
-        ticket = object()  # this thread's place in the queue
+        ticket = object()  # identifies this thread in the FIFO queue
         accumulator.waiting.append(ticket)
         began_ms = self._fs.monotonic_ms()
         try:
-            work.news.notify()  # while a thread waits, open batches are ready too
-            while accumulator.waiting[0] is not ticket or self._lacks_room(
-                held_bytes, records
+            # While a thread waits for memory, open batches are ready too.
+            thread_state.work_added.notify()
+            while accumulator.waiting[0] is not ticket or self._exceeds_memory(
+                memory_bytes, records
             ):
                 if not self._settings.threaded and self._round_unlocked():
                     continue
-                left_ms = (
+                remaining_ms = (
                     began_ms + self._settings.max_block_ms - self._fs.monotonic_ms()
                 )
-                if left_ms <= 0:
+                if remaining_ms <= 0:
                     raise BufferFullError(
                         "the memory of the producer is full",
-                        expected=f"room for {held_bytes} bytes, {records} records in {self._settings.max_block_ms} ms",
+                        expected=f"memory for {memory_bytes} bytes, {records} records"
+                        f" within {self._settings.max_block_ms} ms",
                         found=f"{accumulator.used_bytes} bytes, {accumulator.used_records} records in use",
                     )
                 if not self._settings.threaded:
-                    left_ms = min(left_ms, max(1, work.due_ms()))
-                work.room.wait(left_ms / 1000)
+                    remaining_ms = min(
+                        remaining_ms, max(1, thread_state.time_until_ready_ms())
+                    )
+                thread_state.memory_freed.wait(remaining_ms / 1000)
                 self._check_open()
         finally:
             accumulator.waiting.remove(ticket)
-            work.room.notify_all()
+            thread_state.memory_freed.notify_all()
             self._blocked_ms += self._fs.monotonic_ms() - began_ms
 
     def _round_unlocked(self) -> bool:
         """Run a round for a caller that holds the lock."""
         self._lock.release()
         try:
-            return self._work.round()
+            return self._thread_state.run_round()
         finally:
             self._lock.acquire()
 
     # -- writing -----------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Make sure that a new batch is written.
-
-        This starts the thread. Without a thread, it writes the full batches.
-        """
+    def _start_writing(self) -> None:
+        """Start the thread if necessary. With threaded=False, write the closed batches."""
         if not self._settings.threaded:
-            self._work.round(closed_only=True)
+            self._thread_state.run_round(closed_only=True)
         elif self._thread is None:
             with self._lock:
-                if self._thread is None and not self._work.is_over:
+                if self._thread is None and not self._thread_state.must_stop:
                     self._thread = threading.Thread(
-                        target=self._work.run, name="logcore-producer", daemon=True
+                        target=self._thread_state.run,
+                        name="logcore-producer",
+                        daemon=True,
                     )
                     self._thread.start()
 
     def poll(self, timeout: float = 0) -> int:
-        """Write due batches and run callbacks, or wait up to `timeout` seconds for
-        such work.
+        """Write ready batches and run callbacks for up to `timeout` seconds, or until a
+        record has its outcome.
 
-        Return the number of records that got their outcome. A producer with a thread
-        only waits.
+        Return the number of records that got their outcome. If the producer has a
+        thread, this call only waits for the thread.
 
         Raises:
             ProducerStateError: a callback called this method.
@@ -654,25 +680,27 @@ class Producer(ProducerFields, Closeable):
         """
         self._check_caller("poll()")
         end_ms = self._fs.monotonic_ms() + milliseconds(timeout)
-        before = self._settled()
+        previous_count = self._resolved_count()
         while True:
             if not self._settings.threaded:
-                while self._work.round():
+                while self._thread_state.run_round():
                     pass
             with self._lock:
-                left_ms = end_ms - self._fs.monotonic_ms()
-                count = self._settled() - before
-                if count or left_ms <= 0:
+                remaining_ms = end_ms - self._fs.monotonic_ms()
+                count = self._resolved_count() - previous_count
+                if count or remaining_ms <= 0:
                     return count
-                self._work.room.wait(min(left_ms, self._work.due_ms() or 1) / 1000)
+                self._thread_state.memory_freed.wait(
+                    min(remaining_ms, self._thread_state.time_until_ready_ms() or 1)
+                    / 1000
+                )
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all earlier records have their outcomes.
-
-        Their callbacks have run too.
+        """Wait until all earlier records have their outcomes and their callbacks have
+        run.
 
         Raises:
-            DeliveryTimeoutError: some records were left after `timeout` seconds.
+            DeliveryTimeoutError: some records had no outcome after `timeout` seconds.
             ProducerStateError: a callback called this method.
             ForkedWriterError: a parent process created the producer.
         """
@@ -680,21 +708,27 @@ class Producer(ProducerFields, Closeable):
         with self._lock:
             pending = self._closed_batches()
         if not self._wait_for(pending, timeout):
-            left = sum(not delivery.has_run_callbacks for delivery in pending)
+            open_count = sum(not delivery.has_run_callbacks for delivery in pending)
             raise DeliveryTimeoutError(
                 "flush() did not end in time",
                 expected=f"within {timeout} s",
-                found=f"{left} batches left",
+                found=f"{open_count} batches without an outcome",
             )
         if self._settings.acks != -1:
-            with self._work.writing:
-                self._work.sender.publish_unsynced()
+            with self._thread_state.round_lock:
+                self._thread_state.sender.publish_unsynced()
 
     def _closed_batches(self) -> list[Delivery]:
-        """Close all batches, and return the deliveries to wait for. The lock is held."""
+        """Close all batches, and return the deliveries whose callbacks have not run.
+
+        The caller holds the lock.
+        """
         self._accumulator.close_all()
-        self._work.news.notify()
-        return self._accumulator.pending() + self._work.sender.without_callbacks()
+        self._thread_state.work_added.notify()
+        return (
+            self._accumulator.pending()
+            + self._thread_state.sender.deliveries_without_callbacks()
+        )
 
     def _wait_for(self, pending: Sequence[Delivery], timeout: float | None) -> bool:
         """Wait for the outcomes and callbacks of deliveries.
@@ -704,33 +738,37 @@ class Producer(ProducerFields, Closeable):
         end_ms = None
         if timeout is not None:
             end_ms = self._fs.monotonic_ms() + milliseconds(timeout)
-        # The last one first: the batches of a partition end in order, so this thread
-        # wakes once for a partition and not twice for each batch.
+        # The last delivery first: the batches of a partition get their outcomes in
+        # order, so this thread wakes once per partition and not twice per batch.
         for delivery in reversed(pending):
             while True:
                 if not self._settings.threaded:
-                    self._work.round()
+                    self._thread_state.run_round()
                 if end_ms is None:
-                    left_ms = _CHECK_MS
+                    remaining_ms = _CHECK_MS
                 else:
-                    left_ms = end_ms - self._fs.monotonic_ms()
-                # Without a thread, this thread runs the next round, so it wakes when a
-                # batch is due.
+                    remaining_ms = end_ms - self._fs.monotonic_ms()
+                # Without a sender thread, this thread runs the next round. It must wake
+                # when a batch becomes ready.
                 if not self._settings.threaded:
                     with self._lock:
-                        left_ms = min(left_ms, self._work.due_ms())
-                if delivery.wait_for_callbacks(max(0, min(left_ms, _CHECK_MS)) / 1000):
+                        remaining_ms = min(
+                            remaining_ms, self._thread_state.time_until_ready_ms()
+                        )
+                if delivery.wait_for_callbacks(
+                    max(0, min(remaining_ms, _CHECK_MS)) / 1000
+                ):
                     break
                 if end_ms is not None and self._fs.monotonic_ms() >= end_ms:
                     return False
         return True
 
-    def _check_caller(self, what: str) -> None:
+    def _check_caller(self, call_name: str) -> None:
         if self._fs.forks != self._forks:
             self._check_open()
-        if self._work.teller.is_me:
+        if self._thread_state.callback_runner.is_running_here:
             raise ProducerStateError(
-                f"{what} in a delivery callback would wait for itself"
+                f"{call_name} in a delivery callback would wait for itself"
             )
 
     # -- information -------------------------------------------------------------------
@@ -745,7 +783,7 @@ class Producer(ProducerFields, Closeable):
 
     def metrics(self) -> ProducerMetrics:
         """Return the current counters."""
-        counts = self._work.sender.counts
+        counts = self._thread_state.sender.counts
         with self._lock:
             latencies = sorted(counts.latencies_ms) or [0]
             sizes = list(counts.sizes_bytes) or [0]
@@ -766,15 +804,15 @@ class Producer(ProducerFields, Closeable):
                 batch_bytes_mean=sum(sizes) // len(sizes),
             )
 
-    def _settled(self) -> int:
-        counts = self._work.sender.counts
+    def _resolved_count(self) -> int:
+        counts = self._thread_state.sender.counts
         return counts.records + sum(counts.errors.values())
 
 
 class _AtExit:
     """Closes a producer at the exit of the interpreter.
 
-    It does not keep the producer alive until then.
+    Its reference to the producer is weak, so the producer can be garbage-collected.
     """
 
     def __init__(self, producer: Producer) -> None:
@@ -786,58 +824,59 @@ class _AtExit:
             producer.close_at_exit()
 
 
-def _drawn(fs: FS, below: int) -> int:
+def _random_number_below(fs: FS, below: int) -> int:
     """Return a random number from 0 to `below` - 1."""
     return int.from_bytes(fs.random_bytes(8)) % below
 
 
-def _copied(given: object, what: str) -> bytes:
-    """Return a copy of bytes that their owner may change.
+def _copy_bytes(value: object, role: str) -> bytes:
+    """Return a copy of a key or value, because the caller may change the original.
 
     Raises:
         InvalidRecordError: the value has another type.
     """
-    if not isinstance(given, (bytes, bytearray, memoryview)):
+    if not isinstance(value, (bytes, bytearray, memoryview)):
         raise InvalidRecordError(
-            f"a {what} must be bytes or None; {what}_serializer turns other things into bytes",
+            f"a {role} must be bytes or None; use {role}_serializer for other types",
             expected="bytes",
-            found=type(given).__name__,
+            found=type(value).__name__,
         )
-    return bytes(given)
+    return bytes(value)
 
 
-def _copied_headers(given: HeadersInput) -> tuple[tuple[str, bytes | None], ...]:
+def _copy_headers(value: HeadersInput) -> tuple[tuple[str, bytes | None], ...]:
     try:
-        pairs = [(name, content) for name, content in header_pairs(given)]
+        pairs = [(name, content) for name, content in header_pairs(value)]
     except (TypeError, ValueError) as error:
         raise InvalidRecordError(
-            "headers are a dict, or pairs, of a name and bytes", found=repr(given)[:80]
+            "headers must be a dict of names and bytes, or pairs",
+            found=repr(value)[:80],
         ) from error
     for name, _ in pairs:
         if not isinstance(name, str):
             raise InvalidRecordError(
-                "the name of a header is a text", found=type(name).__name__
+                "the name of a header must be a str", found=type(name).__name__
             )
     copied: list[tuple[str, bytes | None]] = []
     for name, content in pairs:
         if content is None:
             copied.append((name, None))
         else:
-            copied.append((name, _copied(content, "header")))
+            copied.append((name, _copy_bytes(content, "header")))
     return tuple(copied)
 
 
-def _serialized(serializer: Serializer | None, given: Any, what: str) -> Any:
+def _serialize(serializer: Serializer | None, value: Any, name: str) -> Any:
     """Apply a serializer to a key or value. None remains None.
 
     Raises:
         SerializationError: the serializer raised.
     """
-    if serializer is None or given is None:
-        return given
+    if serializer is None or value is None:
+        return value
     try:
-        return serializer(given)
+        return serializer(value)
     except Exception as error:
         raise SerializationError(
-            f"{what} failed", found=f"{type(error).__name__}: {error}"
+            f"{name} failed", found=f"{type(error).__name__}: {error}"
         ) from error

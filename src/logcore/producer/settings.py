@@ -1,11 +1,9 @@
-"""Values of a producer: its settings, the metadata of a stored record, its counters.
+"""Settings of a producer, the metadata of a stored record, and the producer's metrics.
 
 Rules:
 - Settings have the names of Kafka's Java client, with underscores. They are checked
-  when they are given.
-- `config=` accepts Kafka's dotted names too; see clientconfig.py.
-
-This module neither sends nor waits.
+  when the producer is created.
+- `config=` also accepts Kafka's dotted names; see clientconfig.py.
 """
 
 from __future__ import annotations
@@ -20,37 +18,35 @@ from logcore.coordination.transactions import MAX_TIMEOUT_MS
 from logcore.errors import InvalidConfigError
 from logcore.format.compression import codec_named
 from logcore.kernels.layout import Level, Time
-from logcore.producer.partitioners import PARTITIONERS, Choose
+from logcore.producer.partitioners import PARTITIONERS, PartitionFunction
 
-#: The length of a text in Kafka's records has 16 bits.
-_LONGEST_ID_BYTES: Final = 32_767
+#: Kafka's records store the length of a text in 16 bits, one of which is the sign.
+_MAX_ID_BYTES: Final = 32_767
 
 Serializer = Callable[[Any], bytes | None]
 
 
 class RecordMetadata(NamedTuple):
-    """The position of a stored record. After a failure, `offset` is -1, and so is a
-    `timestamp_ms` that the log would set.
-
-    `timestamp_type` is "create", or "append" if the topic uses the clock of the log.
-    `serialized_key_size` and `serialized_value_size` are in bytes, -1 for null.
-    `durability` is "disk" after a sync that began after the write, else "os".
-    """
+    """The position of a stored record, with its timestamp and sizes."""
 
     topic: str
     partition: int
+    #: -1 after a failure.
     offset: int
+    #: -1 after a failure if the log sets the timestamps.
     timestamp_ms: int
+    #: "create", or "append" if the log sets the timestamps.
     timestamp_type: Literal["create", "append"]
+    #: In bytes, -1 for a null key.
     serialized_key_size: int
+    #: In bytes, -1 for a null value.
     serialized_value_size: int
+    #: "disk" if a sync began after the write and succeeded, otherwise "os".
     durability: Level
 
 
 class ProducerRecord(NamedTuple):
-    """The arguments of send(), before any serializer. An interceptor receives them, and
-    may replace them.
-    """
+    """The arguments of send() before serialization. An interceptor may replace them."""
 
     topic: str
     value: Any
@@ -81,31 +77,36 @@ OnDelivery = Callable[[Exception | None, RecordMetadata], object]
 
 @attrs.frozen(kw_only=True)
 class ProducerMetrics:
-    """A snapshot of the counters of a producer since it was created.
+    """A snapshot of the counters of a producer since it was created."""
 
-    `records`, `bytes` (of keys, values and headers) and `batches` count acknowledged
-    records and batches. `retries` counts batches that were tried again. `errors`
-    contains the failed records by class name. `queued_records` and `queued_bytes` are
-    sent and not yet acknowledged. `waiting_threads` wait for memory now, and
-    `blocked_ms` is the time of all such waits. `syncs` counts the requested fdatasync
-    calls. `latency_ms_p50`, `latency_ms_p99` and `latency_ms_max` are the times from
-    the creation of a batch to its outcome, over the last 1,024 batches, and
-    `batch_bytes_mean` is their stored size.
-    """
-
+    #: Acknowledged records.
     records: int
+    #: Bytes of the keys, values and headers of the acknowledged records.
     bytes: int
+    #: Acknowledged batches.
     batches: int
+    #: Failed attempts that were retried.
     retries: int
+    #: Number of failed records by the class name of the error.
     errors: Mapping[str, int]
+    #: Records that were sent and have no outcome yet.
     queued_records: int
+    #: Memory of the queued records.
     queued_bytes: int
+    #: Threads that wait for memory now.
     waiting_threads: int
+    #: Total time of all waits for memory.
     blocked_ms: int
+    #: Requested fdatasync calls.
     syncs: int
+    #: Median time from the creation of a batch to its outcome, over the last 1,024
+    #: batches.
     latency_ms_p50: int
+    #: 99th percentile of these times.
     latency_ms_p99: int
+    #: Maximum of these times.
     latency_ms_max: int
+    #: Mean stored size of these batches.
     batch_bytes_mean: int
 
 
@@ -114,9 +115,9 @@ class ProducerOptions(TypedDict, total=False):
     defaults.
 
     Attributes:
-        acks: 0 or 1: a result waits for the write. "all" (default): for a sync that
-            began after it.
-        durability: "os" means acks 1, and "disk" means "all".
+        acks: With 0 or 1, a record has its outcome after the write. With "all"
+            (default), it has its outcome after a sync that began after the write.
+        durability: "os" means acks=1, and "disk" means acks="all".
         linger_ms: How long a batch waits for more records. Default: 5.
         batch_size: Maximum bytes of a batch. Default: 16,384.
         batch_records: Maximum records of a batch. Default: no limit.
@@ -130,11 +131,11 @@ class ProducerOptions(TypedDict, total=False):
         compression_type: A codec. Default: the codec in the topic's settings.
         partitioner: A name of producer/partitioners.py, or f(key, partitions) -> int.
             Default: "default".
-        partitioner_ignore_keys: Choose partitions as for records without a key.
-            Default: False.
-        key_serializer: f(given) -> bytes or None. It is never called with null.
-        value_serializer: f(given) -> bytes or None. It is never called with null.
-        interceptors: Objects such as ProducerInterceptor.
+        partitioner_ignore_keys: Choose partitions as if no record had a key. Default:
+            False.
+        key_serializer: f(key) -> bytes or None. It is never called with None.
+        value_serializer: f(value) -> bytes or None. It is never called with None.
+        interceptors: Objects with the methods of ProducerInterceptor.
         enable_idempotence: Default: True, unless acks is 0 or 1.
         client_id: A name for the metrics.
         on_delivery: f(error, metadata), called for each record.
@@ -154,7 +155,7 @@ class ProducerOptions(TypedDict, total=False):
     retry_backoff_max_ms: int
     max_request_size: int
     compression_type: str | None
-    partitioner: str | Choose
+    partitioner: str | PartitionFunction
     partitioner_ignore_keys: bool
     key_serializer: Serializer | None
     value_serializer: Serializer | None
@@ -179,7 +180,7 @@ class TransactionOptions(ProducerOptions, total=False):
     two_phase: bool
 
 
-#: The level of each value of acks, which Kafka accepts as number or text.
+#: Accepted values of acks, as numbers or texts like in Kafka.
 _ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {
     0: 0,
     1: 1,
@@ -189,15 +190,15 @@ _ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {
     "-1": -1,
     "all": -1,
 }
-_LEVELS: Final[Mapping[str, Literal[1, -1]]] = {"os": 1, "disk": -1}
-#: Settings of Kafka's producer that need a network or threads of their own, and that
-#: its consumer lacks.
-_NETWORK: Final = words("""
+_ACKS_BY_DURABILITY: Final[Mapping[str, Literal[1, -1]]] = {"os": 1, "disk": -1}
+#: Settings of Kafka's producer about its network, which have no meaning here. The
+#: settings that producer and consumer share are in clientconfig.py.
+_NETWORK_SETTINGS: Final = words("""
     max_in_flight_requests_per_connection retries partitioner_adaptive_partitioning_enable
     partitioner_availability_timeout_ms
 """)
-#: Names of librdkafka and of the seeds.
-_OTHER_NAMES: Final = {
+#: Names of the same settings in librdkafka and in Kafka 0.7's producer.
+_ALIASES: Final = {
     "queue_buffering_max_ms": "linger_ms",
     "queue_buffering_max_messages": "buffer_records",
     "compression_codec": "compression_type",
@@ -207,17 +208,17 @@ _OTHER_NAMES: Final = {
 }
 
 
-def _whole(name: str, least: int) -> Any:
+def _integer_at_least(name: str, minimum: int) -> Any:
     def check(_settings: ProducerSettings, _attribute: object, value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise InvalidConfigError(
-                name, expected=f"a whole number, at least {least}", found=repr(value)
+                name, expected=f"a whole number, at least {minimum}", found=repr(value)
             )
 
     return check
 
 
-def _flag(
+def _check_boolean(
     _settings: ProducerSettings, attribute: attrs.Attribute[bool], value: object
 ) -> None:
     if not isinstance(value, bool):
@@ -226,12 +227,14 @@ def _flag(
         )
 
 
-def _codec(_settings: ProducerSettings, _attribute: object, value: str | None) -> None:
+def _check_codec(
+    _settings: ProducerSettings, _attribute: object, value: str | None
+) -> None:
     if value is not None:
         codec_named("uncompressed" if value == "none" else value)
 
 
-def _callable(
+def _check_callable(
     _settings: ProducerSettings, attribute: attrs.Attribute[Any], value: object
 ) -> None:
     if value is not None and not callable(value):
@@ -240,63 +243,73 @@ def _callable(
         )
 
 
-def _acks(given: object) -> Literal[0, 1, -1]:
-    found = None
-    if isinstance(given, (int, str)) and not isinstance(given, bool):
-        found = _ACKS.get(given)
-    if found is None:
-        raise InvalidConfigError("acks", expected="0, 1 or 'all'", found=repr(given))
-    return found
+def _convert_acks(value: object) -> Literal[0, 1, -1]:
+    level = None
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        level = _ACKS.get(value)
+    if level is None:
+        raise InvalidConfigError("acks", expected="0, 1 or 'all'", found=repr(value))
+    return level
 
 
 @attrs.frozen(kw_only=True)
 class ProducerSettings:
-    """See LogDir.producer(). `acks` is 0, 1, or -1 for all. `idempotent` is
-    enable_idempotence, if acks allows it.
-    """
+    """Checked settings; ProducerOptions documents them. `acks` is -1 for "all"."""
 
-    acks: Literal[0, 1, -1] = attrs.field(default=-1, converter=_acks)
-    linger_ms: int = attrs.field(default=5, validator=_whole("linger_ms", 0))
-    batch_size: int = attrs.field(default=16_384, validator=_whole("batch_size", 0))
+    acks: Literal[0, 1, -1] = attrs.field(default=-1, converter=_convert_acks)
+    linger_ms: int = attrs.field(default=5, validator=_integer_at_least("linger_ms", 0))
+    batch_size: int = attrs.field(
+        default=16_384, validator=_integer_at_least("batch_size", 0)
+    )
     batch_records: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_whole("batch_records", 1))
+        default=None,
+        validator=attrs.validators.optional(_integer_at_least("batch_records", 1)),
     )
     buffer_memory: int = attrs.field(
-        default=33_554_432, validator=_whole("buffer_memory", 1)
+        default=33_554_432, validator=_integer_at_least("buffer_memory", 1)
     )
     buffer_records: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_whole("buffer_records", 1))
+        default=None,
+        validator=attrs.validators.optional(_integer_at_least("buffer_records", 1)),
     )
-    max_block_ms: int = attrs.field(default=60_000, validator=_whole("max_block_ms", 0))
+    max_block_ms: int = attrs.field(
+        default=60_000, validator=_integer_at_least("max_block_ms", 0)
+    )
     delivery_timeout_ms: int = attrs.field(
-        default=120_000, validator=_whole("delivery_timeout_ms", 0)
+        default=120_000, validator=_integer_at_least("delivery_timeout_ms", 0)
     )
     retry_backoff_ms: int = attrs.field(
-        default=100, validator=_whole("retry_backoff_ms", 0)
+        default=100, validator=_integer_at_least("retry_backoff_ms", 0)
     )
     retry_backoff_max_ms: int = attrs.field(
-        default=1_000, validator=_whole("retry_backoff_max_ms", 0)
+        default=1_000, validator=_integer_at_least("retry_backoff_max_ms", 0)
     )
     max_request_size: int = attrs.field(
-        default=1_048_576, validator=_whole("max_request_size", 1)
+        default=1_048_576, validator=_integer_at_least("max_request_size", 1)
     )
-    compression_type: str | None = attrs.field(default=None, validator=_codec)
-    partitioner: str | Choose = "default"
-    partitioner_ignore_keys: bool = attrs.field(default=False, validator=_flag)
-    key_serializer: Serializer | None = attrs.field(default=None, validator=_callable)
-    value_serializer: Serializer | None = attrs.field(default=None, validator=_callable)
+    compression_type: str | None = attrs.field(default=None, validator=_check_codec)
+    partitioner: str | PartitionFunction = "default"
+    partitioner_ignore_keys: bool = attrs.field(default=False, validator=_check_boolean)
+    key_serializer: Serializer | None = attrs.field(
+        default=None, validator=_check_callable
+    )
+    value_serializer: Serializer | None = attrs.field(
+        default=None, validator=_check_callable
+    )
     interceptors: tuple[ProducerInterceptor, ...] = attrs.field(
         default=(), converter=tuple
     )
     enable_idempotence: bool | None = None
     client_id: str = ""
-    on_delivery: OnDelivery | None = attrs.field(default=None, validator=_callable)
-    threaded: bool = attrs.field(default=True, validator=_flag)
+    on_delivery: OnDelivery | None = attrs.field(
+        default=None, validator=_check_callable
+    )
+    threaded: bool = attrs.field(default=True, validator=_check_boolean)
     transactional_id: str | None = None
     transaction_timeout_ms: int = attrs.field(
-        default=60_000, validator=_whole("transaction_timeout_ms", 1)
+        default=60_000, validator=_integer_at_least("transaction_timeout_ms", 1)
     )
-    two_phase: bool = attrs.field(default=False, validator=_flag)
+    two_phase: bool = attrs.field(default=False, validator=_check_boolean)
 
     def __attrs_post_init__(self) -> None:
         if self.delivery_timeout_ms < self.linger_ms:
@@ -333,13 +346,10 @@ class ProducerSettings:
             raise InvalidConfigError(
                 "transactional_id", expected="a text", found=repr(self.transactional_id)
             )
-        if (
-            len(self.transactional_id.encode("utf-8", "surrogatepass"))
-            > _LONGEST_ID_BYTES
-        ):
+        if len(self.transactional_id.encode("utf-8", "surrogatepass")) > _MAX_ID_BYTES:
             raise InvalidConfigError(
                 "transactional_id is too long",
-                expected=f"at most {_LONGEST_ID_BYTES} bytes",
+                expected=f"at most {_MAX_ID_BYTES} bytes",
                 found=f"{len(self.transactional_id)} characters",
             )
         if any(
@@ -363,43 +373,46 @@ class ProducerSettings:
 
     @property
     def idempotent(self) -> bool:
-        """On by default if acks allows it, as in Kafka's Java client."""
+        """Whether retries are idempotent: by default if acks is "all", as in Kafka."""
         if self.enable_idempotence is None:
             return self.acks == -1
         return self.enable_idempotence
 
 
 _VOCABULARY: Final = Vocabulary(
-    ProducerSettings, _NETWORK, _OTHER_NAMES, kept=frozenset({"acks"})
+    ProducerSettings, _NETWORK_SETTINGS, _ALIASES, kept=frozenset({"acks"})
 )
 
 
-def chosen_settings(
-    config: Mapping[str, object] | None, given: Mapping[str, Any]
+def build_settings(
+    config: Mapping[str, object] | None, keywords: Mapping[str, Any]
 ) -> ProducerSettings:
-    """Return the settings of a configuration with Kafka's names, and of keywords.
-    Keywords take precedence.
+    """Return the settings for a dict with Kafka's names and for keyword arguments.
+    Keyword arguments take precedence.
 
-    durability="os" or "disk" means acks 1 or all. Raises InvalidConfigError.
+    Raises:
+        InvalidConfigError: a setting is unknown or invalid.
     """
-    chosen = _VOCABULARY.of_config(config)
-    for name, value in given.items():
+    arguments = _VOCABULARY.of_config(config)
+    for name, value in keywords.items():
         if name == "durability":
-            chosen["acks"] = _acks_of(value, "acks" in given)
+            arguments["acks"] = _acks_of(value, "acks" in keywords)
             continue
         _VOCABULARY.check_keyword(name)
-        chosen[name] = value
-    return ProducerSettings(**chosen)
+        arguments[name] = value
+    return ProducerSettings(**arguments)
 
 
 def _acks_of(durability: object, has_acks: bool) -> Literal[1, -1]:
     if has_acks:
-        raise InvalidConfigError("acks and durability say the same; give one of them")
-    found = None
+        raise InvalidConfigError(
+            "acks and durability exclude each other; pass one of them"
+        )
+    level = None
     if isinstance(durability, str):
-        found = _LEVELS.get(durability)
-    if found is None:
+        level = _ACKS_BY_DURABILITY.get(durability)
+    if level is None:
         raise InvalidConfigError(
             "durability", expected="'os' or 'disk'", found=repr(durability)
         )
-    return found
+    return level

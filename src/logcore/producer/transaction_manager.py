@@ -7,12 +7,12 @@ Rules (clients reference 2.9, Kafka's TransactionManager):
   written, and the transaction can only be aborted.
 - A producer whose transactional id was taken over by another producer can only be
   closed.
-- A partition is in the coordinator's record before its first batch is written.
-- A request that the coordinator cannot execute now is retried until the deadline. Every
-  request may be retried.
+- The coordinator stores a partition as part of the transaction before the partition's
+  first batch is written.
+- A request that the coordinator cannot execute now is retried until the deadline. All
+  requests are idempotent.
 
-This module does not implement the coordinator's decisions (transactions.py) and writes
-no batches (sender.py).
+The coordinator is in coordination/transactions.py. Batches are written by sender.py.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from logcore.reporting import WARNING, log_line
 
 #: First and longest delay before a request is retried. The delay doubles each time.
 _FIRST_WAIT_MS: Final = 1
-_LONGEST_WAIT_MS: Final = 100
+_MAX_WAIT_MS: Final = 100
 #: How often the sender ends transactions that have been open for too long.
 _CHECK_MS: Final = 1_000
 #: All producers of this library get a new epoch for each transaction (KIP-890).
 _VERSION: Final = 2
-_LATER: Final = (
+_RETRIABLE: Final = (
     TransactionError.COORDINATOR_NOT_AVAILABLE,
     TransactionError.CONCURRENT_TRANSACTIONS,
 )
@@ -77,55 +77,56 @@ class TransactionState(enum.Enum):
 
 
 #: The states that may follow each state. FATAL_ERROR may follow every state.
-NEXT: Final[Mapping[TransactionState, frozenset[TransactionState]]] = MappingProxyType(
-    {
-        TransactionState.UNINITIALIZED: frozenset({TransactionState.INITIALIZING}),
-        TransactionState.INITIALIZING: frozenset(
-            {
-                TransactionState.READY,
-                TransactionState.INITIALIZING,
-                TransactionState.PREPARED,
-            }
-        ),
-        TransactionState.READY: frozenset({TransactionState.IN_TRANSACTION}),
-        TransactionState.IN_TRANSACTION: frozenset(
-            {
-                TransactionState.PREPARED,
-                TransactionState.COMMITTING,
-                TransactionState.ABORTING,
-                TransactionState.ABORTABLE_ERROR,
-            }
-        ),
-        TransactionState.PREPARED: frozenset(
-            {
-                TransactionState.PREPARED,
-                TransactionState.COMMITTING,
-                TransactionState.ABORTING,
-                TransactionState.ABORTABLE_ERROR,
-            }
-        ),
-        TransactionState.COMMITTING: frozenset(
-            {
-                TransactionState.COMMITTING,
-                TransactionState.READY,
-                TransactionState.ABORTABLE_ERROR,
-            }
-        ),
-        TransactionState.ABORTING: frozenset(
-            {TransactionState.ABORTING, TransactionState.READY}
-        ),
-        TransactionState.ABORTABLE_ERROR: frozenset(
-            {TransactionState.ABORTING, TransactionState.ABORTABLE_ERROR}
-        ),
-        TransactionState.FATAL_ERROR: frozenset(),
-    }
+ALLOWED_TRANSITIONS: Final[Mapping[TransactionState, frozenset[TransactionState]]] = (
+    MappingProxyType(
+        {
+            TransactionState.UNINITIALIZED: frozenset({TransactionState.INITIALIZING}),
+            TransactionState.INITIALIZING: frozenset(
+                {
+                    TransactionState.READY,
+                    TransactionState.INITIALIZING,
+                    TransactionState.PREPARED,
+                }
+            ),
+            TransactionState.READY: frozenset({TransactionState.IN_TRANSACTION}),
+            TransactionState.IN_TRANSACTION: frozenset(
+                {
+                    TransactionState.PREPARED,
+                    TransactionState.COMMITTING,
+                    TransactionState.ABORTING,
+                    TransactionState.ABORTABLE_ERROR,
+                }
+            ),
+            TransactionState.PREPARED: frozenset(
+                {
+                    TransactionState.PREPARED,
+                    TransactionState.COMMITTING,
+                    TransactionState.ABORTING,
+                    TransactionState.ABORTABLE_ERROR,
+                }
+            ),
+            TransactionState.COMMITTING: frozenset(
+                {
+                    TransactionState.COMMITTING,
+                    TransactionState.READY,
+                    TransactionState.ABORTABLE_ERROR,
+                }
+            ),
+            TransactionState.ABORTING: frozenset(
+                {TransactionState.ABORTING, TransactionState.READY}
+            ),
+            TransactionState.ABORTABLE_ERROR: frozenset(
+                {TransactionState.ABORTING, TransactionState.ABORTABLE_ERROR}
+            ),
+            TransactionState.FATAL_ERROR: frozenset(),
+        }
+    )
 )
 
 
-class Transacting:
-    """State machine of one transactional producer.
-
-    `room` is the condition of the producer's memory. All fields change under its lock.
+class TransactionManager:
+    """State machine of one transactional producer. Its fields change under the
+    producer's lock, which is the lock of `memory_freed`.
     """
 
     def __init__(
@@ -134,54 +135,57 @@ class Transacting:
         coordinator: TransactionCoordinator,
         transactional_id: str,
         timeout_ms: int,
-        room: threading.Condition,
+        memory_freed: threading.Condition,
     ) -> None:
         self.transactional_id = transactional_id
         self._fs = fs
         self._coordinator = coordinator
         self._timeout_ms = timeout_ms
-        self._room = room
+        self._memory_freed = memory_freed
         self.state = TransactionState.UNINITIALIZED
         #: Producer id and epoch, or None before init_transactions().
         self.identity: ProducerIdAndEpoch | None = None
         #: The error after which the transaction, or the producer, cannot continue.
         self.failure: LogcoreError | None = None
-        # Added by this producer to the open transaction.
+        # Partitions that this producer has added to the open transaction.
         self._partitions: set[tuple[str, int]] = set()
-        self._is_of_before = False  # an earlier producer opened the transaction
+        # Whether an earlier producer with this id began the open transaction.
+        self._is_inherited = False
         self._checked_ms = fs.monotonic_ms()
 
     # -- states
 
-    def check(self, wanted: TransactionState) -> None:
+    def check(self, target_state: TransactionState) -> None:
         """Check a state transition. The lock is held.
 
         Raises:
             ProducerStateError: the transition is not allowed.
             LogcoreError: the transaction or the producer has failed earlier.
         """
-        if wanted in NEXT[self.state]:
+        if target_state in ALLOWED_TRANSITIONS[self.state]:
             return
         if self.failure is not None:
             raise self.failure
         allowed = sorted(
-            before.name for before, after in NEXT.items() if wanted in after
+            before.name
+            for before, after in ALLOWED_TRANSITIONS.items()
+            if target_state in after
         )
         raise ProducerStateError(
-            f"a producer cannot get to {wanted.name} from {self.state.name}",
+            f"a producer cannot change from {self.state.name} to {target_state.name}",
             expected=" or ".join(allowed),
             found=self.state.name,
         )
 
-    def enter(self, wanted: TransactionState) -> None:
+    def enter(self, target_state: TransactionState) -> None:
         """Check and perform a state transition. The lock is held."""
-        self.check(wanted)
-        self.state = wanted
-        if wanted in (TransactionState.READY, TransactionState.ABORTING):
+        self.check(target_state)
+        self.state = target_state
+        if target_state in (TransactionState.READY, TransactionState.ABORTING):
             self.failure = None
-        if wanted is TransactionState.READY:
+        if target_state is TransactionState.READY:
             self._partitions.clear()
-            self._is_of_before = False
+            self._is_inherited = False
 
     def check_sending(self) -> None:
         """Check that a record may be sent. The lock is held.
@@ -195,7 +199,7 @@ class Transacting:
         if self.failure is not None:
             raise self.failure
         raise ProducerStateError(
-            "a producer with a transactional id sends inside a transaction: call begin_transaction()",
+            "a transactional producer can send only in a transaction; call begin_transaction() first",
             expected=TransactionState.IN_TRANSACTION.name,
             found=self.state.name,
         )
@@ -228,7 +232,7 @@ class Transacting:
     def is_open(self) -> bool:
         """Whether close() must abort a transaction.
 
-        A prepared transaction waits for its decision instead.
+        A prepared transaction remains open, because another store decides it.
         """
         return self.state in (
             TransactionState.IN_TRANSACTION,
@@ -243,12 +247,12 @@ class Transacting:
             self.state = TransactionState.FATAL_ERROR
             self.failure = error
         elif (
-            TransactionState.ABORTABLE_ERROR in NEXT[self.state]
+            TransactionState.ABORTABLE_ERROR in ALLOWED_TRANSITIONS[self.state]
             and self.failure is None
         ):
             self.state = TransactionState.ABORTABLE_ERROR
             failure = TransactionAbortedError(
-                f"the transaction can only be aborted, since a part of it failed: {error}",
+                f"the transaction can only be aborted, because a part of it failed: {error}",
             )
             failure.__cause__ = error
             self.failure = failure
@@ -263,11 +267,13 @@ class Transacting:
         The state must be INITIALIZING. With `keeps_prepared`, the transaction remains
         open, and the state becomes PREPARED.
         """
-        found = self._initialized(deadline_ms, keeps_prepared)
-        with self._room:
-            self.identity = ProducerIdAndEpoch(found.producer_id, found.producer_epoch)
-            self._is_of_before = isinstance(found, Unended)
-            if self._is_of_before:
+        response = self._initialized(deadline_ms, keeps_prepared)
+        with self._memory_freed:
+            self.identity = ProducerIdAndEpoch(
+                response.producer_id, response.producer_epoch
+            )
+            self._is_inherited = isinstance(response, Unended)
+            if self._is_inherited:
                 self.enter(TransactionState.PREPARED)
             else:
                 self.enter(TransactionState.READY)
@@ -275,18 +281,18 @@ class Transacting:
     def _initialized(
         self, deadline_ms: int | None, keeps_prepared: bool = False
     ) -> ProducerIdAndEpoch | Unended:
-        asked = Initialize(
+        request = Initialize(
             transactional_id=self.transactional_id,
             timeout_ms=self._timeout_ms,
             keeps_open=keeps_prepared,
         )
-        return self._request_until(deadline_ms, asked)
+        return self._request_until(deadline_ms, request)
 
     def prepared(self) -> str:
         """Return the prepared transaction as text, or "" if it has no writes."""
-        if not self._partitions and not self._is_of_before:
+        if not self._partitions and not self._is_inherited:
             return ""
-        identity = self.known_identity()
+        identity = self.initialized_identity()
         return f"{identity.producer_id}:{identity.producer_epoch}"
 
     def new_partitions(
@@ -296,13 +302,13 @@ class Transacting:
         return frozenset(partitions) - self._partitions
 
     def add(self, partitions: Collection[tuple[str, int]]) -> None:
-        """Add partitions to the open transaction. They are durable when this returns.
+        """Add partitions to the open transaction, and wait until that is durable.
 
         Raises:
             ResourceError: the coordinator cannot add them now.
             ProducerFencedError: another producer has taken over the id.
         """
-        identity = self.known_identity()
+        identity = self.initialized_identity()
         self._request(
             AddPartitions(
                 transactional_id=self.transactional_id,
@@ -312,7 +318,7 @@ class Transacting:
                 client_version=_VERSION,
             )
         )
-        with self._room:
+        with self._memory_freed:
             self._partitions.update(partitions)
 
     def end(self, *, commit: bool, deadline_ms: int | None) -> None:
@@ -324,22 +330,22 @@ class Transacting:
         Raises:
             ResourceError: the deadline has passed. The caller may retry.
         """
-        identity = self.known_identity()
-        if self._partitions or self._is_of_before:
-            ended = End(
+        identity = self.initialized_identity()
+        if self._partitions or self._is_inherited:
+            request = End(
                 transactional_id=self.transactional_id,
                 producer_id=identity.producer_id,
                 producer_epoch=identity.producer_epoch,
                 commit=commit,
                 client_version=_VERSION,
             )
-            found = self._request_until(deadline_ms, ended)
-            # The previous producer may have sent the same request and received the same
-            # epoch. So this producer gets a new epoch.
-            if self._is_of_before:
-                found = self._initialized(deadline_ms)
-            identity = ProducerIdAndEpoch(found.producer_id, found.producer_epoch)
-        with self._room:
+            response = self._request_until(deadline_ms, request)
+            # The earlier producer may have sent the same request and received the same
+            # epoch. Another Initialize request gives this producer a new epoch.
+            if self._is_inherited:
+                response = self._initialized(deadline_ms)
+            identity = ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
+        with self._memory_freed:
             self.identity = identity
             self.enter(TransactionState.READY)
 
@@ -361,7 +367,7 @@ class Transacting:
                     error,
                 )
 
-    def known_identity(self) -> ProducerIdAndEpoch:
+    def initialized_identity(self) -> ProducerIdAndEpoch:
         """Return the identity. init_transactions() must have succeeded."""
         assert self.identity is not None, self.state
         return self.identity
@@ -372,32 +378,32 @@ class Transacting:
         wait_ms = _FIRST_WAIT_MS
         while True:
             try:
-                found = self._request(request)
+                response = self._request(request)
             except (ResourceError, LogLockedError):
                 if (
                     deadline_ms is not None
                     and self._fs.monotonic_ms() + wait_ms > deadline_ms
                 ):
                     raise
-                with self._room:
-                    self._room.wait(wait_ms / 1000)
-                wait_ms = min(2 * wait_ms, _LONGEST_WAIT_MS)
+                with self._memory_freed:
+                    self._memory_freed.wait(wait_ms / 1000)
+                wait_ms = min(2 * wait_ms, _MAX_WAIT_MS)
                 continue
-            assert found is not None, request
-            return found
+            assert response is not None, request
+            return response
 
     def _request(self, request: Request) -> ProducerIdAndEpoch | Unended | None:
         result = self._coordinator.request(request)
         if isinstance(result, TransactionError):
-            self._refuse(result)
+            self._raise_error(result)
         return result
 
-    def _refuse(self, error: TransactionError) -> NoReturn:
-        """Raise the exception for a refused request."""
-        name = self.transactional_id
-        if error in _LATER:
+    def _raise_error(self, error: TransactionError) -> NoReturn:
+        """Raise the exception for an error of the coordinator."""
+        transactional_id = self.transactional_id
+        if error in _RETRIABLE:
             raise ResourceError(
-                f"the transactions of {name!r} cannot be used now: {error.name}"
+                f"the transactions of {transactional_id!r} cannot be used now: {error.name}"
             )
         if error is TransactionError.INVALID_TRANSACTION_TIMEOUT:
             raise InvalidConfigError(
@@ -408,12 +414,12 @@ class Transacting:
         failure: LogcoreError
         if error in _FENCED:
             failure = ProducerFencedError(
-                f"another producer has taken {name!r} over, or a transaction of this one was open for too long"
+                f"another producer has taken over {transactional_id!r}, or this one had a transaction open for too long"
             )
         else:
             failure = TransactionAbortedError(
-                f"the transaction of {name!r} was aborted, since it was open for too long: {error.name}"
+                f"the transaction of {transactional_id!r} was open for too long and was aborted: {error.name}"
             )
-        with self._room:
+        with self._memory_freed:
             self.fail(failure)
         raise failure

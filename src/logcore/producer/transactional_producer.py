@@ -1,5 +1,4 @@
-"""A producer with transactions: its records, and the offsets of the records that they
-were made from, are committed together or not at all.
+"""Transactional producer: commits records and consumer offsets atomically.
 
     with data.producer(transactional_id="totals-0") as producer:
         with producer.transaction():
@@ -13,9 +12,9 @@ Rules (clients reference 2.9):
   is committed.
 - A result of send() means that the record is stored, not that its transaction is
   committed.
-- close() aborts an open transaction, and so does its timeout.
+- An open transaction is aborted by close(), and after transaction_timeout_ms.
 
-The order of calls is checked in transaction_manager.py.
+transaction_manager.py checks the order of calls.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from logcore.fs import FS
 from logcore.metadata.checkpoint import PartitionKey
 from logcore.producer.producer import Producer
 from logcore.producer.settings import ProducerSettings
-from logcore.producer.transaction_manager import Transacting, TransactionState
+from logcore.producer.transaction_manager import TransactionManager, TransactionState
 from logcore.reporting import WARNING, log_line
 
 
@@ -61,7 +60,7 @@ class CommittingMember(Protocol):
 
 
 class OffsetToCommit(Protocol):
-    """A commit for a partition; see logcore.OffsetAndMetadata."""
+    """An offset to commit for a partition; see logcore.OffsetAndMetadata."""
 
     @property
     def offset(self) -> int: ...
@@ -72,14 +71,14 @@ class OffsetToCommit(Protocol):
 
 
 class CommitGroups(Protocol):
-    """The methods of the groups of a directory that this module uses."""
+    """The group coordinator of a directory; only the methods that this module uses."""
 
     failure: Exception | None
 
     def home(self, group_id: str) -> tuple[str, int]: ...
     def commit(
         self,
-        who: Committer,
+        committer: Committer,
         offsets: Mapping[OffsetKey, Committed],
         producer: tuple[int, int] | None = None,
     ) -> GroupError | None: ...
@@ -93,7 +92,7 @@ class TransactionCoordinators(Protocol):
 
 
 class TransactionalProducer(Producer):
-    """A producer made by LogDir.producer(transactional_id=...)."""
+    """A producer created by LogDir.producer(transactional_id=...)."""
 
     def __init__(
         self,
@@ -104,28 +103,34 @@ class TransactionalProducer(Producer):
     ) -> None:
         """Create a producer. Users call LogDir.producer()."""
         super().__init__(fs, directory, settings, coordinators.transactions(directory))
-        assert self._work.transacting is not None
-        self._transacting: Transacting = self._work.transacting
+        assert self._thread_state.transaction_manager is not None
+        self._transaction_manager: TransactionManager = (
+            self._thread_state.transaction_manager
+        )
         self._coordinators = coordinators
 
     def __enter__(self) -> Self:
         return self
 
     def close(self, timeout: float | None = None) -> None:
-        """Abort an open transaction and close the producer like Producer.close().
-        Closing twice is allowed.
+        """Abort an open transaction, and close the producer like Producer.close().
+        Further calls have no effect.
         """
-        is_own = self._fs.forks == self._forks and not self._work.is_closing
-        if is_own and not self._work.teller.is_me and self._transacting.is_open:
+        is_own = self._fs.forks == self._forks and not self._thread_state.is_closing
+        if (
+            is_own
+            and not self._thread_state.callback_runner.is_running_here
+            and self._transaction_manager.is_open
+        ):
             try:
                 self.abort_transaction(timeout)
             except LogcoreError as error:
-                text = "the open transaction of %r was not aborted, and waits for its timeout: %s"
+                text = "the open transaction of %r was not aborted and remains open until its timeout: %s"
                 log_line(
                     "transactions",
                     WARNING,
                     text,
-                    self._transacting.transactional_id,
+                    self._transaction_manager.transactional_id,
                     error,
                 )
         super().close(timeout)
@@ -150,8 +155,8 @@ class TransactionalProducer(Producer):
             LogcoreError: `__transaction_state` cannot be read.
         """
         self._check_caller("init_transactions()")
-        self._enter(TransactionState.INITIALIZING)
-        self._transacting.initialize(
+        self._change_state(TransactionState.INITIALIZING)
+        self._transaction_manager.initialize(
             self._deadline_ms(timeout), keeps_prepared=keep_prepared
         )
 
@@ -165,13 +170,13 @@ class TransactionalProducer(Producer):
         """
         self._check_caller("begin_transaction()")
         with self._lock:
-            self._transacting.enter(TransactionState.IN_TRANSACTION)
+            self._transaction_manager.enter(TransactionState.IN_TRANSACTION)
             for queue in self._accumulator.queues.values():
-                queue.identity = None  # each transaction has an epoch of its own
+                queue.identity = None  # each transaction has another epoch
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """Write the sent records and commit the transaction. On return, both are on
-        disk.
+        """Write the sent records and commit the transaction. On return, the records and
+        the commit are durable.
 
         Raises:
             TransactionAbortedError: a record could not be stored; call
@@ -183,42 +188,42 @@ class TransactionalProducer(Producer):
         """
         self._check_caller("commit_transaction()")
         deadline_ms = self._deadline_ms(timeout)
-        self._enter(TransactionState.COMMITTING)
+        self._change_state(TransactionState.COMMITTING)
         self._write_all(deadline_ms)
-        self._transacting.end(commit=True, deadline_ms=deadline_ms)
+        self._transaction_manager.end(commit=True, deadline_ms=deadline_ms)
 
     def prepare_transaction(self, timeout: float | None = None) -> str:
-        """Write the sent records, and wait for the decision of another store.
+        """Prepare a two-phase commit with another store: write the sent records, and
+        return a text that identifies the transaction.
 
-        Store the returned text in a transaction of that store, and then call
-        complete_transaction(). A producer with two_phase=True has no timeout; without
-        it, the transaction may be aborted while it waits. Raises the same errors as
-        commit_transaction().
+        Commit the text in a transaction of that store, and then call
+        complete_transaction(). Without two_phase=True, the prepared transaction is
+        aborted after its timeout. Raises the same errors as commit_transaction().
         """
         self._check_caller("prepare_transaction()")
-        self._enter(TransactionState.PREPARED)
+        self._change_state(TransactionState.PREPARED)
         self._write_all(self._deadline_ms(timeout))
-        return self._transacting.prepared()
+        return self._transaction_manager.prepared()
 
     def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
-        """Commit the prepared transaction if `prepared` is its text, else abort it.
-        Returns whether it was committed.
+        """Commit the prepared transaction if `prepared` is its text, otherwise abort the
+        transaction. Return whether it was committed.
 
-        `prepared` is the text in the other store. Raises the same errors as
-        commit_transaction().
+        `prepared` is the text that the other store contains now. Raises the same errors
+        as commit_transaction().
         """
         self._check_caller("complete_transaction()")
         with self._lock:
-            self._transacting.check_completing()
-            is_wanted = self._transacting.prepared() == prepared
-        if is_wanted:
+            self._transaction_manager.check_completing()
+            must_commit = self._transaction_manager.prepared() == prepared
+        if must_commit:
             self.commit_transaction(timeout)
         else:
             self.abort_transaction(timeout)
-        return is_wanted
+        return must_commit
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Abort the transaction. Records that were not written yet fail with
+        """Abort the transaction. Records that are not written yet fail with
         TransactionAbortedError.
 
         Raises:
@@ -227,10 +232,14 @@ class TransactionalProducer(Producer):
             ProducerStateError: no transaction is open.
         """
         self._check_caller("abort_transaction()")
-        self._enter(TransactionState.ABORTING)
-        with self._work.writing:
-            self._work.sender.end_all("the transaction of the record was aborted")
-        self._transacting.end(commit=False, deadline_ms=self._deadline_ms(timeout))
+        self._change_state(TransactionState.ABORTING)
+        with self._thread_state.round_lock:
+            self._thread_state.sender.fail_transaction(
+                "the transaction of the record was aborted"
+            )
+        self._transaction_manager.end(
+            commit=False, deadline_ms=self._deadline_ms(timeout)
+        )
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Self, None, None]:
@@ -239,7 +248,7 @@ class TransactionalProducer(Producer):
         The transaction is aborted if an exception leaves the block, or if the commit
         fails permanently.
         """
-        if self._transacting.state is TransactionState.UNINITIALIZED:
+        if self._transaction_manager.state is TransactionState.UNINITIALIZED:
             self.init_transactions()
         self.begin_transaction()
         try:
@@ -250,12 +259,12 @@ class TransactionalProducer(Producer):
         try:
             self.commit_transaction()
         except BaseException:
-            if self._transacting.state is TransactionState.ABORTABLE_ERROR:
+            if self._transaction_manager.state is TransactionState.ABORTABLE_ERROR:
                 self._abort_quietly()
             raise
 
     def _abort_quietly(self) -> None:
-        """Abort after an error that is raised anyway."""
+        """Abort the transaction, and ignore errors, because another one is raised."""
         with contextlib.suppress(LogcoreError):
             self.abort_transaction()
 
@@ -266,16 +275,17 @@ class TransactionalProducer(Producer):
     ) -> None:
         """Commit offsets of a group together with the transaction.
 
-        `offsets` maps (topic, partition) to the next offset to process. `group` is
-        Consumer.group_metadata(), which is checked as in a commit, or a group id.
+        `offsets` maps (topic, partition) to the next offset to process. `group` is a
+        group id or the result of Consumer.group_metadata(). With the latter, the group
+        checks the member and its generation.
 
-        Raises CommitFailedError and RebalanceInProgressError if the group refuses; the
-        transaction can then only be aborted. Otherwise it raises the same errors as
+        Raises CommitFailedError or RebalanceInProgressError if the group refuses the
+        offsets; the transaction can then only be aborted. Raises also the errors of
         commit_transaction().
         """
         self._check_caller("send_offsets_to_transaction()")
         with self._lock:
-            self._transacting.check_sending()
+            self._transaction_manager.check_sending()
         if not offsets:
             return
         now_ms = self._fs.now_ms()
@@ -288,70 +298,71 @@ class TransactionalProducer(Producer):
             group_id = group
         else:
             group_id = group.group_id
-        home = groups.home(group_id)
-        if self._transacting.new_partitions([home]):
-            self._transacting.add([home])
-        identity = self._transacting.known_identity()
+        offsets_partition = groups.home(group_id)
+        if self._transaction_manager.new_partitions([offsets_partition]):
+            self._transaction_manager.add([offsets_partition])
+        identity = self._transaction_manager.initialized_identity()
         producer = (identity.producer_id, identity.producer_epoch)
-        who = Committer(group_id, -1, "", None)
+        committer = Committer(group_id, -1, "", None)
         if not isinstance(group, str):
-            who = Committer(
+            committer = Committer(
                 group_id, group.generation, group.member_id, group.group_instance_id
             )
-        refused = groups.commit(who, committed, producer)
-        if refused is not None:
-            error = _refusal(group_id, refused)
+        group_error = groups.commit(committer, committed, producer)
+        if group_error is not None:
+            error = _commit_error(group_id, group_error)
             error.__cause__ = groups.failure
             with self._lock:
-                self._transacting.fail(error)
+                self._transaction_manager.fail(error)
             raise error
 
     @property
     def is_prepared(self) -> bool:
-        """Whether a transaction of this producer, or of an earlier one, waits for
-        complete_transaction().
+        """Whether complete_transaction() must be called for a transaction of this
+        producer or of an earlier one.
         """
-        return self._transacting.state is TransactionState.PREPARED
+        return self._transaction_manager.state is TransactionState.PREPARED
 
-    # -- parts of these ----------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------
 
     def _write_all(self, deadline_ms: int) -> None:
-        """Write the sent records. Raises the reason why the transaction can only be
-        aborted.
-        """
-        self.flush(self._left_seconds(deadline_ms))
-        with self._lock:
-            if self._transacting.failure is not None:
-                raise self._transacting.failure
+        """Write the sent records.
 
-    def _enter(self, state: TransactionState) -> None:
+        Raises TransactionAbortedError if the transaction can only be aborted.
+        """
+        self.flush(self._remaining_seconds(deadline_ms))
         with self._lock:
-            self._transacting.enter(state)
+            if self._transaction_manager.failure is not None:
+                raise self._transaction_manager.failure
+
+    def _change_state(self, state: TransactionState) -> None:
+        with self._lock:
+            self._transaction_manager.enter(state)
 
     def _deadline_ms(self, timeout: float | None) -> int:
         if timeout is None:
-            left_ms = self._settings.max_block_ms
+            remaining_ms = self._settings.max_block_ms
         else:
-            left_ms = milliseconds(timeout)
-        return self._fs.monotonic_ms() + left_ms
+            remaining_ms = milliseconds(timeout)
+        return self._fs.monotonic_ms() + remaining_ms
 
-    def _left_seconds(self, deadline_ms: int) -> float:
+    def _remaining_seconds(self, deadline_ms: int) -> float:
         return max(0, deadline_ms - self._fs.monotonic_ms()) / 1000
 
 
 def _committed(given: int | OffsetToCommit, now_ms: int) -> Committed:
     if isinstance(given, bool) or (isinstance(given, int) and given < 0):
         raise InvalidConfigError(
-            "offsets", expected="numbers of at least 0", found=repr(given)
+            "offsets", expected="an integer of at least 0", found=repr(given)
         )
     if isinstance(given, int):
         return Committed(given, -1, "", now_ms)
     return Committed(given.offset, given.leader_epoch, given.metadata, now_ms)
 
 
-def _refusal(group_id: str, error: GroupError) -> LogcoreError:
+def _commit_error(group_id: str, error: GroupError) -> LogcoreError:
     if error is GroupError.REBALANCE_IN_PROGRESS:
-        return RebalanceInProgressError(f"group {group_id!r} divides its partitions")
+        return RebalanceInProgressError(f"group {group_id!r} is rebalancing")
     return CommitFailedError(
         f"offsets of group {group_id!r} were not stored", found=error.name
     )
