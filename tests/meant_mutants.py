@@ -2355,7 +2355,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "log_that_grew_again_counts_as_the_old_one", "logcore/shipping/forwarder.py",
-        "                self._check(log, progress)\n",
+        "                self._check_last_record(log, progress)\n",
         "                pass\n",
         "shipping/test_forwarder.py",
     ),
@@ -2379,9 +2379,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "undelivered_batch_not_read_again", "logcore/shipping/forward_rules.py",
-        "        self.is_placed = True\n"
+        "        self.has_position = True\n"
         "        self.rewind()\n",
-        "        self.is_placed = True\n",
+        "        self.has_position = True\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
@@ -2392,15 +2392,15 @@ MISTAKES: Final = (
     ),
     Mistake(
         "skipped_records_are_not_committed", "logcore/shipping/forwarder.py",
-        "        part.leave_out(record.offset + 1)\n"
-        "        part.owes = True\n",
-        "        part.leave_out(record.offset + 1)\n",
+        "        part.skip_to(record.offset + 1)\n"
+        "        part.needs_commit = True\n",
+        "        part.skip_to(record.offset + 1)\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
         "fetched_records_count_as_stored", "logcore/shipping/mirror.py",
         "        except BaseException:\n"
-        "            self._forget()\n"
+        "            self._reset_positions()\n"
         "            raise\n",
         "",
         "shipping/test_mirror.py",
@@ -2413,8 +2413,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "mirrored_before_it_is_compared", "logcore/shipping/mirror.py",
-        "            part.fetch_at = min(part.own, default=decided.offset)\n",
-        "            part.fetch_at = decided.offset\n",
+        "            part.fetch_offset = min(part.local_tail, default=decision.offset)\n",
+        "            part.fetch_offset = decision.offset\n",
         "shipping/test_mirror.py",
     ),
     Mistake(

@@ -173,7 +173,7 @@ def test_remote_retention_beyond_the_mirror_stops_the_partition(
     source.logs[ORDERS].delete_below(15)
     with pytest.raises(
         ShippingGapError,
-        match="offsets 10 to 14 were deleted there before they were mirrored",
+        match="the cluster deleted offsets 10 to 14 before they were mirrored",
     ):
         mirrored(data, source)
     before = here(data)
@@ -245,7 +245,9 @@ def test_divergence_is_detected_while_the_mirror_runs(
     with Mirror(data, source, topics=["orders"], fs=source.disk) as mirror:
         mirror.run(until_end=True)
         source.logs[ORDERS].lose_records_from(5)
-        with pytest.raises(DivergedError, match="the remote log ends before ours"):
+        with pytest.raises(
+            DivergedError, match="the remote log ends below the local log"
+        ):
             mirror.run()
 
 
@@ -255,7 +257,7 @@ def test_log_that_begins_after_the_remote_end_is_not_truncated(
     source.logs[ORDERS].delete_below(8)
     mirrored(data, source)
     source.logs[ORDERS] = type(source.logs[ORDERS])()
-    with pytest.raises(DivergedError, match="the remote log ends before ours"):
+    with pytest.raises(DivergedError, match="the remote log ends below the local log"):
         mirrored(data, source, on_divergence="truncate")
 
 
@@ -265,9 +267,7 @@ def test_recreated_topic_is_another_topic(
     mirrored(data, source)
     source.make("orders")
     fill(source, 20)
-    with pytest.raises(
-        DivergedError, match="another one of that name, deleted and made again"
-    ):
+    with pytest.raises(DivergedError, match="deleted and created again"):
         mirrored(data, source, on_divergence="truncate")
 
 
@@ -309,7 +309,7 @@ def test_records_and_progress_are_one_transaction(
     assert found == [(record.value, record.timestamp_ms) for record in there(source)]
     assert data.committed_offsets(*ORDERS) == {"logcore-mirror-model-default": 15}
     source.make("orders")
-    with pytest.raises(DivergedError, match="another one of that name"):
+    with pytest.raises(DivergedError, match="was deleted and created again"):
         mirrored(data, source, offsets="new")
 
 
@@ -326,7 +326,7 @@ def test_several_topics_are_mirrored_to_one(
     with Mirror(data, source, offsets="new", **options) as mirror:
         mirror.run(until_end=True)
     assert len(here(data, "all")) == 11
-    with pytest.raises(InvalidConfigError, match="with offsets='new' only"):
+    with pytest.raises(InvalidConfigError, match="which needs offsets='new'"):
         Mirror(data, source, offsets="keep", **options)
 
 

@@ -4,7 +4,7 @@ The progress is stored as transaction identifiers (`txn`), three for each partit
 
     logcore/<partition>/next      the next offset
     logcore/<partition>/last      the offset of the last exported record
-    logcore/<partition>/crc       the CRC-32 of that record, see witness_of()
+    logcore/<partition>/crc       the CRC-32 of that record, see record_fingerprint()
 
 Rules:
 - delta-rs refuses a commit if a concurrent commit has one of its identifiers. So two
@@ -36,7 +36,7 @@ from logcore.lake.target import (
     owner_of,
     progress_is_lost,
 )
-from logcore.shipping.forward_rules import witnessed_offset
+from logcore.shipping.forward_rules import fingerprint_offset
 
 if TYPE_CHECKING:
     import pyarrow
@@ -208,10 +208,10 @@ def _named(progress: Mapping[int, ExportProgress]) -> str:
 
 def _versions(export_progress: ExportProgress) -> dict[str, int]:
     versions = {"next": export_progress.next_offset}
-    offset = witnessed_offset(export_progress.witness)
+    offset = fingerprint_offset(export_progress.fingerprint)
     if offset is not None:
         versions["last"] = offset
-        versions["crc"] = int(export_progress.witness.partition(":")[2], 16)
+        versions["crc"] = int(export_progress.fingerprint.partition(":")[2], 16)
     return versions
 
 
@@ -221,7 +221,7 @@ def _progress(table: Any, number: int) -> ExportProgress | None:
         return None
     last = table.transaction_version(f"logcore/{number}/last")
     crc = table.transaction_version(f"logcore/{number}/crc")
-    witness = ""
+    fingerprint = ""
     if last is not None and crc is not None:
-        witness = f"{last}:{crc:08x}"
-    return ExportProgress(next_offset, witness)
+        fingerprint = f"{last}:{crc:08x}"
+    return ExportProgress(next_offset, fingerprint)

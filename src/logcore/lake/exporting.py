@@ -49,7 +49,7 @@ from logcore.lake.values import (
 from logcore.log import Log
 from logcore.logdir import LogDir
 from logcore.reader import Isolation, aborted_transactions, typed_columns
-from logcore.shipping.forward_rules import witness_of, witnessed_offset
+from logcore.shipping.forward_rules import fingerprint_offset, record_fingerprint
 
 if TYPE_CHECKING:
     import pyarrow
@@ -250,38 +250,38 @@ class _Export:
             return start
         if stored is None:
             stored = ExportProgress(0)
-        offset = witnessed_offset(stored.witness)
+        offset = fingerprint_offset(stored.fingerprint)
         if offset is not None and bounds.start <= offset < bounds.end:
             own: Record | None = log.get(offset)
             if own is not None and own.offset != offset:
                 own = None  # compaction has removed it
             rules.check_last_record(
-                bounds, stored.witness, own, is_compacted=log.config.is_compacted
+                bounds, stored.fingerprint, own, is_compacted=log.config.is_compacted
             )
         start = rules.next_offset(bounds, stored, self._options.on_gap)
         if start != stored.next_offset:
-            self._pending[number] = ExportProgress(start, stored.witness)
+            self._pending[number] = ExportProgress(start, stored.fingerprint)
         return start
 
     def _export_partition(self, number: int, log: Log, start: int, end: int) -> None:
         at = start
-        witness = self._stored.get(number, ExportProgress(0)).witness
+        fingerprint = self._stored.get(number, ExportProgress(0)).fingerprint
         for columns, types in self._chunks(log, start, end):
             last = int(columns.offsets[-1])
-            witness = witness_of(next(columns[-1:].records()))
+            fingerprint = record_fingerprint(next(columns[-1:].records()))
             if self._options.select is not None:
                 passing = self._options.select(columns)
                 columns = columns[passing]
                 types = types[passing]
             if len(columns):
                 self._builder.add(number, columns, types, log.path)
-            self._pending[number] = ExportProgress(last + 1, witness)
+            self._pending[number] = ExportProgress(last + 1, fingerprint)
             self._report(last + 1 - at)
             at = last + 1
             if self._builder.size_bytes >= self._options.commit_bytes:
                 self._commit()
         if at < end:  # markers or aborted records follow the last record
-            self._pending[number] = ExportProgress(end, witness)
+            self._pending[number] = ExportProgress(end, fingerprint)
             self._report(end - at)
 
     def _chunks(

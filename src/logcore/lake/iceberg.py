@@ -185,7 +185,7 @@ class IcebergTarget:
             {
                 str(number): [
                     partition_progress.next_offset,
-                    partition_progress.witness,
+                    partition_progress.fingerprint,
                 ]
                 for number, partition_progress in sorted(stored.items())
             }

@@ -19,7 +19,7 @@ import attrs
 
 from logcore.errors import DivergedError, OffsetOutOfRangeError, ShippingGapError
 from logcore.kernels import Record
-from logcore.shipping.forward_rules import witness_of
+from logcore.shipping.forward_rules import record_fingerprint
 
 OnGap = Literal["fail", "skip"]
 #: Advice for a table whose topic is not the exported one any more.
@@ -33,7 +33,7 @@ class ExportProgress:
     #: The offset after the last exported one.
     next_offset: int
     #: A text that identifies the last exported record, or "" if there is none.
-    witness: str = ""
+    fingerprint: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +92,7 @@ def next_offset(bounds: LogBounds, progress: ExportProgress, on_gap: OnGap) -> i
 
 
 def check_last_record(
-    bounds: LogBounds, witness: str, own: Record | None, *, is_compacted: bool
+    bounds: LogBounds, fingerprint: str, own: Record | None, *, is_compacted: bool
 ) -> None:
     """Check that the log still holds the record that was exported last.
 
@@ -105,13 +105,13 @@ def check_last_record(
         return
     found = "no record"
     if own is not None:
-        found = witness_of(own)
-    if found != witness:
+        found = record_fingerprint(own)
+    if found != fingerprint:
         raise DivergedError(
             "the log holds another record than the one that was exported: it was truncated and has grown again. "
             f"{NEW_TABLE}",
             path=bounds.path,
-            expected=witness,
+            expected=fingerprint,
             found=found,
         )
 

@@ -1,15 +1,15 @@
-"""The interface between shipping and a remote cluster: calls and their values.
+"""The interface between shipping and a remote cluster: protocols and their values.
 
 Rules:
-- One call is one step, which a crash or a lost reply may interrupt. The caller never
-  depends on how much of the step was done.
-- A call that waits takes a timeout, and returns when it expires. `None` from wait()
-  means that the batch is in progress.
-- A cluster that does not respond raises RemoteUnavailableError. The same call, or a new
-  connection, may work later.
+- A crash or a lost reply may interrupt every call. The caller must not depend on how
+  much of the call was executed.
+- A call that waits has a timeout, and returns when it expires. If wait() returns None,
+  the batch is still in progress.
+- If the cluster does not respond, a call raises RemoteUnavailableError. The same call,
+  or a new connection, may succeed later.
 
 kafka.py implements the interface with confluent-kafka. The tests implement it with a
-model that has faults. This module makes no decisions.
+simulated cluster that has faults. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ Partition = tuple[str, int]
 
 
 class ShippedProgress(NamedTuple):
-    """The progress of a shipped partition.
+    """The progress of a shipped partition."""
 
-    `offset` is the next local offset to ship. `witness` identifies the last record
-    below that offset; see forward_rules.witness_of(). The witness is empty if there is
-    no such record.
-    """
-
+    #: The next local offset to ship.
     offset: int
-    witness: str = ""
+    #: Identifies the last record below `offset`; see forward_rules.record_fingerprint().
+    #: It is empty if there is no such record.
+    fingerprint: str = ""
 
 
 @attrs.frozen
 class OutgoingBatch:
-    """The shipment of one step, by remote partition: records, and progress after them."""
+    """Records to ship in one step, by remote partition."""
 
     records: Mapping[Partition, Sequence[Record]]
+    #: The progress to commit with the records.
     progress: Mapping[Partition, ShippedProgress]
 
 
@@ -49,8 +48,8 @@ class OutgoingBatch:
 class Outcome:
     """The result of shipping a batch.
 
-    With a refused or failed partition, a transaction has delivered nothing, and a new
-    sender is needed.
+    If a partition was refused or failed, a transaction has delivered nothing, and the
+    caller must create a new sender.
     """
 
     #: The next local offset, for each partition with delivered records.
@@ -74,11 +73,11 @@ class ClusterSender(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        """Return the result of the batch, None if it is not known after `timeout_s`.
+        """Return the result of the batch, or None if there is none after `timeout_s`.
 
         Raises:
-            RemoteUnavailableError: The result is unknown, and this sender cannot be
-                used any more.
+            RemoteUnavailableError: The result is unknown, and the caller must create a
+                new sender.
             ProducerFencedError: Another sender has the transactional id.
         """
         ...
@@ -98,7 +97,7 @@ class TargetCluster(Protocol):
         """Return the number of partitions of each topic that exists."""
         ...
 
-    def create_topics(self, wanted: Mapping[str, int]) -> None:
+    def create_topics(self, counts: Mapping[str, int]) -> None:
         """Create topics with these partition counts, or add partitions.
 
         Raises:
@@ -120,31 +119,34 @@ class TargetCluster(Protocol):
         ...
 
     def plain_sender(self) -> ClusterSender:
-        """Return a sender that keeps the order of each partition.
+        """Return a sender without transactions. It keeps the order of each partition.
 
-        It may repeat records that were in flight when it was cut off.
+        After a lost connection, it may send some records twice.
         """
         ...
 
     def committed(
         self, group_id: str, partitions: Collection[Partition]
     ) -> dict[Partition, ShippedProgress]:
-        """Return the shipped progress of transactions that have ended."""
+        """Return the progress that a group has committed in transactions that have
+        ended.
+        """
         ...
 
     def cluster_id(self) -> str: ...
 
     def pause(self, seconds: float) -> None:
-        """Wait, for at most this time."""
+        """Wait for up to `seconds`."""
         ...
 
     def close(self) -> None: ...
 
 
 class RemoteRecord(NamedTuple):
-    """A record of a remote partition with its leader epoch (-1: unknown)."""
+    """A record of a remote partition."""
 
     record: Record
+    #: -1 if it is unknown.
     leader_epoch: int
 
 
@@ -153,52 +155,56 @@ class FetchResult:
     """The result of one fetch()."""
 
     records: Mapping[Partition, Sequence[RemoteRecord]]
-    #: Partitions that were read to their end, with that end. The end is also above
-    #: markers and aborted records, which are not in `records`.
+    #: Partitions that were read to their end, with the end offset. Below it, there may
+    #: be control batches and aborted records, which are not in `records`.
     reached: Mapping[Partition, int]
-    #: Partitions that do not exist or do not contain the position; see span() and
-    #: topics().
+    #: Partitions that do not exist or do not contain the position. The caller must call
+    #: span() and topics() again.
     lost: Collection[Partition] = ()
 
 
 @attrs.frozen
 class RemoteTopic:
-    """A topic of a remote cluster.
+    """A topic of a remote cluster."""
 
-    `topic_id` is Kafka's id as text, empty if the cluster returns none. `is_compacted`
-    is also true if it is unknown.
-    """
-
+    #: Kafka's topic id as text, empty if the cluster returns none.
     topic_id: str
+    #: Number of partitions.
     partitions: int
+    #: Whether the topic is compacted. It is True if this is unknown.
     is_compacted: bool
 
 
 @attrs.frozen
 class RemoteSpan:
-    """The bounds of a remote partition: its first offset, and the end offset."""
+    """The bounds of a remote partition."""
 
+    #: The first offset.
     log_start: int
+    #: The offset after the last record.
     log_end: int
 
 
 class SourceCluster(Protocol):
-    """A cluster from which records are mirrored. Errors are those of TargetCluster."""
+    """A cluster from which records are mirrored.
+
+    Its calls may raise RemoteUnavailableError.
+    """
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
-        """Return the topics among these that exist."""
+        """Return the existing topics."""
         ...
 
     def span(self, partition: Partition) -> RemoteSpan:
-        """Return the bounds of a partition now. `log_end` is the end for fetch()."""
+        """Return the current bounds of a partition. fetch() reads up to `log_end`."""
         ...
 
     def fetch(
         self, positions: Mapping[Partition, int], timeout_s: float
     ) -> FetchResult:
-        """Return some records from each position on, in order.
+        """Return some records from each position on, in order of offsets.
 
-        Partitions without records within `timeout_s` are left out.
+        The result omits partitions that return no record within `timeout_s`.
         """
         ...
 
@@ -211,7 +217,7 @@ class SourceCluster(Protocol):
     def cluster_id(self) -> str: ...
 
     def pause(self, seconds: float) -> None:
-        """Wait, for at most this time."""
+        """Wait for up to `seconds`."""
         ...
 
     def close(self) -> None: ...

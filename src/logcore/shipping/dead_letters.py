@@ -1,11 +1,12 @@
-"""Keeps refused records in the local topic `<topic>.dlq`, with their origin in headers.
+"""Dead letter topics: writes refused records to the local topic `<topic>.dlq`.
 
 Rules:
-- A record is kept before the progress moves past it. After a crash between these steps
-  the record is read again, and its copy in this topic is found.
+- A refused record is written to this topic before the progress moves past the record.
+  After a crash between these steps, the record is read again. append_once() then finds
+  the copy and does not append another one.
 - The topic has as many partitions as its source, and accepts larger records, because
-  headers are added.
-- A record of `orders-3` is kept in `orders.dlq-3`, so the order is kept too.
+  headers with the origin of the record are added.
+- A record of `orders-3` is written to `orders.dlq-3`, so the order is preserved.
 
 The names of the headers are ORIGIN_HEADERS. This module does not decide which record is
 refused.
@@ -21,7 +22,7 @@ from logcore.kernels import Record
 from logcore.log import Log
 from logcore.logdir import LogDir
 from logcore.shipping.cluster import Partition
-from logcore.shipping.settings import QUARANTINE
+from logcore.shipping.settings import QUARANTINE_SUFFIX
 
 ORIGIN_HEADERS: Final = (
     "logcore.shipper",
@@ -30,17 +31,17 @@ ORIGIN_HEADERS: Final = (
     "logcore.offset",
     "logcore.error",
 )
-#: Number of last records in which an earlier copy of the record is searched. A crash
-#: may have left the copy, and other shippers may have appended since.
-_READ_BACK_RECORDS: Final = 1_000
-_ROOM_BYTES: Final = 64 << 10
+#: Number of last records that are searched for an earlier copy of a record. It is above
+#: 1, because other shippers may have appended since the crash.
+_SEARCHED_RECORDS: Final = 1_000
+_HEADERS_BYTES: Final = 64 << 10
 
 
 class Quarantine:
-    """The quarantine topics of one shipper.
+    """The quarantine topics of one forwarder or mirror.
 
-    Each record contains the name of the shipper, because several shippers may share a
-    topic.
+    Each record contains the name of the forwarder or mirror, because several of them
+    may share a topic.
     """
 
     def __init__(self, logdir: LogDir, shipper: str) -> None:
@@ -55,16 +56,19 @@ class Quarantine:
         Returns whether it was appended.
         """
         log = self._log(origin, partition_count)
-        place = self._place(origin, record)
-        for kept in log.read(
-            max(log.log_start_offset, log.high_watermark - _READ_BACK_RECORDS)
+        origin_headers = self._origin_headers(origin, record)
+        for copy in log.read(
+            max(log.log_start_offset, log.high_watermark - _SEARCHED_RECORDS)
         ):
-            found = dict(kept.headers)
-            if all(found.get(name) == value for name, value in place.items()):
+            copy_headers = dict(copy.headers)
+            if all(
+                copy_headers.get(name) == value
+                for name, value in origin_headers.items()
+            ):
                 return False
         headers = [
             *record.headers,
-            *place.items(),
+            *origin_headers.items(),
             (ORIGIN_HEADERS[-1], reason.encode()),
         ]
         timestamp_ms = None
@@ -79,24 +83,27 @@ class Quarantine:
         )
         return True
 
-    def _place(self, origin: Partition, record: Record) -> Mapping[str, bytes]:
+    def _origin_headers(self, origin: Partition, record: Record) -> Mapping[str, bytes]:
         topic, number = origin
         values = (self._shipper, topic, str(number), str(record.offset))
         return {name: value.encode() for name, value in zip(ORIGIN_HEADERS, values)}
 
     def _log(self, origin: Partition, partition_count: int) -> Log:
-        topic = origin[0] + QUARANTINE
+        topic = origin[0] + QUARANTINE_SUFFIX
         if topic not in self._logdir:
-            largest = 1 << 20
+            max_message_bytes = 1 << 20
             if origin[0] in self._logdir:
-                largest = self._logdir.settings(origin[0]).max_message_bytes
-            largest = min(largest * 2 + _ROOM_BYTES, 2**31 - 1)
-            segment_bytes = max(largest, self._logdir.config.segment_bytes)
-            config = {"max.message.bytes": largest, "segment.bytes": segment_bytes}
+                max_message_bytes = self._logdir.settings(origin[0]).max_message_bytes
+            max_message_bytes = min(max_message_bytes * 2 + _HEADERS_BYTES, 2**31 - 1)
+            segment_bytes = max(max_message_bytes, self._logdir.config.segment_bytes)
+            config = {
+                "max.message.bytes": max_message_bytes,
+                "segment.bytes": segment_bytes,
+            }
             try:
                 self._logdir.create_topic(topic, partition_count, config)
             except ReadOnlyLogError:
                 raise InvalidConfigError(
-                    "on_error='quarantine' keeps records in the directory, which was opened with read_only=True"
+                    "on_error='quarantine' writes to the directory, which was opened with read_only=True"
                 ) from None
         return self._logdir.partition(topic, origin[1])

@@ -1,13 +1,14 @@
-"""Plans which offsets a forwarder ships: pure functions, and one partition's state.
+"""Decides which offsets a forwarder ships: pure functions, and one partition's state.
 
 Rules:
-- One table, resume(), decides the first offset, from the offset committed by the remote
-  group and the recorded progress.
+- resume() decides the first offset, from the offset that the remote group has committed
+  and from the progress recorded in the directory.
 - Nothing is skipped silently. If a log begins above the progress or ends below it, the
   partition stops.
-- A refused batch is halved until it holds one record, which is then the refused one.
-- The progress identifies the last shipped record, so a local log that was truncated and
-  has grown again is detected.
+- After a refused batch, the next batches are half as large, until a batch with a single
+  record is refused.
+- The progress contains a fingerprint of the last shipped record. This detects that the
+  local log was truncated and got other records since.
 - Records that were read and not delivered are read again: the position returns to the
   delivered offset.
 
@@ -29,7 +30,7 @@ from logcore.shipping.cluster import Partition
 
 OnGap = Literal["fail", "skip"]
 OnLost = Literal["fail", "noted", "start"]
-_WITNESS: Final = re.compile(r"(\d+):[0-9a-f]{8}")
+_FINGERPRINT: Final = re.compile(r"(\d+):[0-9a-f]{8}")
 
 
 @attrs.frozen
@@ -41,23 +42,21 @@ class Stop:
 
 @attrs.frozen
 class Begin:
-    """Ship or mirror from `offset` on.
-
-    `skipped` offsets are left out, because they were deleted.
-    """
+    """The decision to ship or mirror from `offset` on."""
 
     offset: int
+    #: Number of offsets below `offset` that were deleted and not shipped.
     skipped: int = 0
 
 
 @attrs.frozen(kw_only=True)
 class KnownOffsets:
-    """The offsets of a partition that are known when shipping begins."""
+    """The offsets of a partition from which resume() decides."""
 
-    #: Offset committed by the remote group, None if there is none.
+    #: The offset that the remote group has committed, or None.
     committed: int | None
-    #: Offset that an earlier forwarder of this name recorded in the directory as
-    #: shipped, None if there is none.
+    #: The progress that an earlier forwarder with the same name recorded in the
+    #: directory, or None.
     recorded: int | None
     #: Bounds of the local log.
     log_start: int
@@ -66,6 +65,8 @@ class KnownOffsets:
 
 def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
     """Return the offset to begin at, or the reason to stop.
+
+    The columns are fields of KnownOffsets, c is the committed and n the recorded offset.
 
     | committed | recorded        | result                                                                 |
     |-----------|-----------------|------------------------------------------------------------------------|
@@ -77,16 +78,16 @@ def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | St
     committed = known.committed
     if known.recorded is not None and (committed is None or committed < known.recorded):
         if on_lost == "fail":
-            found = "none"
+            committed_text = "none"
             if committed is not None:
-                found = str(committed)
+                committed_text = str(committed)
             return Stop(
                 DivergedError(
                     "the remote cluster has lost progress, and perhaps records: continue at the progress recorded here "
                     "with on_lost='noted' (--on-lost noted), or ship records after the remote progress again with "
                     "on_lost='start' (--on-lost start)",
                     expected=f"offset {known.recorded} or above",
-                    found=found,
+                    found=committed_text,
                 )
             )
         if on_lost == "noted":
@@ -114,43 +115,45 @@ def resume(known: KnownOffsets, *, on_gap: OnGap, on_lost: OnLost) -> Begin | St
     return Begin(committed)
 
 
-def witness_of(record: Record) -> str:
+def record_fingerprint(record: Record) -> str:
     """Return a text that identifies a record among all records at the same offset."""
     body = b"%d|%b|%b" % (record.timestamp_ms, record.key or b"", record.value or b"")
     return f"{record.offset}:{zlib.crc32(body):08x}"
 
 
-def witnessed_offset(witness: str) -> int | None:
+def fingerprint_offset(fingerprint: str) -> int | None:
     """Return the offset of the record that a witness identifies.
 
     Returns None if the text is not a witness.
     """
-    found = _WITNESS.fullmatch(witness)
-    if found is None:
+    match = _FINGERPRINT.fullmatch(fingerprint)
+    if match is None:
         return None
-    return int(found[1])
+    return int(match[1])
 
 
-def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> None:
-    """Check that a record of the local log is the one that was shipped.
+def check_fingerprint(
+    fingerprint: str, local_record: Record | None, *, is_compacted: bool
+) -> None:
+    """Check that the local log still contains the last shipped record.
 
-    `own` is the local record at the offset of the witness, None if there is none.
+    `local_record` is the record at the offset of the fingerprint, or None.
 
     Raises:
         DivergedError: The local log has another record at that offset.
     """
-    if own is None and is_compacted:
+    if local_record is None and is_compacted:
         return
-    found = "none"
-    if own is not None:
-        found = witness_of(own)
-    if found != witness:
+    local_fingerprint = "none"
+    if local_record is not None:
+        local_fingerprint = record_fingerprint(local_record)
+    if local_fingerprint != fingerprint:
         raise DivergedError(
-            "the local log holds another record than the one that was shipped: it lost its end, as in a power cut, and "
-            "grew again, or was recreated. Ship it to another topic",
-            offset=witnessed_offset(witness),
-            expected=witness,
-            found=found,
+            "the last shipped record is not in the local log: the log was recreated, or lost its end, for example in a "
+            "power cut, and got other records since. Ship it to another topic",
+            offset=fingerprint_offset(fingerprint),
+            expected=fingerprint,
+            found=local_fingerprint,
         )
 
 
@@ -162,45 +165,46 @@ class ShippedPartition:
     source: Partition
     #: The partition in the remote cluster.
     target: Partition
-    #: Upper bound of `limit`.
-    most: int
-    #: Maximum number of its records in one batch. It is lower during the search for a
-    #: refused record.
+    #: Maximum of `limit`.
+    max_limit: int
+    #: Maximum number of the partition's records in one batch. It is reduced while a
+    #: refused record is searched.
     limit: int
-    #: Progress in the remote cluster, None if there is none.
-    confirmed: int | None = None
+    #: Progress in the remote cluster, or None.
+    committed: int | None = None
     #: Whether the first offset has been determined.
-    is_placed: bool = False
-    #: The confirmed progress. It is higher if the following offsets are left out.
+    has_position: bool = False
+    #: The next offset to ship. It is above `committed` if the offsets between need no
+    #: shipping.
     delivered: int = 0
     #: The next offset to read.
     position: int = 0
-    #: Whether the progress must be committed although there is nothing to ship.
-    owes: bool = False
-    #: Witness of the last shipped record.
-    witness: str = ""
+    #: Whether `delivered` must be committed even if there are no records to ship.
+    needs_commit: bool = False
+    #: Fingerprint of the last shipped record.
+    fingerprint: str = ""
     #: Topic id of the source at the last check.
     topic_id: str = ""
     #: The reason why the partition is not shipped any more.
     failure: LogcoreError | None = None
 
-    def place(self, confirmed: int | None, begin: Begin) -> None:
+    def set_position(self, committed: int | None, begin: Begin) -> None:
         """Set the first offset.
 
-        If the progress is unchanged, offsets that were left out since remain left out.
+        If the committed progress is unchanged, `delivered` does not decrease.
         """
         if (
-            not self.is_placed
-            or confirmed != self.confirmed
+            not self.has_position
+            or committed != self.committed
             or begin.offset > self.delivered
         ):
             self.delivered = begin.offset
-            self.owes = confirmed is not None and confirmed != begin.offset
-        self.confirmed = confirmed
-        self.is_placed = True
+            self.needs_commit = committed is not None and committed != begin.offset
+        self.committed = committed
+        self.has_position = True
         self.rewind()
 
-    def read_to(self, position: int) -> None:
+    def set_position_after_read(self, position: int) -> None:
         """Record that the next batch contains the records below `position`."""
         self.position = position
 
@@ -208,22 +212,24 @@ class ShippedPartition:
         """Return to the delivered offset, to read undelivered records again."""
         self.position = self.delivered
 
-    def deliver(self, next_offset: int) -> None:
+    def record_delivered(self, next_offset: int) -> None:
         """Record that the records below `next_offset` are delivered.
 
         The limit, which was reduced to find a refused record, is doubled.
         """
         assert next_offset >= self.delivered, "progress never decreases"
-        self.confirmed = next_offset
+        self.committed = next_offset
         self.delivered = next_offset
         self.position = max(self.position, next_offset)
-        self.limit = min(self.most, self.limit * 2)
-        self.owes = False
+        self.limit = min(self.max_limit, self.limit * 2)
+        self.needs_commit = False
 
-    def refuse(self, record_count: int) -> bool:
-        """Reduce the limit after a batch with this many of its records was refused.
+    def reduce_limit(self, record_count: int) -> bool:
+        """Reduce the limit after a batch with `record_count` records of this partition
+        was refused.
 
-        Returns whether the batch held only one record, which is then the refused one.
+        Return whether the batch contained only one record, so that this record is the
+        refused one.
         """
         self.rewind()
         if record_count <= 1:
@@ -231,35 +237,35 @@ class ShippedPartition:
         self.limit = max(1, record_count // 2)
         return False
 
-    def leave_out(self, next_offset: int) -> None:
-        """Leave out the offsets below `next_offset`.
+    def skip_to(self, next_offset: int) -> None:
+        """Skip the offsets below `next_offset`, which need no shipping.
 
-        They are markers, aborted records, or a record that is kept elsewhere.
+        They are those of control batches, aborted records, or a quarantined record.
         """
         self.delivered = next_offset
         self.position = next_offset
 
 
 def missing_topics(
-    wanted: Mapping[str, int], found: Mapping[str, int]
+    requested: Mapping[str, int], existing: Mapping[str, int]
 ) -> dict[str, tuple[int, int]]:
     """Return topics that are missing in the remote cluster or have too few partitions.
 
-    The result maps the name to (wanted, found).
+    The result maps the name to the requested and the existing partition count.
     """
     return {
-        name: (count, found.get(name, 0))
-        for name, count in wanted.items()
-        if found.get(name, 0) < count
+        name: (count, existing.get(name, 0))
+        for name, count in requested.items()
+        if existing.get(name, 0) < count
     }
 
 
 def advice_to_create(missing: Mapping[str, tuple[int, int]]) -> str:
     """Return commands that create missing topics and add missing partitions."""
-    told = []
-    for name, (wanted, found) in sorted(missing.items()):
+    commands = []
+    for name, (requested, existing) in sorted(missing.items()):
         verb = "--create"
-        if found:
+        if existing:
             verb = "--alter"
-        told.append(f"kafka-topics {verb} --topic {name} --partitions {wanted}")
-    return "; ".join(told)
+        commands.append(f"kafka-topics {verb} --topic {name} --partitions {requested}")
+    return "; ".join(commands)

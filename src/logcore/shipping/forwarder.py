@@ -15,12 +15,12 @@ Rules (clients reference 10.1):
   transaction, and the progress is read from the cluster.
 - At least once: the progress is recorded in the directory, after the deliveries were
   reported.
-- Only committed records are read. With a durability policy that waits for the disk,
-  they are on disk.
-- A partition that cannot continue stops with an error, and the others continue.
+- Only committed records are read. Under the "always" and "group" durability policies,
+  they are synced.
+- If a partition cannot continue, it stops with an error. The other partitions continue.
 
-step() performs one step in the thread of the caller. forward_rules.py makes the decisions;
-the client is in kafka.py.
+step() performs one step in the thread of the caller. forward_rules.py makes the
+decisions, and kafka.py contains the client.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ from logcore.shipping.forward_rules import (
     ShippedPartition,
     Stop,
     advice_to_create,
-    check_witness,
+    check_fingerprint,
+    fingerprint_offset,
     missing_topics,
+    record_fingerprint,
     resume,
-    witness_of,
-    witnessed_offset,
 )
-from logcore.shipping.progress import Keeper, ProgressStore, RecordedProgress
+from logcore.shipping.progress import ProgressOwner, ProgressStore, RecordedProgress
 from logcore.shipping.settings import (
-    QUARANTINE,
+    QUARANTINE_SUFFIX,
     ForwardMetrics,
     ForwardOptions,
     ForwardSettings,
@@ -90,11 +90,11 @@ _WRITE_MS: Final = 1_000
 #: Interval at which all progress is committed again. Clusters delete groups that commit
 #: nothing for a week.
 _REFRESH_MS: Final = 3_600_000
-#: A batch that takes longer counts as waiting for the cluster. Usually a batch takes a
-#: few milliseconds.
+#: After this time without a result of a batch, the state becomes "waiting". A batch
+#: usually takes a few milliseconds.
 _SLOW_MS: Final = 2_000
-#: The cluster aborts a transaction that is open for longer. Its error is then the same
-#: as after a takeover.
+#: Transaction timeout in the cluster. After the timeout, the cluster returns the same
+#: error as after a takeover by another forwarder.
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 #: Size of a record in memory, in addition to key, value and headers.
 _RECORD_BYTES: Final = 64
@@ -102,14 +102,14 @@ _RECORD_BYTES: Final = 64
 
 @attrs.define
 class _BatchInProgress:
-    """The batch in progress.
-
-    `size_bytes` is the size of its keys, values and headers.
-    """
+    """A batch that was given to the sender and has no result yet."""
 
     batch: OutgoingBatch
+    #: Size of its keys, values and headers.
     size_bytes: int
+    #: Start by the monotonic clock.
     began_ms: int
+    #: Start by the wall clock.
     wall_ms: int
 
 
@@ -125,7 +125,7 @@ class _Counts:
 class Forwarder(Closeable):
     """Ships topics to a cluster. See the top of this module.
 
-    A with block closes it. One thread may use it.
+    A `with` block closes it. Only one thread may use it at a time.
 
     Args:
         logdir: The local directory. It may be open read-only, while another process
@@ -135,8 +135,8 @@ class Forwarder(Closeable):
 
     Raises:
         InvalidConfigError: An option is invalid.
-        ShippingError: Another forwarder of this name keeps its progress in the
-            directory.
+        ShippingError: Another forwarder with this name is running with
+            at_least_once=True.
     """
 
     def __init__(
@@ -153,17 +153,19 @@ class Forwarder(Closeable):
         self._fs = fs
         self.group_id = f"logcore-forward-{logdir.cluster_id}"
         self.transactional_id = f"{self.group_id}-{self._settings.name}"
-        # With transactions the cluster keeps the progress, as part of the transaction
-        # of the records.
-        self._keeper: Keeper = "cluster"
+        # With transactions, the cluster owns the progress, because it is committed in
+        # the transaction of the records.
+        self._progress_owner: ProgressOwner = "cluster"
         if self._settings.at_least_once:
-            self._keeper = "directory"
+            self._progress_owner = "directory"
         can_write = not logdir.is_read_only
         if self._settings.hold is None:
-            self._holds = can_write and not logdir.host.has_coordinator
+            self._commits_local_group = can_write and not logdir.host.has_coordinator
         else:
-            self._holds = self._settings.hold
-        if not can_write and (self._holds or self._settings.on_error == "quarantine"):
+            self._commits_local_group = self._settings.hold
+        if not can_write and (
+            self._commits_local_group or self._settings.on_error == "quarantine"
+        ):
             raise InvalidConfigError(
                 "hold=True and on_error='quarantine' write to the directory, which was opened with read_only=True"
             )
@@ -175,23 +177,23 @@ class Forwarder(Closeable):
         self._sender: ClusterSender | None = (
             None  # None until connected, and after an error
         )
-        self._under: _BatchInProgress | None = None
+        self._in_progress: _BatchInProgress | None = None
         self._counts = _Counts()
         self._status = ShippingStatus(fs, f"forwarder {self._settings.name}")
         # Times when _find_partitions(), _write_progress() and the next full commit are
         # due.
         self._next_check_ms = 0
-        self._write_ms = 0
-        self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
-        # Of delivered records, to be written by _write_progress().
+        self._next_write_ms = 0
+        self._next_refresh_ms = fs.monotonic_ms() + _REFRESH_MS
+        # Progress of delivered records, to be written by _write_progress().
         self._recorded: dict[Partition, ShippedProgress] = {}
         self._cluster_id = ""
-        self._turn = 0  # index of the partition with which the next batch begins
+        self._first_index = 0  # index of the partition with which the next batch begins
         self._closed = False
         self._progress_store = ProgressStore(fs, logdir.path, self._settings.name)
         try:
-            if self._keeper == "directory":
-                self._progress_store.own()
+            if self._progress_owner == "directory":
+                self._progress_store.acquire_lock()
             self._check_names()
         except BaseException:
             self._progress_store.close()
@@ -224,9 +226,9 @@ class Forwarder(Closeable):
     def run(
         self, *, until_end: bool = False, after_step: Callable[[], None] | None = None
     ) -> None:
-        """Ship until an exception ends it, such as KeyboardInterrupt.
+        """Ship until an exception is raised, such as KeyboardInterrupt.
 
-        With `until_end`, it ends once all records that exist at the start are shipped.
+        With `until_end`, return after all records that exist at the start are shipped.
         `after_step` is called after each step.
 
         Raises:
@@ -251,13 +253,14 @@ class Forwarder(Closeable):
                 continue
             if ends is None:
                 ends = {key: self._end(part) for key, part in self._partitions.items()}
-            going = [
+            running = [
                 part
                 for key, part in self._partitions.items()
                 if part.failure is None and key in ends
             ]
             if all(
-                part.delivered >= ends[part.target] and not part.owes for part in going
+                part.delivered >= ends[part.target] and not part.needs_commit
+                for part in running
             ):
                 if failures:
                     raise failures[0]
@@ -266,9 +269,8 @@ class Forwarder(Closeable):
     def step(self, timeout_s: float = 0.1) -> int:
         """Perform one step of at most about `timeout_s`.
 
-        Returns the delivered record count.
-
-        If the cluster does not respond, nothing is raised, and the state is "waiting".
+        Return the number of delivered records. If the cluster does not respond, the
+        state becomes "waiting" and no exception is raised.
 
         Raises:
             ProducerFencedError: Another forwarder of this name has started.
@@ -282,16 +284,15 @@ class Forwarder(Closeable):
         except RemoteUnavailableError as error:
             self._wait_after_error(error)
         except ProducerFencedError as error:
-            # The cluster returns the same error for a transaction that it aborted
-            # because it took too long.
+            # The cluster returns the same error if it aborted the transaction because
+            # of its timeout.
             if not self._took_too_long():
                 self.close()
-                raise self._fenced() from error
+                raise self._fenced_error() from error
             self._wait_after_error(error)
         except BaseException:
-            # A batch may be sent in part, also after Ctrl-C. Closing the sender aborts
-            # the batch or discards its result. The next sender begins at the delivered
-            # offset.
+            # Part of a batch may have been sent. Closing the sender aborts the batch or
+            # discards its result. The next sender begins at the delivered offset.
             self._drop_sender()
             raise
         return 0
@@ -306,21 +307,21 @@ class Forwarder(Closeable):
             self._find_partitions()
             self._next_check_ms = now_ms + _CHECK_MS
         if self._sender is None:
-            self._sender = self._connected()
+            self._sender = self._connect()
         # One batch at a time: the next batch is read after this batch has its result.
-        if self._under is None:
-            self._under = self._read()
-            if self._under is None:
+        if self._in_progress is None:
+            self._in_progress = self._read()
+            if self._in_progress is None:
                 self._idle(timeout_s)
                 return 0
-            self._sender.start(self._under.batch)
+            self._sender.start(self._in_progress.batch)
         outcome = self._sender.wait(timeout_s)
         if outcome is None:
-            waited_ms = self._fs.monotonic_ms() - self._under.began_ms
+            waited_ms = self._fs.monotonic_ms() - self._in_progress.began_ms
             if waited_ms >= _SLOW_MS:
                 self._status.state = "waiting"
                 self._status.reason = (
-                    f"the cluster has not answered for {waited_ms // 1000} s"
+                    f"the cluster has not responded for {waited_ms // 1000} s"
                 )
             return 0
         return self._finish_batch(outcome)
@@ -343,43 +344,40 @@ class Forwarder(Closeable):
         self._status.fail(error)
 
     def _drop_sender(self) -> None:
-        """Close the sender.
-
-        The next one begins at the offsets that are delivered by then.
-        """
+        """Close the sender. The next sender begins at the delivered offsets."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
-        self._under = None
+        self._in_progress = None
 
     def _took_too_long(self) -> bool:
         """Return whether the batch exceeded the transaction timeout, by either clock.
 
         The monotonic clock stops while a machine sleeps.
         """
-        if self._under is None:
+        if self._in_progress is None:
             return False
-        steady_ms = self._fs.monotonic_ms() - self._under.began_ms
-        wall_ms = self._fs.now_ms() - self._under.wall_ms
-        return max(steady_ms, wall_ms) >= _TRANSACTION_TIMEOUT_MS
+        monotonic_ms2 = self._fs.monotonic_ms() - self._in_progress.began_ms
+        wall_ms = self._fs.now_ms() - self._in_progress.wall_ms
+        return max(monotonic_ms2, wall_ms) >= _TRANSACTION_TIMEOUT_MS
 
-    def _fenced(self) -> ProducerFencedError:
+    def _fenced_error(self) -> ProducerFencedError:
         return ProducerFencedError(
             f"another forwarder of the name {self._settings.name!r} ships this directory now, with the transactional "
-            f"id {self.transactional_id!r}; the open transaction of this forwarder is aborted. Run one of them, or "
-            "give them other names and other topics"
+            f"id {self.transactional_id!r}; the open transaction of this forwarder is aborted. Run only one of them, "
+            "or give them different names and different topics"
         )
 
     # -- choice of partitions ----------------------------------------------------------
 
-    def _wanted(self) -> dict[str, str]:
+    def _target_names(self) -> dict[str, str]:
         """Return the topics to ship: local name to the name in the cluster."""
         names = self._settings.topics
         if names is None:
             names = [
                 name for name in self._logdir.topics() if not name.startswith("__")
             ]
-            names = [name for name in names if not name.endswith(QUARANTINE)]
+            names = [name for name in names if not name.endswith(QUARANTINE_SUFFIX)]
         rename = self._settings.rename
         if rename is None:
             return {name: name for name in names}
@@ -392,18 +390,18 @@ class Forwarder(Closeable):
             TopicNotFoundError: A topic does not exist.
             InvalidConfigError: Two topics have the same name in the cluster.
         """
-        wanted = self._wanted()
-        for name in wanted:
+        target_names = self._target_names()
+        for name in target_names:
             if name not in self._logdir:
                 raise TopicNotFoundError(
                     f"topic {name!r} is not in the directory", path=self._logdir.path
                 )
-        for target in wanted.values():
-            sources = [name for name, its in wanted.items() if its == target]
+        for target in target_names.values():
+            sources = [name for name, other in target_names.items() if other == target]
             if len(sources) > 1:
                 raise InvalidConfigError(
-                    "two topics would be shipped to one, and their progress could not be distinguished",
-                    expected="names that differ",
+                    "two topics would be shipped to the same remote topic",
+                    expected="different remote names",
                     found=f"{' and '.join(sources)} to {target}",
                 )
 
@@ -411,26 +409,26 @@ class Forwarder(Closeable):
         """Add new partitions.
 
         Raises:
-            RemoteTopicError: The cluster lacks the topics or partitions.
+            RemoteTopicError: Topics or partitions are missing in the cluster.
         """
         self._logdir.refresh()
         self._check_names()
-        wanted = self._wanted()
-        known = {part.source for part in self._partitions.values()}
-        new = [
+        target_names = self._target_names()
+        known_sources = {part.source for part in self._partitions.values()}
+        new_sources = [
             (name, number)
-            for name in wanted
+            for name in target_names
             for number in self._logdir.partitions(name)
         ]
-        new = [source for source in new if source not in known]
-        if not new:
+        new_sources = [source for source in new_sources if source not in known_sources]
+        if not new_sources:
             return
         failure: LogcoreError | None = None
         try:
             self._check_topics(
                 {
-                    wanted[topic]: max(self._logdir.partitions(topic)) + 1
-                    for topic, _ in new
+                    target_names[topic]: max(self._logdir.partitions(topic)) + 1
+                    for topic, _ in new_sources
                 }
             )
         except RemoteTopicError as error:
@@ -441,10 +439,12 @@ class Forwarder(Closeable):
             # The next sender reads the progress of the new partitions together with all
             # others.
             self._drop_sender()
-        for source in new:
-            target = (wanted[source[0]], source[1])
-            most = self._settings.max_records
-            part = ShippedPartition(source=source, target=target, most=most, limit=most)
+        for source in new_sources:
+            target = (target_names[source[0]], source[1])
+            max_records = self._settings.max_records
+            part = ShippedPartition(
+                source=source, target=target, max_limit=max_records, limit=max_records
+            )
             self._partitions[target] = part
             if failure is not None:
                 self._stop(part, failure)
@@ -453,37 +453,36 @@ class Forwarder(Closeable):
         missing = missing_topics(counts, self._cluster.partition_counts(counts))
         if missing and self._settings.create_topics:
             self._cluster.create_topics(
-                {name: wanted for name, (wanted, _) in missing.items()}
+                {name: requested for name, (requested, _) in missing.items()}
             )
             missing = missing_topics(counts, self._cluster.partition_counts(counts))
             if missing:
                 raise RemoteUnavailableError(
-                    f"the cluster does not show its new topics yet: {', '.join(missing)}"
+                    f"the cluster does not list its new topics yet: {', '.join(missing)}"
                 )
         if missing:
-            found = ", ".join(
-                f"{name}: {has} of {wanted} partitions"
-                for name, (wanted, has) in missing.items()
+            missing_text = ", ".join(
+                f"{name}: {existing} of {requested} partitions"
+                for name, (requested, existing) in missing.items()
             )
             raise RemoteTopicError(
-                "topics are missing in the cluster, or have too few partitions; make them with create_topics=True "
+                "topics are missing in the cluster, or have too few partitions; create them with create_topics=True "
                 f"(--create-topics), or with {advice_to_create(missing)}",
-                found=found,
+                found=missing_text,
             )
 
     # -- first offsets -----------------------------------------------------------------
 
-    def _connected(self) -> ClusterSender:
-        """Return a new sender, and place every partition at its delivered offset.
+    def _connect(self) -> ClusterSender:
+        """Return a new sender, and set every partition to its delivered offset.
 
-        With transactions the sender is created first and the progress is read after
-        that. Creating the sender ends an open transaction, so the progress cannot
-        change any more.
+        With transactions, the progress is read after the sender is created. Creating
+        the sender ends an open transaction, so the progress does not change any more.
         """
         if not self._status.attempts:
             self._status.state = "connecting"
         recorded = self._read_progress()
-        if self._keeper == "directory":
+        if self._progress_owner == "directory":
             sender = self._cluster.plain_sender()
             progress = {**recorded.progress, **self._recorded}
         else:
@@ -497,13 +496,17 @@ class Forwarder(Closeable):
             except BaseException:
                 sender.close()
                 raise
-            # An earlier forwarder worked without transactions.
-            if recorded.by == "directory":
-                for target, known in recorded.progress.items():
-                    progress[target] = max(known, progress.get(target, known))
+            # An earlier forwarder with this name did not use transactions.
+            if recorded.owner == "directory":
+                for target, recorded_progress in recorded.progress.items():
+                    progress[target] = max(
+                        recorded_progress, progress.get(target, recorded_progress)
+                    )
         for target, part in self._partitions.items():
             if part.failure is None:
-                self._place(part, progress.get(target), recorded.progress.get(target))
+                self._set_start(
+                    part, progress.get(target), recorded.progress.get(target)
+                )
         return sender
 
     def _read_progress(self) -> RecordedProgress:
@@ -517,16 +520,16 @@ class Forwarder(Closeable):
             self._cluster_id = self._cluster.cluster_id()
         recorded = self._progress_store.read()
         if recorded is None:
-            return RecordedProgress(self._keeper, self._cluster_id, {})
+            return RecordedProgress(self._progress_owner, self._cluster_id, {})
         if recorded.cluster_id != self._cluster_id:
             raise ShippingError(
-                f"the forwarder {self._settings.name!r} has shipped to another cluster: give this one another name",
+                f"the forwarder {self._settings.name!r} has shipped to another cluster before; use another name",
                 expected=f"cluster {recorded.cluster_id}",
                 found=self._cluster_id,
             )
         return recorded
 
-    def _place(
+    def _set_start(
         self,
         part: ShippedPartition,
         progress: ShippedProgress | None,
@@ -538,7 +541,7 @@ class Forwarder(Closeable):
         try:
             log = self._log(part)
             if progress is not None:
-                self._check(log, progress)
+                self._check_last_record(log, progress)
         except ResourceError:
             raise
         except (
@@ -546,37 +549,39 @@ class Forwarder(Closeable):
         ) as error:  # another log, damaged or deleted; the others continue
             self._stop(part, error)
             return
-        # A cluster deletes the progress of a group after a week. This forwarder then
-        # uses its own delivered offset.
-        before = committed
-        if part.is_placed and committed is None:
-            before = part.delivered
+        # Clusters delete the offsets of an inactive group after a week. The delivered
+        # offset in memory is still valid then.
+        start_offset = committed
+        if part.has_position and committed is None:
+            start_offset = part.delivered
         recorded_offset = None
         if recorded is not None:
             recorded_offset = recorded.offset
-        begin = self._decided(part, log, before, recorded_offset)
+        begin = self._decide_start(part, log, start_offset, recorded_offset)
         if begin is None:
             return
-        part.place(committed, begin)
+        part.set_position(committed, begin)
         if progress is not None:
-            part.witness = progress.witness
+            part.fingerprint = progress.fingerprint
             self._recorded[part.target] = progress
 
-    def _check(self, log: Log, progress: ShippedProgress) -> None:
-        """Check that the log still holds the last shipped record.
+    def _check_last_record(self, log: Log, progress: ShippedProgress) -> None:
+        """Check that the log still contains the last shipped record.
 
         Raises:
-            DivergedError: The log holds another record at that offset.
+            DivergedError: The log contains another record at that offset.
         """
-        offset = witnessed_offset(progress.witness)
+        offset = fingerprint_offset(progress.fingerprint)
         if offset is None or not log.log_start_offset <= offset < log.high_watermark:
             return
-        found: Record | None = log.get(offset)
-        if found is not None and found.offset != offset:
-            found = None  # compaction has removed it
-        check_witness(progress.witness, found, is_compacted=log.config.is_compacted)
+        record: Record | None = log.get(offset)
+        if record is not None and record.offset != offset:
+            record = None  # compaction has removed it
+        check_fingerprint(
+            progress.fingerprint, record, is_compacted=log.config.is_compacted
+        )
 
-    def _decided(
+    def _decide_start(
         self,
         part: ShippedPartition,
         log: Log,
@@ -590,24 +595,24 @@ class Forwarder(Closeable):
             log_start=log.log_start_offset,
             log_end=log.high_watermark,
         )
-        decided = resume(
+        decision = resume(
             known, on_gap=self._settings.on_gap, on_lost=self._settings.on_lost
         )
-        if isinstance(decided, Stop):
-            self._stop(part, decided.error)
+        if isinstance(decision, Stop):
+            self._stop(part, decision.error)
             return None
-        if decided.skipped:
-            self._counts.skipped += decided.skipped
+        if decision.skipped:
+            self._counts.skipped += decision.skipped
             text = "forwarder %s: %d offsets of %s-%d were deleted before they were shipped"
             log_line(
                 "shipping",
                 WARNING,
                 text,
                 self._settings.name,
-                decided.skipped,
+                decision.skipped,
                 *part.source,
             )
-        return decided
+        return decision
 
     def _stop(self, part: ShippedPartition, error: LogcoreError) -> None:
         part.failure = error
@@ -647,19 +652,17 @@ class Forwarder(Closeable):
         return log.last_stable_offset
 
     def _read(self) -> _BatchInProgress | None:
-        """Read the next batch, of all partitions in turn.
+        """Read the next batch, from all partitions in round-robin order.
 
-        Returns None if it is empty.
+        Return None if it is empty.
         """
         began_ms = self._fs.monotonic_ms()
         parts = [part for part in self._partitions.values() if part.failure is None]
-        reading = _AssembledBatch(
-            self._settings.max_records, self._settings.batch_bytes
-        )
-        for at in range(len(parts)):
-            part = parts[(self._turn + at) % len(parts)]
+        builder = _BatchBuilder(self._settings.max_records, self._settings.batch_bytes)
+        for index in range(len(parts)):
+            part = parts[(self._first_index + index) % len(parts)]
             try:
-                self._read_partition(part, reading)
+                self._read_partition(part, builder)
             except (RemoteUnavailableError, ResourceError):
                 raise
             except (
@@ -667,80 +670,91 @@ class Forwarder(Closeable):
             ) as error:  # a damaged or deleted log; the others continue
                 self._stop(part, error)
             if (
-                reading.is_full
+                builder.is_full
                 or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms
             ):
                 break
-        self._turn += 1
-        # Progress without records: for offsets that were left out, and periodically for
-        # all partitions.
-        is_due = began_ms >= self._refresh_ms
-        owing = [part for part in parts if part.owes or (is_due and part.delivered)]
+        self._first_index += 1
+        # Progress is also committed without records: after skipped offsets, and once
+        # per _REFRESH_MS for all partitions.
+        is_due = began_ms >= self._next_refresh_ms
+        to_commit = [
+            part for part in parts if part.needs_commit or (is_due and part.delivered)
+        ]
         progress = {
-            part.target: ShippedProgress(part.delivered, part.witness) for part in owing
-        } | reading.progress
+            part.target: ShippedProgress(part.delivered, part.fingerprint)
+            for part in to_commit
+        } | builder.progress
         if is_due:
-            self._refresh_ms = began_ms + _REFRESH_MS
+            self._next_refresh_ms = began_ms + _REFRESH_MS
         if not progress:
             return None
-        batch = OutgoingBatch(reading.records, progress)
-        return _BatchInProgress(batch, reading.size_bytes, began_ms, self._fs.now_ms())
+        batch = OutgoingBatch(builder.records, progress)
+        return _BatchInProgress(batch, builder.size_bytes, began_ms, self._fs.now_ms())
 
-    def _read_partition(self, part: ShippedPartition, reading: _AssembledBatch) -> None:
+    def _read_partition(self, part: ShippedPartition, builder: _BatchBuilder) -> None:
         log = self._log(part)
         # Retention deleted records before they were shipped, or the log was truncated
         # or recreated.
         if not log.log_start_offset <= part.position <= log.high_watermark:
-            begin = self._decided(part, log, part.delivered, None)
+            begin = self._decide_start(part, log, part.delivered, None)
             if begin is None:
                 return
-            part.leave_out(begin.offset)
-            part.owes = True
+            part.skip_to(begin.offset)
+            part.needs_commit = True
         end = log.last_stable_offset
         if part.position >= end:
             return
         try:
             records = log.read(part.position, end, isolation="read_committed")
         except OffsetOutOfRangeError:
-            return  # retention has just deleted them; the next step decides how to continue
-        position = reading.add(part, records, end)
-        if part.target in reading.records:
-            part.read_to(position)
+            return  # retention has just deleted the records; the next step calls resume()
+        position = builder.add(part, records, end)
+        if part.target in builder.records:
+            part.set_position_after_read(position)
         else:  # markers, and records of aborted transactions
-            part.leave_out(position)
+            part.skip_to(position)
 
     # -- outcomes ----------------------------------------------------------------------
 
     def _finish_batch(self, outcome: Outcome) -> int:
         """Process the result of the batch in progress.
 
-        Returns the delivered record count.
+        Return the number of delivered records.
         """
-        under = self._under
-        assert under is not None
-        batch = under.batch
+        in_progress = self._in_progress
+        assert in_progress is not None
+        batch = in_progress.batch
         delivered = 0
         undelivered: dict[Partition, list[Record]] = {}
         for target, records in batch.records.items():
-            done = outcome.delivered.get(target, self._partitions[target].delivered)
-            left = [record for record in records if record.offset >= done]
-            count = len(records) - len(left)  # delivered records come first
+            delivered_end = outcome.delivered.get(
+                target, self._partitions[target].delivered
+            )
+            undelivered_records = [
+                record for record in records if record.offset >= delivered_end
+            ]
+            count = len(records) - len(
+                undelivered_records
+            )  # delivered records come first
             delivered += count
-            undelivered[target] = left
+            undelivered[target] = undelivered_records
             if count:
-                self._partitions[target].witness = witness_of(records[count - 1])
+                self._partitions[target].fingerprint = record_fingerprint(
+                    records[count - 1]
+                )
         for target, next_offset in outcome.delivered.items():
-            self._partitions[target].deliver(next_offset)
+            self._partitions[target].record_delivered(next_offset)
             self._recorded[target] = ShippedProgress(
-                next_offset, self._partitions[target].witness
+                next_offset, self._partitions[target].fingerprint
             )
         self._counts.records += delivered
         if outcome.refused or outcome.failed:
             self._drop_sender()
         else:
-            self._counts.bytes += under.size_bytes
+            self._counts.bytes += in_progress.size_bytes
             self._counts.batches += 1
-            self._under = None
+            self._in_progress = None
             for target in batch.records:
                 self._partitions[target].rewind()
         for target, reason in outcome.failed.items():
@@ -751,16 +765,16 @@ class Forwarder(Closeable):
                 ),
             )
         for target, reason in outcome.refused.items():
-            self._refused(self._partitions[target], undelivered[target], reason)
+            self._handle_refused(self._partitions[target], undelivered[target], reason)
         if delivered or outcome.delivered:
             self._status.succeed("shipping")
-        self._write_progress(is_due=self._keeper == "directory")
+        self._write_progress(is_due=self._progress_owner == "directory")
         return delivered
 
-    def _refused(
+    def _handle_refused(
         self, part: ShippedPartition, records: list[Record], reason: str
     ) -> None:
-        if not part.refuse(len(records)):
+        if not part.reduce_limit(len(records)):
             return
         record = records[0]
         if self._settings.on_error == "fail":
@@ -768,7 +782,7 @@ class Forwarder(Closeable):
                 part,
                 RecordRefusedError(
                     f"the cluster refuses a record of {part.source[0]}-{part.source[1]}: {reason}. Change the topic "
-                    "there, or leave the record out with on_error='quarantine' (--on-error quarantine)",
+                    "there, or skip the record with on_error='quarantine' (--on-error quarantine)",
                     offset=record.offset,
                 ),
             )
@@ -779,37 +793,41 @@ class Forwarder(Closeable):
             log_line(
                 "shipping",
                 WARNING,
-                "a record of %s-%d was refused and kept: %s",
+                "a record of %s-%d was refused and quarantined: %s",
                 *part.source,
                 reason,
             )
-        part.leave_out(record.offset + 1)
-        part.owes = True
+        part.skip_to(record.offset + 1)
+        part.needs_commit = True
 
     def _write_progress(self, *, is_due: bool = False, is_last: bool = False) -> None:
         """Write the progress, for the next forwarder and for local retention."""
         now_ms = self._fs.monotonic_ms()
-        if not is_due and not is_last and now_ms < self._write_ms:
+        if not is_due and not is_last and now_ms < self._next_write_ms:
             return
         if not self._recorded:
             return
-        found = self._progress_store.read()
-        if found is not None:
-            before = found.progress
+        stored = self._progress_store.read()
+        if stored is not None:
+            stored_progress = stored.progress
         else:
-            before = {}
+            stored_progress = {}
         recorded = RecordedProgress(
-            self._keeper, self._cluster_id, {**before, **self._recorded}
+            self._progress_owner,
+            self._cluster_id,
+            {**stored_progress, **self._recorded},
         )
-        if recorded != found:
+        if recorded != stored:
             self._progress_store.write(recorded)
-        if now_ms >= self._write_ms or is_last:
-            self._write_ms = now_ms + _WRITE_MS
+        if now_ms >= self._next_write_ms or is_last:
+            self._next_write_ms = now_ms + _WRITE_MS
             self._commit_local_group()
 
     def _commit_local_group(self) -> None:
-        """Commit the progress of the local group. Retention may then delete records."""
-        if not self._holds:
+        """Commit the progress for the local group, so that retention may delete the
+        shipped records.
+        """
+        if not self._commits_local_group:
             return
         if self._consumer is None:
             group_id = f"forward-{self._settings.name}"
@@ -827,7 +845,7 @@ class Forwarder(Closeable):
     def metrics(self) -> ForwardMetrics:
         """Return the current metrics; see ForwardMetrics.
 
-        Reads the ends of the partitions.
+        The ends of the logs are read for this.
         """
         lag_records = 0
         lag_bytes = 0
@@ -838,7 +856,7 @@ class Forwarder(Closeable):
                 if part.delivered >= log.high_watermark:
                     continue
                 lag_records += log.high_watermark - part.delivered
-                lag_bytes += _bytes_behind(log, part.delivered)
+                lag_bytes += _bytes_from(log, part.delivered)
                 first_ms = log.get(part.delivered).timestamp_ms
                 if oldest_ms is None:
                     oldest_ms = first_ms
@@ -848,8 +866,8 @@ class Forwarder(Closeable):
         if oldest_ms is not None:
             lag_age_ms = max(0, self._fs.now_ms() - oldest_ms)
         buffered_bytes = 0
-        if self._under is not None:
-            buffered_bytes = self._under.size_bytes
+        if self._in_progress is not None:
+            buffered_bytes = self._in_progress.size_bytes
         counts = self._counts
         return ForwardMetrics(
             state=self._status.state,
@@ -873,45 +891,45 @@ class Forwarder(Closeable):
 
 
 @attrs.define
-class _AssembledBatch:
-    """A batch that is being assembled."""
+class _BatchBuilder:
+    """Assembles a batch from several partitions."""
 
-    room_records: int
-    room_bytes: int
+    #: Number of records that the batch can still accept.
+    free_records: int
+    #: Maximum of `size_bytes`.
+    max_bytes: int
     records: dict[Partition, list[Record]] = attrs.Factory(dict)
     progress: dict[Partition, ShippedProgress] = attrs.Factory(dict)
     size_bytes: int = 0
     is_full: bool = False
 
     def add(self, part: ShippedPartition, records: Iterable[Record], end: int) -> int:
-        """Add records while there is room. Returns the offset after them.
+        """Add records until the batch is full. Return the next offset to read.
 
-        An empty batch takes at least one record.
+        An empty batch accepts at least one record of any size.
         """
-        taken: list[Record] = []
+        added: list[Record] = []
         position = end
         for record in records:
             size = _size(record)
-            has_room = (
-                self.size_bytes + size <= self.room_bytes and self.room_records > 0
-            )
-            if not has_room and (taken or self.records):
+            fits = self.size_bytes + size <= self.max_bytes and self.free_records > 0
+            if not fits and (added or self.records):
                 self.is_full = True
                 position = record.offset
                 break
-            taken.append(record)
+            added.append(record)
             self.size_bytes += size
-            self.room_records -= 1
-            if len(taken) == part.limit:
+            self.free_records -= 1
+            if len(added) == part.limit:
                 position = record.offset + 1
                 break
-        if taken:
-            self.records[part.target] = taken
+        if added:
+            self.records[part.target] = added
             self.progress[part.target] = ShippedProgress(
-                position, witness_of(taken[-1])
+                position, record_fingerprint(added[-1])
             )
         elif self.is_full:
-            position = part.position  # nothing was read: the next batch begins there
+            position = part.position  # no record was added
         return position
 
 
@@ -922,7 +940,7 @@ def _size(record: Record) -> int:
     return size
 
 
-def _bytes_behind(log: LogReader, offset: int) -> int:
+def _bytes_from(log: LogReader, offset: int) -> int:
     """Return the size of the log files from the batch that contains `offset` on."""
     segments = segments_between(log, offset, log.high_watermark)
     total = sum(segment.size_bytes for segment in segments)

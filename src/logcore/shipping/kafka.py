@@ -5,13 +5,13 @@ librdkafka handles TLS, SASL, leaders and retries.
 Rules:
 - Only this module classifies the client's errors: the cluster cannot be reached,
   another producer has the transactional id, a record is refused, a partition is
-  refused, the transaction can only be aborted.
-- Every call has a time limit. The caller repeats a call that reached it, or gives up.
-- Calls run in the thread of the caller, delivery reports too.
-- librdkafka stamps a record without a time, or of the time 0, with its own clock. All
-  other times are kept.
+  refused, or the transaction can only be aborted.
+- Every call has a timeout. The caller decides whether to repeat the call.
+- Calls and delivery reports run in the thread of the caller.
+- librdkafka replaces a missing timestamp, and the timestamp 0, by the current time. It
+  does not change other timestamps.
 
-confluent-kafka is imported when a cluster is made. This module decides nothing about
+confluent-kafka is imported when a KafkaCluster is created. This module does not manage
 progress.
 """
 
@@ -48,17 +48,16 @@ from logcore.shipping.cluster import (
 #: Timeout of one request to the cluster.
 _REQUEST_TIMEOUT_S: Final = 10.0
 #: Timeout of a call that ends a sender.
-_ENDING_TIMEOUT_S: Final = 2.0
-#: The largest message size that librdkafka allows, because the remote topic decides
-#: which record is too large.
-_LARGEST_MESSAGE_BYTES: Final = 1_000_000_000
+_CLOSE_TIMEOUT_S: Final = 2.0
+#: The maximum of librdkafka's setting. The remote topic has the real limit.
+_MAX_MESSAGE_BYTES: Final = 1_000_000_000
 #: Time without progress after which the sender of a transaction is replaced.
 _STALL_S: Final = 10.0
 _FETCH_RECORDS: Final = 10_000
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 
-#: The cluster refuses this record, and accepts others of the partition.
-_REFUSING: Final = (
+#: Errors that apply to a single record of a partition.
+_RECORD_ERRORS: Final = (
     "MSG_SIZE_TOO_LARGE",
     "RECORD_LIST_TOO_LARGE",
     "INVALID_MSG_SIZE",
@@ -68,8 +67,8 @@ _REFUSING: Final = (
     "_INVALID_DIFFERENT_RECORD",
     "UNSUPPORTED_FOR_MESSAGE_FORMAT",
 )
-#: The cluster refuses all records of this partition.
-_FAILING: Final = (
+#: Errors that apply to all records of a partition.
+_PARTITION_ERRORS: Final = (
     "TOPIC_AUTHORIZATION_FAILED",
     "UNKNOWN_TOPIC_OR_PART",
     "TOPIC_EXCEPTION",
@@ -78,9 +77,8 @@ _FAILING: Final = (
     "POLICY_VIOLATION",
     "INVALID_REQUIRED_ACKS",
 )
-#: The position of a consumer is outside the offsets of the partition, or the partition
-#: does not exist.
-_LOSING: Final = (
+#: Errors for a position outside the offsets of the partition, or a missing partition.
+_POSITION_ERRORS: Final = (
     "_AUTO_OFFSET_RESET",
     "OFFSET_OUT_OF_RANGE",
     "_LOG_TRUNCATION",
@@ -88,9 +86,9 @@ _LOSING: Final = (
     "_UNKNOWN_TOPIC",
     "_UNKNOWN_PARTITION",
 )
-_FENCING: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
-#: Errors that a retry cannot resolve. The caller gets them.
-_REFUSED_ACCESS: Final = (
+_FENCED_ERRORS: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+#: Errors that a retry cannot resolve.
+_PERMANENT_ERRORS: Final = (
     "_AUTHENTICATION",
     "SASL_AUTHENTICATION_FAILED",
     "CLUSTER_AUTHORIZATION_FAILED",
@@ -112,25 +110,27 @@ def _client() -> Any:
     return confluent_kafka
 
 
-def _journal() -> logging.Logger:
+def _librdkafka_logger() -> logging.Logger:
     """Return the logger for librdkafka.
 
-    Important errors of librdkafka are raised too, so the logger prints nothing unless a
-    handler is set.
+    The logger prints nothing unless a handler is set, because important errors are also
+    raised as exceptions.
     """
-    journal = logging.getLogger("logcore.shipping.librdkafka")
-    if not journal.handlers:
-        journal.addHandler(logging.NullHandler())
-    return journal
+    logger = logging.getLogger("logcore.shipping.librdkafka")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+    return logger
 
 
 class KafkaCluster(Closeable):
     """A Kafka cluster to ship to, or to mirror from.
 
-    A with block closes it. Connections are opened when they are needed.
-    `bootstrap_servers` are addresses of brokers, "host:port,host:port". `config`
-    contains additional settings of librdkafka, such as settings of TLS and SASL. They
-    override the settings of logcore, except for those that the guarantees depend on.
+    A `with` block closes it. Connections are opened when they are needed.
+
+    `bootstrap_servers` contains addresses of brokers, "host:port,host:port". `config`
+    contains additional settings of librdkafka, for example for TLS and SASL. They
+    override the settings of logcore, except for the settings that delivery guarantees
+    depend on.
 
     Raises:
         InvalidConfigError: librdkafka refuses a setting.
@@ -142,13 +142,15 @@ class KafkaCluster(Closeable):
     ) -> None:
         self._kafka = _client()
         self.bootstrap_servers = bootstrap_servers
-        self._given = dict(config or {})
+        self._user_config = dict(config or {})
         self._last_error = ""  # last message of the client
-        self._is_down = False  # no broker could be reached since the last success
+        self._all_brokers_down = (
+            False  # no broker could be reached since the last success
+        )
         self._admin_client: Any = None
-        self._readers: dict[str, Any] = {}  # by group
-        self._fetching: Any = None
-        self._expected: dict[
+        self._group_consumers: dict[str, Any] = {}  # by group
+        self._fetch_consumer: Any = None
+        self._next_offsets: dict[
             Partition, int
         ] = {}  # the next offset of each partition that is fetched
         self.isolation_level = "read_committed"
@@ -157,70 +159,72 @@ class KafkaCluster(Closeable):
         return f"<KafkaCluster {self.bootstrap_servers}>"
 
     def close(self) -> None:
-        """End the connections; a later call opens new ones."""
-        for reader in self._readers.values():
+        """Close the connections. A later call opens new ones."""
+        for reader in self._group_consumers.values():
             reader.close()
-        self._readers = {}
-        self._stop_fetching()
+        self._group_consumers = {}
+        self._close_fetch_consumer()
         self._admin_client = None
 
     def _config(self, **fixed: object) -> dict[str, object]:
         """Return the settings of a client.
 
-        `fixed` has `_` in place of `.`. The guarantees depend on these settings, so
-        they override the user's settings.
+        The names in `fixed` have `_` in place of `.`. The delivery guarantees depend on
+        these settings, so they override the user's settings.
         """
         config: dict[str, object] = {
             "bootstrap.servers": self.bootstrap_servers,
             "error_cb": self._record_error,
-            "logger": _journal(),
+            "logger": _librdkafka_logger(),
             "reconnect.backoff.max.ms": 1_000,
-            **self._given,
+            **self._user_config,
         }
         config.update({name.replace("_", "."): value for name, value in fixed.items()})
         return config
 
-    def _made(self, kind: Callable[..., Any], config: Mapping[str, object]) -> Any:
+    def _create_client(
+        self, client_class: Callable[..., Any], config: Mapping[str, object]
+    ) -> Any:
         try:
-            return kind(config)
+            return client_class(config)
         except self._kafka.KafkaException as error:
             raise InvalidConfigError(
-                f"librdkafka does not take its settings: {_text(error)}"
+                f"librdkafka refuses its settings: {_error_text(error)}"
             ) from error
 
     def _record_error(self, error: Any) -> None:
         self._last_error = error.str()
         if error.name() == "_ALL_BROKERS_DOWN":
-            self._is_down = True
+            self._all_brokers_down = True
 
-    def unavailable(self, error: Any = None) -> RemoteUnavailableError:
-        """Return the error to raise when the cluster does not answer."""
+    def unavailable_error(self, error: Any = None) -> RemoteUnavailableError:
+        """Return the exception for a cluster that does not respond."""
         if error is None:
-            why = self._last_error
+            reason = self._last_error
         else:
-            why = _text(error)
+            reason = _error_text(error)
         return RemoteUnavailableError(
-            f"the cluster {self.bootstrap_servers} does not answer: {why or 'no reason'}"
+            f"the cluster {self.bootstrap_servers} does not respond: {reason or 'no reason'}"
         )
 
-    def raised(self, error: Any, transactional_id: str = "") -> LogcoreError:
+    def convert_error(self, error: Any, transactional_id: str = "") -> LogcoreError:
         """Convert an exception of the client to an exception of logcore."""
-        found = error.args[0]
-        if found.name() in _FENCING:
+        client_error = error.args[0]
+        if client_error.name() in _FENCED_ERRORS:
             return ProducerFencedError(
                 f"another forwarder has taken over the transactional id {transactional_id!r}"
             )
-        if found.name() in _REFUSED_ACCESS:
+        if client_error.name() in _PERMANENT_ERRORS:
             return RemoteTopicError(
-                f"the cluster {self.bootstrap_servers} refuses: {found.str()} ({found.name()})"
+                f"the cluster {self.bootstrap_servers} refuses: {client_error.str()} ({client_error.name()})"
             )
-        return self.unavailable(error)
+        return self.unavailable_error(error)
 
     def _admin(self) -> Any:
         if self._admin_client is None:
             from confluent_kafka.admin import AdminClient
 
-            self._admin_client = self._made(AdminClient, self._config())
+            self._admin_client = self._create_client(AdminClient, self._config())
         return self._admin_client
 
     # -- shipping records ---------------------------------------------------------------
@@ -228,32 +232,32 @@ class KafkaCluster(Closeable):
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
         """See TargetCluster.
 
-        Requests all topics, because a cluster may create a topic that is requested by
-        name.
+        All topics are requested, because a cluster may create a missing topic that is
+        requested by name.
         """
         try:
-            found = self._admin().list_topics(timeout=_REQUEST_TIMEOUT_S).topics
+            all_topics = self._admin().list_topics(timeout=_REQUEST_TIMEOUT_S).topics
         except self._kafka.KafkaException as error:
-            raise self.raised(error) from error
+            raise self.convert_error(error) from error
         return {
-            name: len(found[name].partitions)
+            name: len(all_topics[name].partitions)
             for name in topics
-            if name in found and found[name].error is None
+            if name in all_topics and all_topics[name].error is None
         }
 
-    def create_topics(self, wanted: Mapping[str, int]) -> None:
+    def create_topics(self, counts: Mapping[str, int]) -> None:
         """See TargetCluster. Replication is the cluster's default."""
         from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-        existing = self.partition_counts(wanted)
+        existing = self.partition_counts(counts)
         new = [
             NewTopic(name, num_partitions=count)
-            for name, count in wanted.items()
+            for name, count in counts.items()
             if name not in existing
         ]
         more = [
             NewPartitions(name, count)
-            for name, count in wanted.items()
+            for name, count in counts.items()
             if existing.get(name, count) < count
         ]
         futures = {}
@@ -274,9 +278,9 @@ class KafkaCluster(Closeable):
                 if error.args[0].name() == "TOPIC_ALREADY_EXISTS":
                     continue
                 if error.args[0].retriable():
-                    raise self.unavailable(error) from error
+                    raise self.unavailable_error(error) from error
                 raise RemoteTopicError(
-                    f"topic {name!r} could not be made: {_text(error)}"
+                    f"topic {name!r} could not be created: {_error_text(error)}"
                 ) from error
 
     def committed(
@@ -284,45 +288,49 @@ class KafkaCluster(Closeable):
     ) -> dict[Partition, ShippedProgress]:
         """See TargetCluster.
 
-        Offsets of an ending transaction are waited for, by the isolation level of the
-        reader.
+        With isolation level read_committed, the request waits for transactions that are
+        being committed.
         """
-        wanted = [
+        requested = [
             self._kafka.TopicPartition(topic, number) for topic, number in partitions
         ]
-        if not wanted:
+        if not requested:
             return {}
         try:
-            found = self.reader(group_id).committed(wanted, timeout=_REQUEST_TIMEOUT_S)
+            results = self.group_consumer(group_id).committed(
+                requested, timeout=_REQUEST_TIMEOUT_S
+            )
         except self._kafka.KafkaException as error:
-            raise self.raised(error) from error
-        for failure in found:
-            if failure.error is not None:
+            raise self.convert_error(error) from error
+        for result in results:
+            if result.error is not None:
                 raise RemoteUnavailableError(
-                    f"the offset of {failure.topic}-{failure.partition}: {failure.error.str()}"
+                    f"the offset of {result.topic}-{result.partition}: {result.error.str()}"
                 )
         return {
-            (failure.topic, failure.partition): ShippedProgress(
-                failure.offset, failure.metadata or ""
+            (result.topic, result.partition): ShippedProgress(
+                result.offset, result.metadata or ""
             )
-            for failure in found
-            if failure.offset >= 0
+            for result in results
+            if result.offset >= 0
         }
 
-    def reader(self, group_id: str) -> Any:
+    def group_consumer(self, group_id: str) -> Any:
         """Return a consumer of a group that reads no records.
 
         The consumer is used to read and commit offsets, and for the group's metadata in
         transactions.
         """
-        if group_id not in self._readers:
+        if group_id not in self._group_consumers:
             fixed = self._config(
                 group_id=group_id,
                 enable_auto_commit=False,
                 isolation_level="read_committed",
             )
-            self._readers[group_id] = self._made(self._kafka.Consumer, fixed)
-        return self._readers[group_id]
+            self._group_consumers[group_id] = self._create_client(
+                self._kafka.Consumer, fixed
+            )
+        return self._group_consumers[group_id]
 
     def transactional_sender(
         self, transactional_id: str, group_id: str
@@ -331,35 +339,34 @@ class KafkaCluster(Closeable):
         config = self._config(
             transactional_id=transactional_id,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            # After a new bootstrap send_offsets_to_transaction() may wait indefinitely
-            # for a broker that was dropped (librdkafka issue 5456). A sender that gets
-            # no answer is replaced as a whole.
+            # After it bootstraps again, librdkafka may wait indefinitely in
+            # send_offsets_to_transaction() for a broker that it has dropped (librdkafka
+            # issue 5456). A sender without a response is replaced as a whole instead.
             metadata_recovery_strategy="none",
-            message_max_bytes=_LARGEST_MESSAGE_BYTES,
+            message_max_bytes=_MAX_MESSAGE_BYTES,
         )
-        producer = self._made(self._kafka.Producer, config)
+        producer = self._create_client(self._kafka.Producer, config)
         try:
             producer.init_transactions(_REQUEST_TIMEOUT_S)
         except self._kafka.KafkaException as error:
-            raise self.raised(error, transactional_id) from error
+            raise self.convert_error(error, transactional_id) from error
         return _TransactionalSender(self, producer, transactional_id, group_id)
 
     def plain_sender(self) -> ClusterSender:
         """See TargetCluster.
 
-        Records wait in the client while the cluster cannot be reached: a record that
-        timed out would have to be sent again, and might be stored twice.
-
-        The gapless guarantee: records after a failed record are not sent, because
-        repeating that record afterwards would change the order.
+        Without a message timeout, records remain in the client while the cluster cannot
+        be reached. A record that timed out would be sent again, and might be stored
+        twice. With the gapless guarantee, records after a failed record are not sent.
+        Otherwise a retry of that record would change the order.
         """
         config = self._config(
             enable_idempotence=True,
             enable_gapless_guarantee=True,
             message_timeout_ms=0,
-            message_max_bytes=_LARGEST_MESSAGE_BYTES,
+            message_max_bytes=_MAX_MESSAGE_BYTES,
         )
-        return _PlainSender(self, self._made(self._kafka.Producer, config))
+        return _PlainSender(self, self._create_client(self._kafka.Producer, config))
 
     # -- mirroring records -------------------------------------------------------------
 
@@ -367,7 +374,7 @@ class KafkaCluster(Closeable):
         """See SourceCluster."""
         from confluent_kafka import TopicCollection
 
-        found = {}
+        topics_by_name = {}
         if not names:
             return {}
         futures = self._admin().describe_topics(
@@ -375,28 +382,28 @@ class KafkaCluster(Closeable):
         )
         for name, future in futures.items():
             try:
-                answer = future.result(_REQUEST_TIMEOUT_S)
+                description = future.result(_REQUEST_TIMEOUT_S)
             except self._kafka.KafkaException as error:
                 if error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
                     continue
-                raise self.raised(error) from error
-            found[name] = RemoteTopic(
-                _topic_id(answer.topic_id),
-                len(answer.partitions),
+                raise self.convert_error(error) from error
+            topics_by_name[name] = RemoteTopic(
+                _topic_id(description.topic_id),
+                len(description.partitions),
                 self._is_compacted(name),
             )
-        return found
+        return topics_by_name
 
     def _is_compacted(self, topic: str) -> bool:
         """Return whether a topic is compacted.
 
-        The result is True if the cluster does not allow the request, so that gaps are
-        no error.
+        If the cluster does not permit the request, return True, because gaps between
+        offsets are then no error.
         """
         from confluent_kafka import admin
 
-        kind: Any = admin
-        resource = kind.ConfigResource("topic", topic)
+        client_class: Any = admin
+        resource = client_class.ConfigResource("topic", topic)
         try:
             (future,) = (
                 self._admin()
@@ -409,7 +416,7 @@ class KafkaCluster(Closeable):
         except self._kafka.KafkaException as error:
             if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
                 return True
-            raise self.raised(error) from error
+            raise self.convert_error(error) from error
 
     def span(self, partition: Partition) -> RemoteSpan:
         """See SourceCluster."""
@@ -418,8 +425,8 @@ class KafkaCluster(Closeable):
                 self._kafka.TopicPartition(*partition), timeout=_REQUEST_TIMEOUT_S
             )
         except self._kafka.KafkaException as error:
-            raise self.raised(error) from error
-        self._is_down = False
+            raise self.convert_error(error) from error
+        self._all_brokers_down = False
         return RemoteSpan(low, high)
 
     def fetch(
@@ -427,15 +434,15 @@ class KafkaCluster(Closeable):
     ) -> FetchResult:
         """See SourceCluster."""
         consumer = self._consumer()
-        if dict(positions) != self._expected:
-            self._expected = dict(positions)
+        if dict(positions) != self._next_offsets:
+            self._next_offsets = dict(positions)
             consumer.assign(
                 [
                     self._kafka.TopicPartition(*key, offset)
                     for key, offset in positions.items()
                 ]
             )
-        found: dict[Partition, list[RemoteRecord]] = {}
+        records: dict[Partition, list[RemoteRecord]] = {}
         reached: dict[Partition, int] = {}
         lost: list[Partition] = []
         for message in consumer.consume(_FETCH_RECORDS, timeout_s):
@@ -443,34 +450,38 @@ class KafkaCluster(Closeable):
             error = message.error()
             if error is None:
                 record = _record(message)
-                found.setdefault(key, []).append(record)
-                self._expected[key] = record.record.offset + 1
+                records.setdefault(key, []).append(record)
+                self._next_offsets[key] = record.record.offset + 1
             elif error.name() == "_PARTITION_EOF":
                 reached[key] = message.offset()
-            elif error.name() in _REFUSED_ACCESS:
-                raise self.raised(self._kafka.KafkaException(error))
-            else:  # the leader has changed, or cannot be reached: the next fetch() assigns the positions again
+            elif error.name() in _PERMANENT_ERRORS:
+                raise self.convert_error(self._kafka.KafkaException(error))
+            else:
+                # The leader has changed or cannot be reached. The next fetch() assigns
+                # all positions again.
                 self._last_error = error.str()
-                self._expected = {}
-                if error.name() in _LOSING:
+                self._next_offsets = {}
+                if error.name() in _POSITION_ERRORS:
                     lost.append(key)
-        if found or reached:
-            self._is_down = False
-        elif self._is_down and not lost:
-            self._expected = {}
-            raise self.unavailable()
-        return FetchResult(found, reached, lost)
+        if records or reached:
+            self._all_brokers_down = False
+        elif self._all_brokers_down and not lost:
+            self._next_offsets = {}
+            raise self.unavailable_error()
+        return FetchResult(records, reached, lost)
 
     def cluster_id(self) -> str:
         """See SourceCluster."""
         try:
-            found = self._admin().list_topics(timeout=_REQUEST_TIMEOUT_S).cluster_id
+            cluster_id = (
+                self._admin().list_topics(timeout=_REQUEST_TIMEOUT_S).cluster_id
+            )
         except self._kafka.KafkaException as error:
-            raise self.raised(error) from error
-        return str(found or "")
+            raise self.convert_error(error) from error
+        return str(cluster_id or "")
 
     def _consumer(self) -> Any:
-        if self._fetching is None:
+        if self._fetch_consumer is None:
             config = self._config(
                 group_id="logcore-mirror",  # this group commits nothing
                 enable_auto_commit=False,
@@ -480,14 +491,14 @@ class KafkaCluster(Closeable):
                 isolation_level=self.isolation_level,
                 check_crcs=True,
             )
-            self._fetching = self._made(self._kafka.Consumer, config)
-            self._expected = {}
-        return self._fetching
+            self._fetch_consumer = self._create_client(self._kafka.Consumer, config)
+            self._next_offsets = {}
+        return self._fetch_consumer
 
-    def _stop_fetching(self) -> None:
-        if self._fetching is not None:
-            self._fetching.close()
-            self._fetching = None
+    def _close_fetch_consumer(self) -> None:
+        if self._fetch_consumer is not None:
+            self._fetch_consumer.close()
+            self._fetch_consumer = None
 
     def pause(self, seconds: float) -> None:
         """See TargetCluster."""
@@ -510,7 +521,7 @@ class _PlainSender:
         self._refused: dict[Partition, str] = {}
         #: Partitions that the cluster rejects entirely, with the reason.
         self._failed: dict[Partition, str] = {}
-        self._trouble: Any = None
+        self._other_error: Any = None
 
     def start(self, batch: OutgoingBatch) -> None:
         self._batch = batch
@@ -518,22 +529,22 @@ class _PlainSender:
         self._counts = {}
         self._refused = {}
         self._failed = {}
-        self._trouble = None
+        self._other_error = None
         try:
             self._begin()
             for key, records in batch.records.items():
                 for record in records:
                     self._send(key, record)
         except (self._kafka.KafkaException, BufferError) as error:
-            raise self._raised(error) from error
+            raise self._convert_error(error) from error
 
     def _begin(self) -> None:
         pass
 
-    def _raised(self, error: Any) -> LogcoreError:
+    def _convert_error(self, error: Any) -> LogcoreError:
         if isinstance(error, BufferError):
-            return self._cluster.unavailable()
-        return self._cluster.raised(error)
+            return self._cluster.unavailable_error()
+        return self._cluster.convert_error(error)
 
     def _send(self, partition: Partition, record: Record) -> None:
         def report(error: Any, _: object) -> None:
@@ -550,7 +561,7 @@ class _PlainSender:
                 headers=list(record.headers) or None,
             )
         except self._kafka.KafkaException as error:
-            if error.args[0].name() not in _REFUSING + _FAILING:
+            if error.args[0].name() not in _RECORD_ERRORS + _PARTITION_ERRORS:
                 raise
             self._report(partition, record.offset, error.args[0])
 
@@ -559,22 +570,22 @@ class _PlainSender:
 
         The reports of a partition arrive in order. Reports after an error are ignored.
         """
-        is_broken = partition in self._refused or partition in self._failed
-        if error is None and not is_broken:
+        has_error = partition in self._refused or partition in self._failed
+        if error is None and not has_error:
             self._delivered[partition] = offset + 1
             self._counts[partition] = self._counts.get(partition, 0) + 1
-        elif error is not None and error.name() in _REFUSING:
+        elif error is not None and error.name() in _RECORD_ERRORS:
             self._refused.setdefault(partition, f"{error.str()} ({error.name()})")
-        elif error is not None and error.name() in _FAILING:
+        elif error is not None and error.name() in _PARTITION_ERRORS:
             self._failed.setdefault(partition, f"{error.str()} ({error.name()})")
         elif error is not None:
-            self._trouble = error
+            self._other_error = error
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        if self._left(timeout_s):
+        if self._missing_reports(timeout_s):
             return None
-        # The progress of a batch may be above its last record, because the offsets
-        # between need no shipping.
+        # The progress of a batch may be above its last record, if the offsets between
+        # need no shipping.
         for key, progress in self._batch.progress.items():
             if self._counts.get(key, 0) == len(self._batch.records.get(key, ())):
                 self._delivered[key] = progress.offset
@@ -583,23 +594,23 @@ class _PlainSender:
                 dict(self._delivered), dict(self._refused), dict(self._failed)
             )
         error = None
-        if self._trouble:
-            error = self._kafka.KafkaException(self._trouble)
-        raise self._cluster.unavailable(error)
+        if self._other_error:
+            error = self._kafka.KafkaException(self._other_error)
+        raise self._cluster.unavailable_error(error)
 
-    def _left(self, timeout_s: float) -> int:
-        """Wait for reports, and return how many are missing after timeout_s."""
+    def _missing_reports(self, timeout_s: float) -> int:
+        """Wait for delivery reports. Return the number that is missing after the timeout."""
         try:
-            left: int = self._producer.flush(timeout_s)
+            missing: int = self._producer.flush(timeout_s)
         except self._kafka.KafkaException as error:
-            raise self._raised(error) from error
-        return left
+            raise self._convert_error(error) from error
+        return missing
 
     def close(self) -> None:
-        # The fatal error was raised before; closing may raise it again.
+        # A fatal error was raised before, and closing may raise it again.
         with contextlib.suppress(self._kafka.KafkaException):
             self._producer.purge()
-            self._producer.flush(_ENDING_TIMEOUT_S)
+            self._producer.flush(_CLOSE_TIMEOUT_S)
 
 
 class _TransactionalSender(_PlainSender):
@@ -612,77 +623,79 @@ class _TransactionalSender(_PlainSender):
         self._transactional_id = transactional_id
         self._group_id = group_id
         self._has_offsets = False
-        self._seen_left = -1
-        self._silent_s = 0.0
+        self._last_missing = -1
+        self._stalled_s = 0.0
 
-    def _silent(self, timeout_s: float) -> None:
+    def _count_stall(self, timeout_s: float) -> None:
         """Count time without progress.
 
-        The method raises after _STALL_S, because a new sender with the same id then
-        aborts the transaction.
+        Raises RemoteUnavailableError after _STALL_S, so that the caller creates a new
+        sender. A new sender with the same id aborts the transaction.
         """
-        self._silent_s += timeout_s
-        if self._silent_s >= _STALL_S:
-            raise self._cluster.unavailable()
+        self._stalled_s += timeout_s
+        if self._stalled_s >= _STALL_S:
+            raise self._cluster.unavailable_error()
 
     def _begin(self) -> None:
         self._has_offsets = False
-        self._seen_left = -1
-        self._silent_s = 0.0
+        self._last_missing = -1
+        self._stalled_s = 0.0
         self._producer.begin_transaction()
 
-    def _raised(self, error: Any) -> LogcoreError:
+    def _convert_error(self, error: Any) -> LogcoreError:
         if isinstance(error, BufferError):
-            return self._cluster.unavailable()
-        return self._cluster.raised(error, self._transactional_id)
+            return self._cluster.unavailable_error()
+        return self._cluster.convert_error(error, self._transactional_id)
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        left = self._left(timeout_s)
-        if left != self._seen_left:
-            self._seen_left = left
-            self._silent_s = 0.0
-        if left:
-            self._silent(timeout_s)
+        missing = self._missing_reports(timeout_s)
+        if missing != self._last_missing:
+            self._last_missing = missing
+            self._stalled_s = 0.0
+        if missing:
+            self._count_stall(timeout_s)
             return None
         try:
             if self._refused or self._failed:
                 self._producer.abort_transaction(_REQUEST_TIMEOUT_S)
                 return Outcome({}, dict(self._refused), dict(self._failed))
-            # After any other error of a record the two calls below raise: the
-            # transaction can only be aborted.
+            # After any other error of a record, the transaction can only be aborted,
+            # and the next calls raise an exception.
             if not self._has_offsets:
                 offsets = [
-                    self._kafka.TopicPartition(*key, *its)
-                    for key, its in self._batch.progress.items()
+                    self._kafka.TopicPartition(*key, *progress)
+                    for key, progress in self._batch.progress.items()
                 ]
-                group = self._cluster.reader(self._group_id).consumer_group_metadata()
+                group = self._cluster.group_consumer(
+                    self._group_id
+                ).consumer_group_metadata()
                 self._producer.send_offsets_to_transaction(offsets, group, timeout_s)
                 self._has_offsets = True
             self._producer.commit_transaction(timeout_s)
         except self._kafka.KafkaException as error:
             if error.args[0].retriable() and not error.args[0].txn_requires_abort():
-                self._silent(timeout_s)
-                return None  # the next wait() makes the same call, which continues
-            raise self._raised(error) from error
+                self._count_stall(timeout_s)
+                return None  # the next wait() repeats the call, which then continues
+            raise self._convert_error(error) from error
         return Outcome(
             {key: progress.offset for key, progress in self._batch.progress.items()}
         )
 
     def close(self) -> None:
-        """Abort an open transaction if that is quick.
+        """Abort an open transaction if the cluster responds in time.
 
-        The next sender of the id would do it too.
+        Otherwise, the next sender with the same transactional id aborts it.
         """
         super().close()
-        # It fails if no transaction is open, the cluster cannot be reached, or another
-        # forwarder has the id.
+        # This fails if no transaction is open, if the cluster cannot be reached, or if
+        # another forwarder has the id.
         with contextlib.suppress(self._kafka.KafkaException):
-            self._producer.abort_transaction(_ENDING_TIMEOUT_S)
+            self._producer.abort_transaction(_CLOSE_TIMEOUT_S)
 
 
 def _record(message: Any) -> RemoteRecord:
-    kind, timestamp_ms = message.timestamp()
-    if not kind:  # TIMESTAMP_NOT_AVAILABLE is 0
+    client_class, timestamp_ms = message.timestamp()
+    if not client_class:  # TIMESTAMP_NOT_AVAILABLE is 0
         timestamp_ms = -1
     headers = tuple((name, value) for name, value in message.headers() or ())
     leader_epoch = message.leader_epoch()
@@ -694,17 +707,17 @@ def _record(message: Any) -> RemoteRecord:
     return RemoteRecord(record, leader_epoch)
 
 
-def _topic_id(given: Any) -> str:
-    """Return Kafka's id of a topic as text, empty if it has none or the zero id."""
-    if given is None:
+def _topic_id(uuid: Any) -> str:
+    """Return Kafka's topic id as text. It is empty for a missing id and the zero id."""
+    if uuid is None:
         return ""
-    most = given.get_most_significant_bits()
-    least = given.get_least_significant_bits()
-    if (most, least) == (0, 0):
+    max_limit = uuid.get_most_significant_bits()
+    low_bits = uuid.get_least_significant_bits()
+    if (max_limit, low_bits) == (0, 0):
         return ""
-    return f"{most & (1 << 64) - 1:016x}{least & (1 << 64) - 1:016x}"
+    return f"{max_limit & (1 << 64) - 1:016x}{low_bits & (1 << 64) - 1:016x}"
 
 
-def _text(error: Any) -> str:
-    found = error.args[0]
-    return f"{found.str()} ({found.name()})"
+def _error_text(error: Any) -> str:
+    client_error = error.args[0]
+    return f"{client_error.str()} ({client_error.name()})"

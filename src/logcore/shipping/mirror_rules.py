@@ -1,22 +1,22 @@
-"""Plans how a mirror continues: pure functions over offsets and records.
+"""Decides how a mirror continues: pure functions over offsets and records.
 
-Our log is the local copy of a partition, and our end is its log end offset.
+The local log is the copy of a remote partition. Its end is its log end offset.
 
-| the remote partition                       | then                                                            |
-|--------------------------------------------|-----------------------------------------------------------------|
-| holds our end, or begins or ends there     | continue at our end; a gap before the next record is legal      |
-| begins above our end, because of retention | stop, or continue at its start (on_gap="skip")                  |
-| ends below our end, or holds other records | diverged: stop, or truncate our log (on_divergence="truncate")  |
-| belongs to another topic of that name      | stop                                                            |
+| the remote partition                                   | decision                                              |
+|--------------------------------------------------------|-------------------------------------------------------|
+| contains the local end, or begins or ends there        | continue at the local end, even after a gap           |
+| begins above the local end, because of retention       | stop, or continue at its start (on_gap="skip")        |
+| ends below the local end, or contains other records    | diverged: stop, or truncate the local log             |
+|                                                        | (on_divergence="truncate")                            |
+| belongs to another topic with the same name            | stop                                                  |
 
 Rules:
-- When a partition is placed, the last records of our log are fetched once more and
-  compared. This detects a remote log that lost its end and has grown again.
-- A record of ours may be missing in the remote log only if that log is compacted. A
-  remote record below our end that is missing here is a new record, which means that the
-  logs diverged.
-- A batch holds consecutive offsets of one leader epoch, so a gap or a new epoch begins
-  a batch.
+- Before a partition continues, the last records of the local log are fetched again and
+  compared. This detects that the remote log lost its end and got other records since.
+- A local record may be missing in the remote log only if that log is compacted. If a
+  remote record below the local end is missing in the local log, the logs have diverged.
+- A batch contains consecutive offsets of one leader epoch. A gap or a new epoch begins
+  another batch.
 
 This module uses no log, no client and no clock.
 """
@@ -46,27 +46,25 @@ _HEADER_BYTES: Final = 10
 
 @attrs.frozen
 class Diverged:
-    """The logs have different records.
+    """The decision that the logs contain different records."""
 
-    `error` is raised unless truncation is allowed.
-    """
-
+    #: The error to raise if truncation is not allowed.
     error: DivergedError
 
 
-def judge(
+def decide_start(
     end: int | None, span: RemoteSpan, *, on_gap: OnGap
 ) -> Begin | Stop | Diverged:
-    """Return the offset to continue at.
+    """Decide at which offset a mirror continues.
 
-    `end` is the log end offset of our log, None if our log is empty.
+    `end` is the log end offset of the local log, or None if the log is empty.
     """
     if end is None:
         return Begin(span.log_start)
     if end > span.log_end:
         return Diverged(
-            diverged(
-                "the remote log ends before ours: it lost records, or was recreated",
+            divergence_error(
+                "the remote log ends below the local log: it lost records, or was recreated",
                 end,
                 span.log_end,
             )
@@ -75,7 +73,7 @@ def judge(
         if on_gap == "fail":
             return Stop(
                 ShippingGapError(
-                    f"offsets {end} to {span.log_start - 1} were deleted there before they were mirrored: continue at "
+                    f"the cluster deleted offsets {end} to {span.log_start - 1} before they were mirrored: continue at "
                     f"{span.log_start} with on_gap='skip' (--on-gap skip)",
                     offset=end,
                 )
@@ -84,64 +82,65 @@ def judge(
     return Begin(end)
 
 
-def diverged(why: str, expected: object, found: object) -> DivergedError:
+def divergence_error(reason: str, expected: object, found: object) -> DivergedError:
     return DivergedError(
-        f"{why}. Cut the local log to what both hold with on_divergence='truncate' (--on-divergence truncate), or "
-        "mirror to another directory",
+        f"{reason}. Truncate the local log to the common records with on_divergence='truncate' (--on-divergence "
+        "truncate), or mirror to another directory",
         expected=expected,
         found=found,
     )
 
 
-def check_same_topic(known: str, found: str, name: str) -> None:
+def check_same_topic(expected_id: str, found_id: str, name: str) -> None:
     """Compare the topic id of the mirrored topic with the current one.
 
     Raises:
         DivergedError: The ids differ.
     """
-    if known and found and known != found:
+    if expected_id and found_id and expected_id != found_id:
         raise DivergedError(
-            f"topic {name!r} there is another one of that name, deleted and made again: mirror it to another directory",
-            expected=known,
-            found=found,
+            f"topic {name!r} of the cluster was deleted and created again: mirror it to another directory",
+            expected=expected_id,
+            found=found_id,
         )
 
 
-def contradiction(
-    own: Mapping[int, Record],
+def find_difference(
+    local_records: Mapping[int, Record],
     end: int,
-    found: Iterable[RemoteRecord],
-    behind: int,
+    fetched: Iterable[RemoteRecord],
+    range_end: int,
     *,
     is_compacted: bool,
 ) -> Record | None:
-    """Return a record below our end that differs or that only one log holds, if any.
+    """Return a record below the local end that differs, or that only one log contains.
+    Return None if there is none.
 
-    `own` holds our last records by offset, except records below the fetched range.
-    `found` holds all remote records of the fetched range. The fourth argument is the
-    end offset of that range.
+    `local_records` contains the last local records by offset, from the start of the
+    fetched range on. `end` is the local end. `fetched` contains all remote records of
+    the fetched range, which ends at `range_end`.
     """
-    theirs = {record.offset: record for record, _ in found}
-    for offset, record in theirs.items():
-        if offset < end and own.get(offset) != record:
+    remote_records = {record.offset: record for record, _ in fetched}
+    for offset, record in remote_records.items():
+        if offset < end and local_records.get(offset) != record:
             return record
     if is_compacted:
         return None
     return next(
         (
             record
-            for offset, record in own.items()
-            if offset < behind and offset not in theirs
+            for offset, record in local_records.items()
+            if offset < range_end and offset not in remote_records
         ),
         None,
     )
 
 
 def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
-    """Return the offset between `start` and `end` up to which both logs are equal.
+    """Return the end offset of the common records, between `start` and `end`.
 
-    `is_same_at` compares one offset. If it returns False for an offset, it returns
-    False for all higher offsets.
+    `is_same_at` compares the records at one offset. If it returns False, it must return
+    False for all higher offsets too, because this is a binary search.
     """
     while start < end:
         middle = (start + end) // 2
@@ -152,12 +151,13 @@ def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
     return start
 
 
-def encoded(
+def encode_batches(
     records: Iterable[RemoteRecord], least_epoch: int, codec: str
 ) -> Iterator[bytes]:
     """Yield batches with the offsets and leader epochs of the records.
 
-    A record whose epoch is unknown gets `least_epoch`, or the highest epoch before it.
+    If the epoch of a record is unknown, it gets the highest epoch of the earlier
+    records, and at least `least_epoch`.
     """
     for epoch, run in _runs(records, least_epoch):
         rows = [
@@ -173,16 +173,16 @@ def _runs(
     run: list[Record] = []
     run_epoch = -1
     run_bytes = 0
-    for record, given in records:
-        if given < 0:
+    for record, stored_epoch in records:
+        if stored_epoch < 0:
             epoch = least_epoch
         else:
-            epoch = given
+            epoch = stored_epoch
         size = size_of(record)
-        is_next = (
+        continues_run = (
             bool(run) and record.offset == run[-1].offset + 1 and epoch == run_epoch
         )
-        if run and not (is_next and run_bytes + size <= _BATCH_BYTES):
+        if run and not (continues_run and run_bytes + size <= _BATCH_BYTES):
             yield run_epoch, run
             run = []
             run_bytes = 0

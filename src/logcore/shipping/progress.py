@@ -1,14 +1,14 @@
-"""The nodes of a forwarder in the directory's registry: its progress, and its lock.
+"""A forwarder's files in the registry of the directory: its progress, and its lock.
 
     /forward/<name>            {"by": "cluster" | "directory", "cluster": id, "progress": [[topic, partition, offset,
-                               witness], ...]}
+                               fingerprint], ...]}
     .forward-<name>            a file beside the nodes; a running forwarder holds a lock on its first byte
 
 Rules:
-- The progress is replaced as a whole, in one write, and is on disk when set() returns.
+- The whole progress is replaced in one write, and is durable when set() returns.
 - The progress is written after the deliveries that it records, never before.
-- "by" names the keeper of the progress. It is this directory, or the remote cluster. In
-  the second case the node only confirms the progress.
+- "by" is the owner of the progress: this directory, or the remote cluster. If the
+  cluster owns it, this copy is only used to detect that the cluster has lost it.
 
 This module makes no decisions.
 """
@@ -27,46 +27,49 @@ from logcore.fs import FS, SharedFS
 from logcore.registry import open_registry
 from logcore.shipping.cluster import Partition, ShippedProgress
 
-Keeper = Literal["cluster", "directory"]
+ProgressOwner = Literal["cluster", "directory"]
 _FORWARD: Final = "/forward"
 
 
 @attrs.frozen
 class RecordedProgress:
-    """The recorded progress, by partition of the remote cluster with this id."""
+    """The progress of a forwarder, as stored in the directory."""
 
-    by: Keeper
+    #: Whether the cluster or this directory owns the progress.
+    owner: ProgressOwner
+    #: Id of the remote cluster.
     cluster_id: str
+    #: By partition of the remote cluster.
     progress: Mapping[Partition, ShippedProgress]
 
 
-def packed(recorded: RecordedProgress) -> bytes:
-    rows = [[*key, *its] for key, its in sorted(recorded.progress.items())]
+def encode_progress(recorded: RecordedProgress) -> bytes:
+    rows = [[*key, *progress] for key, progress in sorted(recorded.progress.items())]
     return json.dumps(
-        {"by": recorded.by, "cluster": recorded.cluster_id, "progress": rows}
+        {"by": recorded.owner, "cluster": recorded.cluster_id, "progress": rows}
     ).encode()
 
 
-def unpacked(content: bytes, path: str) -> RecordedProgress:
+def decode_progress(content: bytes, path: str) -> RecordedProgress:
     """Decode the recorded progress. Raises CorruptRegistryError."""
     try:
-        given = json.loads(content)
-        rows = given["progress"]
+        document = json.loads(content)
+        rows = document["progress"]
         progress = {
-            (str(topic), int(number)): ShippedProgress(int(at), str(witness))
-            for topic, number, at, witness in rows
+            (str(topic), int(number)): ShippedProgress(int(offset), str(fingerprint))
+            for topic, number, offset, fingerprint in rows
         }
-        by = given["by"]
-        cluster_id = str(given["cluster"])
+        owner = document["by"]
+        cluster_id = str(document["cluster"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptRegistryError(
             "not the progress of a forwarder", path=path, found=repr(content[:80])
         ) from error
-    if by not in ("cluster", "directory"):
+    if owner not in ("cluster", "directory"):
         raise CorruptRegistryError(
-            "not the progress of a forwarder", path=path, found=repr(by)
+            "not the progress of a forwarder", path=path, found=repr(owner)
         )
-    return RecordedProgress(by, cluster_id, progress)
+    return RecordedProgress(owner, cluster_id, progress)
 
 
 class ProgressStore:
@@ -76,29 +79,29 @@ class ProgressStore:
         self._fs = cast(SharedFS, fs)
         self._registry = open_registry(directory, fs=self._fs)
         self._lock_path = os.path.join(self._registry.path, f".forward-{name}")
-        self._handle: int | None = None  # of the lock
+        self._handle: int | None = None  # of the lock file
         self._path = f"{_FORWARD}/{name}"
         self._name = name
 
     def read(self) -> RecordedProgress | None:
         try:
-            return unpacked(self._registry.get(self._path).value, self._path)
+            return decode_progress(self._registry.get(self._path).value, self._path)
         except NodeNotFoundError:
             return None
 
     def write(self, recorded: RecordedProgress) -> None:
-        content = packed(recorded)
+        content = encode_progress(recorded)
         try:
             self._registry.set(self._path, content)
         except NodeNotFoundError:
             self._registry.create(self._path, content)
 
-    def own(self) -> None:
+    def acquire_lock(self) -> None:
         """Lock the name of this forwarder.
 
-        The lock is needed if the directory keeps the progress, because the cluster does
-        not fence a second forwarder then. The operating system releases the lock when
-        the process dies.
+        The lock is needed if the directory owns the progress, because the cluster does
+        not fence a second forwarder in that case. The operating system releases the
+        lock when the process dies.
 
         Raises:
             ShippingError: Another forwarder of this name is running.
@@ -111,8 +114,8 @@ class ProgressStore:
         pid = self._fs.pread(handle, 10, 0).decode("ascii", "replace").strip()
         self._fs.close(handle)
         raise ShippingError(
-            f"another forwarder of the name {self._name!r} is running in process {pid}; end it, or give this one "
-            "another name and other topics"
+            f"another forwarder with the name {self._name!r} is running in process {pid}; stop that process, or give "
+            "this forwarder another name and other topics"
         )
 
     def close(self) -> None:

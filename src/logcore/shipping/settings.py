@@ -1,10 +1,8 @@
 """Settings and metrics of a forwarder and a mirror.
 
 Rules:
-- Settings are checked when they are given, before anything is read or connected.
-- Metrics are plain numbers, taken when they are requested.
-
-This module reads and ships nothing.
+- Settings are checked before anything is read and before a connection is opened.
+- Metrics are a snapshot of the moment in which they are requested.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from logcore.shipping.mirror_rules import OnDivergence
 State = Literal["connecting", "shipping", "idle", "waiting", "stopped"]
 OnError = Literal["fail", "quarantine"]
 Offsets = Literal["keep", "new"]
-#: Suffix of the topic that keeps the refused records of a topic.
-QUARANTINE: Final = ".dlq"
+#: Suffix of the local topic to which the refused records of a topic are written.
+QUARANTINE_SUFFIX: Final = ".dlq"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -33,7 +31,7 @@ class ForwardOptions(TypedDict, total=False):
 
     Attributes:
         name: Forwarders that ship from one directory to one cluster at the same time
-            have different names and different topics. Default: "default".
+            must have different names and different topics. Default: "default".
         topics: Names of topics. Default: all except internal ones and quarantine
             topics.
         rename: Maps the local name of a topic to its name in the cluster.
@@ -45,14 +43,14 @@ class ForwardOptions(TypedDict, total=False):
         on_gap: "fail" (default) stops the partition if records were deleted before they
             were shipped. "skip" continues.
         on_lost: "fail" (default) stops the partition if the cluster has lost the
-            progress. "noted" continues at the progress recorded here, and "start" ships
-            again.
+            progress. "noted" continues at the progress that is recorded in the local
+            directory. "start" ships the records after the cluster's progress again.
         hold: Commit the progress for the local group `forward-<name>`, so that
-            retention can wait for it. The default is true if the directory may be
-            written.
+            retention can keep records until they are shipped. The default is True if
+            the directory is open for writing.
         max_records: Maximum number of records of one transaction. Default: 10,000.
         max_bytes: Maximum bytes of one transaction. Default: 8 MiB.
-        max_ms: Longest time of one transaction. Default: 1,000.
+        max_ms: Maximum time for reading one batch. Default: 1,000.
         buffer_memory: Maximum bytes of the records that were read and are not delivered.
             Default: 32 MiB.
     """
@@ -101,7 +99,7 @@ class ForwardSettings:
 
     @property
     def batch_bytes(self) -> int:
-        """Maximum size of a batch. At most one batch is read and not delivered."""
+        """Maximum size of a batch. Only one undelivered batch is in memory at a time."""
         return min(self.max_bytes, self.buffer_memory)
 
 
@@ -117,7 +115,9 @@ def check_name(name: object) -> None:
 def check_names(topics: object) -> None:
     if isinstance(topics, str):
         raise InvalidConfigError(
-            "topics is a list of names", expected=f"[{topics!r}]", found=repr(topics)
+            "topics must be a list of names",
+            expected=f"[{topics!r}]",
+            found=repr(topics),
         )
 
 
@@ -145,13 +145,14 @@ class ForwardMetrics:
         record_count, size_bytes, batch_count: Totals since the forwarder was created.
             Sizes are those of keys, values and headers, plus 64 for each record.
         retry_count: Failed attempts.
-        quarantined_count, skipped_offsets: Records and offsets that were left out.
+        quarantined_count: Refused records, which are now in a quarantine topic.
+        skipped_offsets: Offsets that were deleted before they were shipped.
         buffered_bytes: Size of the records that were read and are not delivered.
-        lag_records: Offsets that are not delivered, including markers.
-        lag_bytes: Size of the log files above the delivered offsets.
+        lag_records: Number of undelivered offsets, including those of control batches.
+        lag_bytes: Size of the log files from the first undelivered offset on.
         lag_age_ms: Age of the oldest undelivered record, 0 if there is none.
-        failures: Stopped partitions, with the reason.
-        reason: Why the forwarder waits.
+        failures: Stopped partitions, with the error of each.
+        reason: The last error, if the state is "waiting".
     """
 
     state: State
@@ -170,18 +171,19 @@ class ForwardMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics for JSON, with partitions as `topic-number`."""
-        return named(self)
+        return metrics_dict(self)
 
 
-def named(metrics: ForwardMetrics | MirrorMetrics) -> dict[str, Any]:
-    found = {
+def metrics_dict(metrics: ForwardMetrics | MirrorMetrics) -> dict[str, Any]:
+    result = {
         field.name: getattr(metrics, field.name)
         for field in attrs.fields(type(metrics))
     }
-    found["failures"] = {
-        f"{topic}-{number}": why for (topic, number), why in metrics.failures.items()
+    result["failures"] = {
+        f"{topic}-{number}": reason
+        for (topic, number), reason in metrics.failures.items()
     }
-    return found
+    return result
 
 
 class MirrorOptions(TypedDict, total=False):
@@ -191,19 +193,20 @@ class MirrorOptions(TypedDict, total=False):
         topics: Names of topics in the remote cluster.
         offsets: "keep" (default) gives records their remote offsets, and "new" appends
             them.
-        name: Mirrors of one cluster into one directory with offsets="new" have
+        name: Mirrors of one cluster into one directory with offsets="new" must have
             different names. Default: "default".
-        rename: Maps the remote name of a topic to its local name. With "new", several
-            may be mapped to one.
+        rename: Maps the remote name of a topic to its local name. With offsets="new",
+            several remote topics may have the same local name.
         on_gap: "fail" (default) stops the partition if records were deleted remotely
             before they were mirrored. "skip" continues.
-        on_divergence: "fail" (default) stops the partition. "truncate" truncates the
-            local log to the common part.
-        confirm: Called before such a truncation.
+        on_divergence: If the local and the remote log differ, "fail" (default) stops
+            the partition. "truncate" truncates the local log to the common part.
+        confirm: Called with a question before such a truncation. If it returns False,
+            the partition stops.
         on_error: "fail" (default) stops the partition. "quarantine" writes a record
-            that cannot be stored to `<topic>.dlq`, and continues. It needs
-            offsets="new", because a copy with the same offsets needs every record.
-        groups: Groups whose committed offsets are copied. It needs offsets="keep".
+            that cannot be stored to `<topic>.dlq`, and continues. This requires
+            offsets="new", because with the same offsets a record would be missing.
+        groups: Groups whose committed offsets are copied. This requires offsets="keep".
     """
 
     topics: Collection[str]
@@ -245,16 +248,16 @@ class MirrorSettings:
         check_choice("on_error", self.on_error, ("fail", "quarantine"))
         if self.groups and self.offsets == "new":
             raise InvalidConfigError(
-                "groups mean the same here with offsets='keep' only",
+                "groups needs offsets='keep': other offsets would have another meaning here",
                 found=str(self.groups),
             )
         if self.on_error == "quarantine" and self.offsets == "keep":
             raise InvalidConfigError(
-                "a mirror with offsets='keep' takes every record, so on_error needs offsets='new'"
+                "on_error='quarantine' needs offsets='new': with offsets='keep', no record may be missing"
             )
         if self.on_divergence == "truncate" and self.offsets == "new":
             raise InvalidConfigError(
-                "on_divergence='truncate' needs offsets='keep': others have records between"
+                "on_divergence='truncate' needs offsets='keep': new offsets cannot be compared with the cluster's"
             )
 
 
@@ -265,13 +268,15 @@ class MirrorMetrics:
     Attributes:
         state: "connecting", "shipping", "idle" (everything is mirrored), "waiting" (the
             cluster does not respond) or "stopped" (no partition can be mirrored).
-        record_count, size_bytes: Stored since the mirror was created.
+        record_count, size_bytes: Records stored since the mirror was created.
         retry_count: Failed attempts.
-        quarantined_count, skipped_offsets: Records and offsets that were left out.
-        lag_records: Remote offsets that are missing here. The remote ends are some
-            seconds old.
-        failures: Stopped partitions, with the reason.
-        reason: Why the mirror waits.
+        quarantined_count: Records that could not be stored and are in a quarantine
+            topic.
+        skipped_offsets: Offsets that were deleted before they were mirrored.
+        lag_records: Remote offsets that are missing here, as of the last request for
+            the remote ends, at most some seconds ago.
+        failures: Stopped partitions, with the error of each.
+        reason: The last error, if the state is "waiting".
     """
 
     state: State
@@ -286,4 +291,4 @@ class MirrorMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics for JSON, with partitions as `topic-number`."""
-        return named(self)
+        return metrics_dict(self)

@@ -1,4 +1,4 @@
-"""The state that a forwarder or a mirror reports, and the time of its next attempt."""
+"""The state of a forwarder or a mirror, and the time of its next attempt."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _MAX_BACKOFF_MS: Final = 10_000
 class ShippingStatus:
     """Counts failed attempts, and delays the next attempt.
 
-    The delay doubles with each attempt in succession. It varies by up to a fifth, so
-    that many processes do not return to a restarted cluster at the same moment.
+    The delay doubles with each consecutive failure. It varies by up to 20 %, so that
+    many processes do not connect to a restarted cluster at the same time.
     """
 
     def __init__(self, fs: FS, worker: str) -> None:
         self._fs = fs
         self._worker = worker
         self.state: State = "connecting"
-        #: Why the work waits.
+        #: The last error, if the state is "waiting".
         self.reason = ""
         #: Failed attempts since the last success.
         self.attempts = 0
-        #: Failed attempts in all.
+        #: Failed attempts since the object was created.
         self.retry_count = 0
         self._retry_ms = 0
 
@@ -37,19 +37,21 @@ class ShippingStatus:
         return (self._retry_ms - self._fs.monotonic_ms()) / 1000
 
     def fail(self, error: LogcoreError) -> None:
-        """Schedule the next attempt. Only the first error in succession is logged."""
+        """Schedule the next attempt. Only the first of consecutive errors is logged."""
         self.attempts += 1
         self.retry_count += 1
         if self.state != "waiting":
             log_line("shipping", WARNING, "%s waits: %s", self._worker, error)
         self.state = "waiting"
         self.reason = str(error)
-        # From 7 doublings on, the delay is the maximum.
+        # After 7 doublings, the delay is at its maximum.
         delay_ms = min(
             _MAX_BACKOFF_MS, _FIRST_BACKOFF_MS * 2 ** min(self.attempts - 1, 7)
         )
-        chance = self._fs.random_bytes(1)[0] / 255
-        self._retry_ms = self._fs.monotonic_ms() + int(delay_ms * (0.8 + 0.4 * chance))
+        random_fraction = self._fs.random_bytes(1)[0] / 255
+        self._retry_ms = self._fs.monotonic_ms() + int(
+            delay_ms * (0.8 + 0.4 * random_fraction)
+        )
 
     def succeed(self, state: State) -> None:
         """Record a step without an error."""
