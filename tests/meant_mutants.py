@@ -2636,9 +2636,9 @@ MISTAKES: Final = (
         "            if (\n"
         "                is_full\n"
         "                or fetched.size_bytes >= min(min_bytes, max_bytes)\n"
-        "                or left_ms <= 0\n"
+        "                or remaining_ms <= 0\n"
         "            ):",
-        "            if fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:",
+        "            if fetched.size_bytes >= min(min_bytes, max_bytes) or remaining_ms <= 0:",
         "consumer/test_simple_consumer.py",
     ),
     Mistake(

@@ -13,7 +13,7 @@ import pytest
 import logcore
 from logcore.errors import InvalidConfigError, OffsetOutOfRangeError, TopicNotFoundError
 from logcore.legacy import EARLIEST, LATEST, Fetched, FetchRequest
-from logcore.legacy.simple_consumer import chosen_offsets
+from logcore.legacy.simple_consumer import offsets_before_time
 from logcore.logdir import LogDir
 
 
@@ -162,15 +162,17 @@ def test_offsets_before_a_timestamp_are_chosen_by_segment(
     and all earlier segments.
     """
     segments = [(0, 100, 5), (10, 200, 5), (20, 300, 5)]
-    assert chosen_offsets(segments, (3, 30), 1_000, time_ms, most) == expected
+    assert offsets_before_time(segments, (3, 30), 1_000, time_ms, most) == expected
 
 
 def test_empty_last_segment_has_no_separate_end() -> None:
-    assert chosen_offsets([(0, 100, 5), (10, 200, 0)], (0, 10), 1_000, LATEST, 9) == [
+    assert offsets_before_time(
+        [(0, 100, 5), (10, 200, 0)], (0, 10), 1_000, LATEST, 9
+    ) == [
         10,
         0,
     ]
-    assert chosen_offsets([], (0, 0), 1_000, EARLIEST, 9) == []
+    assert offsets_before_time([], (0, 0), 1_000, EARLIEST, 9) == []
 
 
 def test_offsets_before_a_timestamp_in_a_log(data: LogDir) -> None:

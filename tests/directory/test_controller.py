@@ -183,7 +183,7 @@ def keeping(machine: Machine, fs: SharedFS) -> None:
             others = [
                 each
                 for each in machine.processes
-                if each is not machine.spared and not each.has_ended
+                if each is not machine.protected and not each.has_ended
             ]
             quiet = 0 if others else quiet + 1
             with contextlib.suppress(LogLockedError):
@@ -211,7 +211,7 @@ def test_registry_matches_topics_after_any_process_is_killed(
         machine = Machine(disk, seed=seed, chances=Chances(switch=0.2, kill=kill))
         for number in range(3):
             machine.start(functools.partial(changing, number))
-        machine.spared = machine.start(functools.partial(keeping, machine))
+        machine.protected = machine.start(functools.partial(keeping, machine))
         try:
             machine.run()
         except Exception as error:

@@ -45,7 +45,7 @@ from logcore.testing import (
 )
 from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
-from logcore.testing.oracle import Afterwards
+from logcore.testing.oracle import RecoveredLogCache
 from support.exploring import LARGE, LIVES, explored, failing, is_log
 from support.programs import (
     COMPACTED,
@@ -194,7 +194,9 @@ def test_disks_that_the_cache_skips_equal_opened_disks(
 ) -> None:
     monkeypatch.setattr(VerifyingCache, "hits", 0)
     seen = Seen[FoundLog](known=VerifyingCache(), thoroughly=VerifyingCache())
-    met = Met(seen, Afterwards(opened=VerifyingCache(), verified=VerifyingCache()))
+    met = Met(
+        seen, RecoveredLogCache(opened=VerifyingCache(), verified=VerifyingCache())
+    )
     for actions in (
         ["append_big", "append_os", "truncate"],
         ["transact", "append_big", "commit", "compact", "append"],

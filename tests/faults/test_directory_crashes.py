@@ -268,7 +268,7 @@ class Program:
         self.producer_id = found.producer_id
         for name, topic in found.topics.items():
             for number, log in enumerate(topic.logs):
-                self.topics[name].logs[number].take(log)
+                self.topics[name].logs[number].continue_from(log)
 
     def write_back(self) -> None:
         self.disk.write_back()

@@ -624,8 +624,8 @@ class LaterProgram(Program):
         if log is None or log.is_closed or log.host.writer.commit.failure is not None:
             return
         faults, self.disk.faults = self.disk.faults, None
-        self.history.take_end(log.log_end_offset)
-        if self.history.may_go and log.high_watermark == log.log_end_offset:
+        self.history.continue_at_end(log.log_end_offset)
+        if self.history.may_be_removed and log.high_watermark == log.log_end_offset:
             self.history.judge_failed_call(FoundLog.of(log))
         self.disk.faults = faults
 

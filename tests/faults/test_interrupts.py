@@ -121,7 +121,7 @@ class InterruptedLog:
         reopen.
         """
         if self.log is not None and not self.log.is_closed:
-            self.history.take_end(
+            self.history.continue_at_end(
                 max(self.log.log_end_offset, self.history.written_end)
             )
             try:
@@ -257,7 +257,7 @@ class RealLife(InterruptedLog):
                 writer = self.log.host.writer
                 with writer.state.lock:
                     writer.check_writable_locked()
-                self.history.take_end(
+                self.history.continue_at_end(
                     max(self.log.log_end_offset, self.history.written_end)
                 )
                 self.append()

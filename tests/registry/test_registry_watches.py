@@ -24,7 +24,7 @@ ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 def explore(seeds: range, chances: Chances, *, looks_anyway: bool = False) -> None:
     for seed in seeds:
         watched = Watched(seed, chances, looks_anyway=looks_anyway)
-        watched.machine.spared = watched.watcher
+        watched.machine.protected = watched.watcher
         try:
             watched.machine.run()
         except AssertionError as error:

@@ -177,7 +177,7 @@ class Group:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
-        self.machine.on_freed = self._follow
+        self.machine.on_locks_released = self._follow
         self.records = records
         self.processed: dict[TopicPartition, set[int]] = {}
         self.acked: dict[TopicPartition, int] = {}
@@ -194,7 +194,7 @@ class Group:
         self.members: set[SimulatedProcess] = set()
         for _ in range(processes):
             self._begin()
-        self.machine.spared = self.machine.start(self._consume_all)
+        self.machine.protected = self.machine.start(self._consume_all)
         if rewinds:
             self.machine.start(self._rewind)
 
@@ -207,7 +207,11 @@ class Group:
 
     def _follow(self, process: SimulatedProcess) -> None:
         self.freed_ms[process] = self.disk.monotonic_ms()
-        if process in self.members and self.started < 8 and not self.machine.is_off:
+        if (
+            process in self.members
+            and self.started < 8
+            and not self.machine.is_powered_off
+        ):
             self._begin()
 
     # -- actions of processes ----------------------------------------------------------
@@ -397,7 +401,7 @@ class Group:
             assert (named, number) == (registration.consumer_id, 0), (
                 f"one living owner: {offset}, {owner}"
             )
-        for other in self._living():
+        for other in self._running():
             if other is consumer or other._place.member is None:
                 continue
             both = (
@@ -448,7 +452,7 @@ class Group:
 
     def _check_patience(self, node: GroupNode) -> None:
         members = node.group.members
-        for consumer in self._living():
+        for consumer in self._running():
             member_id = (
                 ""
                 if consumer._place.member is None
@@ -481,7 +485,7 @@ class Group:
             for member in node.group.members.values()
             for partition in read_assignment(member.assignment) or ()
         }
-        for consumer in self._living():
+        for consumer in self._running():
             if (
                 consumer._place.member is None
                 or consumer._place.member.member_id not in node.group.members
@@ -495,7 +499,7 @@ class Group:
             }
             assert not other, f"no second owner: {member_id} has {other}"
 
-    def _living(self) -> list[logcore.Consumer]:
+    def _running(self) -> list[logcore.Consumer]:
         return [consumer for process, consumer in self.readers if not process.is_killed]
 
     def _record_owners(self, consumer: logcore.Consumer) -> None:
@@ -569,7 +573,7 @@ class Group:
                 )
         if after_power:
             self._judge_generation(disk)
-        if not after_power and not self.machine.is_off:
+        if not after_power and not self.machine.is_powered_off:
             assert sum(map(len, self.processed.values())) == self.records, (
                 f"all: {self.processed}"
             )

@@ -100,7 +100,7 @@ class Sharers:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
-        self.machine.on_freed = self._follow
+        self.machine.on_locks_released = self._follow
         self.durability = durability
         self.kinds = kinds
         self.config = {
@@ -132,7 +132,7 @@ class Sharers:
 
     def _follow(self, process: SimulatedProcess) -> None:
         if (
-            not self.machine.is_off
+            not self.machine.is_powered_off
             and process in self.sender_of
             and len(self.sender_of) < 12
         ):

@@ -26,7 +26,7 @@ from logcore.testing import (
 )
 from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
-from logcore.testing.oracle import Afterwards, recover_log
+from logcore.testing.oracle import RecoveredLogCache, recover_log
 
 # The number of states that `make check` has time for.
 STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "1500"))
@@ -53,7 +53,7 @@ class Met:
     """Cached results for disks, shared by programs with equal policy, settings and seed."""
 
     seen: Seen[FoundLog] = attrs.field(factory=Seen)
-    afterwards: Afterwards = attrs.field(factory=Afterwards)
+    cache: RecoveredLogCache = attrs.field(factory=RecoveredLogCache)
 
 
 class Program:
@@ -89,7 +89,7 @@ class Program:
         self.count = seed * 1000
         met = Met() if met is None else met
         recover = functools.partial(
-            recover_log, config=config, durability=durability, afterwards=met.afterwards
+            recover_log, config=config, durability=durability, cache=met.cache
         )
         self.explorer = Explorer(
             recover,
@@ -136,7 +136,7 @@ class Program:
                 durability=self.durability,
                 fs=self.disk,
             )
-            self.history.take_end(self.log.log_end_offset)
+            self.history.continue_at_end(self.log.log_end_offset)
 
     def close(self) -> None:
         if self.log is not None:
@@ -343,7 +343,9 @@ class Program:
         log = self.opened()
         found = FoundLog.of(log)
         self.history.judge(found, "kill")
-        self.history.take(found)  # records that are served after an opening are durable
+        self.history.continue_from(
+            found
+        )  # records that are served after an opening are durable
 
     def append_in_sync(self) -> None:
         """Make another append while the disk runs the sync of the first; then flush."""
@@ -394,7 +396,10 @@ class Recoveries:
     def __init__(self, durability: str, config: dict[str, Any]) -> None:
         self.known: ResultCache[FoundLog] = ResultCache()
         self.run = functools.partial(
-            recover_log, config=config, durability=durability, afterwards=Afterwards()
+            recover_log,
+            config=config,
+            durability=durability,
+            cache=RecoveredLogCache(),
         )
 
     def find(self, disk: SimulatedDisk) -> FoundLog:

@@ -282,7 +282,7 @@ class LogWorker:
             receipt = call(log)
         except LogcoreError:
             if not log.has_failed:
-                self.tell("take_end", log.log_end_offset)
+                self.tell("continue_at_end", log.log_end_offset)
             raise
         assert (receipt.offset, receipt.last_offset) == (end, end + len(rows) - 1), (
             receipt
@@ -387,7 +387,7 @@ class LogWitness:
         if name == "found":
             found = FoundLog(*args)
             self.history.judge(found, self.kind)
-            self.history.take(found)
+            self.history.continue_from(found)
         elif name == "failed":
             self.failed = args[0], args[1]
         else:
@@ -406,7 +406,7 @@ class LogWitness:
             DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough
         )  # type: ignore[arg-type]
         self.history.judge(found, self.kind)
-        self.history.take(found)
+        self.history.continue_from(found)
         self.probed()
 
     def probed(self) -> None:

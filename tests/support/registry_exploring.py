@@ -68,7 +68,7 @@ class RegistrySimulation:
         self.disk = SimulatedDisk({"data": None}, seed=seed) if disk is None else disk
         self.machine = Machine(self.disk, seed=seed, chances=chances)
         self.machine.on_kill = self._killed
-        self.machine.on_freed = self._freed
+        self.machine.on_locks_released = self._freed
         self.operations = operations
         self.paths = paths
         self.calls: list[Call] = []

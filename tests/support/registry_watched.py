@@ -32,7 +32,7 @@ class Watched:
         self.missed = 0
         #: Killed processes whose locks are free.
         self.freed: set[SimulatedProcess] = set()
-        self.machine.on_freed = self.freed.add
+        self.machine.on_locks_released = self.freed.add
         self.writers = [self.machine.start(self.write) for _ in range(2)]
         self.watcher = self.machine.start(self.look)
 

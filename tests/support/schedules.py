@@ -104,7 +104,7 @@ def registry_power(seed: int) -> int:
 
 def watches(seed: int) -> None:
     simulation = Watched(seed, Chances(switch=0.3, kill=0.002, stop=0.002))
-    simulation.machine.spared = simulation.watcher
+    simulation.machine.protected = simulation.watcher
     simulation.machine.run()
 
 

@@ -82,7 +82,7 @@ class Pipeline:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
-        self.machine.on_freed = self._follow
+        self.machine.on_locks_released = self._follow
         self.shared = shared
         self.ids = ids
         self.records = records
@@ -100,7 +100,7 @@ class Pipeline:
         self.members: set[SimulatedProcess] = set()
         for _ in range(processes - 1):
             self._begin()
-        self.machine.spared = self.machine.start(self._finish)
+        self.machine.protected = self.machine.start(self._finish)
 
     def run(self) -> None:
         self.machine.run()
@@ -111,7 +111,11 @@ class Pipeline:
         self.members.add(self.machine.start(lambda fs: self._run_process(fs, number)))
 
     def _follow(self, process: SimulatedProcess) -> None:
-        if process in self.members and self.started < 6 and not self.machine.is_off:
+        if (
+            process in self.members
+            and self.started < 6
+            and not self.machine.is_powered_off
+        ):
             self._begin()
 
     # -- actions of processes ----------------------------------------------------------
@@ -261,7 +265,7 @@ class Pipeline:
             self._judge_transactions(seen)
             inputs = Counter(value.partition(b":")[2] for value in seen)
             self._judge_offsets(data, inputs)
-            if not after_power and not self.machine.is_off:
+            if not after_power and not self.machine.is_powered_off:
                 assert inputs == Counter(
                     b"%d" % number for number in range(self.records)
                 ), f"once: {inputs}"

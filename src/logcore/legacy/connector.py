@@ -7,13 +7,13 @@
             ...
 
 Rules (clients reference 5.9):
-- Each stream is a member of the group, so a partition belongs to one stream. One thread
-  uses a stream.
-- A stream ends when the connector is shut down. Its last record is then not committed,
-  because the thread may not have processed it yet. commit_offsets() commits all
-  returned records.
-- The streams of a connector are created once, because another call would divide the
-  partitions again.
+- Each stream is a member of the group, so each partition is assigned to one stream.
+  Only one thread may use a stream.
+- A stream ends when the connector is shut down. The last record that the stream returned
+  is then not committed, because the thread may not have processed the record yet.
+  commit_offsets() commits all returned records.
+- All streams of a connector are created in one call, because another call would cause
+  a rebalance.
 
 Positions, commits and rebalances are implemented in consumer.py.
 """
@@ -50,36 +50,36 @@ class Whitelist:
     pattern: str
 
     def expression(self) -> re.Pattern[str]:
-        """Return the expression for the names of topics. Raises InvalidConfigError."""
-        return _compiled(self.pattern)
+        """Return the compiled expression. Raises InvalidConfigError."""
+        return _compile_pattern(self.pattern)
 
 
 @attrs.frozen
 class Blacklist:
-    """The topics whose whole name does not match a regular expression, without Kafka's
-    own topics.
+    """The topics whose whole name does not match a regular expression, except internal
+    topics.
     """
 
     pattern: str
 
     def expression(self) -> re.Pattern[str]:
-        _compiled(self.pattern)
-        return _compiled(rf"(?!(?:{self.pattern})\Z).*")
+        _compile_pattern(self.pattern)
+        return _compile_pattern(rf"(?!(?:{self.pattern})\Z).*")
 
 
 TopicFilter = Whitelist | Blacklist
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     return topic_pattern("a topic filter", pattern)
 
 
 class Stream:
-    """An iterator over records of some partitions, for one thread. It ends with
+    """An iterator over the records of some partitions, for one thread. It ends after
     Connector.shutdown().
 
-    `name` is the name of the member. A record is finished when the next one is
-    requested.
+    A record counts as processed when the thread requests the next record. `name` is
+    the name of the group member.
     """
 
     def __init__(self, name: str, consumer: Consumer) -> None:
@@ -87,7 +87,7 @@ class Stream:
         self.name = name
         self._consumer = consumer
         self._records = iter(consumer)
-        self._is_over = False
+        self._has_ended = False
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
@@ -97,47 +97,48 @@ class Stream:
 
     def __next__(self) -> TopicRecord:
         try:
-            # Not next(), which is a call: an interrupt after it would lose the record,
-            # whose position has moved.
-            for record in () if self._is_over else self._records:
+            # A loop instead of next(): an interrupt between the return of next() and
+            # this statement would lose the record, because the position has advanced.
+            for record in () if self._has_ended else self._records:
                 return record
         except ConsumerStateError:
-            if not self._is_over:
+            if not self._has_ended:
                 raise
         except BaseException:
-            self._records = iter(self._consumer)  # the same record is tried again
+            # The next call returns the same record again.
+            self._records = iter(self._consumer)
             raise
-        if self._is_over:
-            # The caller requests the next record, so it has finished the last one. If
-            # the consumer is busy, shutdown() is closing it at this moment.
+        if self._has_ended:
+            # The request for the next record means that the last one is processed. If
+            # the consumer is busy, shutdown() is closing it.
             with contextlib.suppress(ConsumerBusyError):
                 self._consumer.close()
         raise StopIteration
 
     def commit(self) -> None:
         """See Connector.commit_offsets()."""
-        if not self._is_over:
+        if not self._has_ended:
             self._consumer.commit_elsewhere()
 
     def announce_end(self) -> None:
-        """Make the stream return no more records. Any thread may call it."""
-        self._is_over = True
+        """Make the stream return no more records. Any thread may call this method."""
+        self._has_ended = True
 
     def end(self) -> None:
-        """Close the stream after announce_end(). Any thread may call it.
+        """Close the stream after announce_end(). Any thread may call this method.
 
-        A thread that waits in the stream leaves it and closes it. Without such a
-        thread, this call closes it.
+        If a thread waits in the stream, that thread wakes and closes the stream.
+        Otherwise, this call closes the stream.
         """
         self._consumer.wakeup()
-        # ConsumerStateError: a thread is reading the stream, and closes it itself.
+        # ConsumerStateError: another thread reads the stream and will close it.
         with contextlib.suppress(ConsumerStateError):
             self._consumer.leave_unfinished()
 
 
 class Connector:
-    """A connector made by LogDir.connector(). A `with` block shuts it down. Any thread
-    may call its methods.
+    """A connector created by LogDir.connector(). A `with` block shuts it down. Any
+    thread may call its methods.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Connector:
         self._name = str(self._settings.get("client_id") or f"{group_id}_{os.getpid()}")
         self._lock = threading.Lock()
         self._streams: list[Stream] | None = None
-        self._is_over = False
+        self._has_ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -169,33 +170,39 @@ class Connector:
     def create_message_streams(
         self, topic_count_map: Mapping[str, int]
     ) -> dict[str, list[Stream]]:
-        """Create this number of streams for each topic. A stream without a partition
-        waits.
+        """Create the given number of streams for each topic. A stream without an
+        assigned partition blocks.
 
-        Raises InvalidConfigError, and ConsumerStateError if the connector has streams
-        already.
+        Raises InvalidConfigError for an invalid number, and ConsumerStateError if the
+        connector already has streams.
         """
         for topic, count in topic_count_map.items():
             _check_count(topic, count)
-        wanted = [
+        subscriptions = [
             (topic, {"topics": [topic]})
             for topic, count in topic_count_map.items()
             for _ in range(count)
         ]
-        made: dict[str, list[Stream]] = {topic: [] for topic in topic_count_map}
-        streams = self._make([how for _, how in wanted], topic_count_map, "static")
-        for (topic, _), stream in zip(wanted, streams, strict=True):
-            made[topic].append(stream)
-        return made
+        streams_by_topic: dict[str, list[Stream]] = {
+            topic: [] for topic in topic_count_map
+        }
+        streams = self._create_streams(
+            [subscription for _, subscription in subscriptions],
+            topic_count_map,
+            "static",
+        )
+        for (topic, _), stream in zip(subscriptions, streams, strict=True):
+            streams_by_topic[topic].append(stream)
+        return streams_by_topic
 
     def create_message_streams_by_filter(
         self, topic_filter: TopicFilter, count: int = 1
     ) -> list[Stream]:
-        """Create this number of streams for all topics that a Whitelist or a Blacklist
-        selects, including topics that are created later.
+        """Create `count` streams for all topics that a Whitelist or a Blacklist selects,
+        including topics that are created later.
 
-        Raises InvalidConfigError, and ConsumerStateError if the connector has streams
-        already.
+        Raises InvalidConfigError for an invalid argument, and ConsumerStateError if the
+        connector already has streams.
         """
         if not isinstance(topic_filter, (Whitelist, Blacklist)):
             raise InvalidConfigError(
@@ -204,28 +211,29 @@ class Connector:
                 found=repr(topic_filter),
             )
         _check_count("the filter", count)
-        kind: Pattern = "black_list"
+        pattern_kind: Pattern = "black_list"
         if isinstance(topic_filter, Whitelist):
-            kind = "white_list"
-        return self._make(
+            pattern_kind = "white_list"
+        return self._create_streams(
             [{"pattern": topic_filter.expression()}] * count,
             {topic_filter.pattern: count},
-            kind,
+            pattern_kind,
         )
 
-    def _make(
+    def _create_streams(
         self,
         subscriptions: Iterable[Mapping[str, Any]],
-        announced: Mapping[str, int],
-        kind: Pattern,
+        topic_counts: Mapping[str, int],
+        pattern_kind: Pattern,
     ) -> list[Stream]:
-        """Create the streams. `announced` and `kind` are published in the registry."""
+        """Create the streams. `topic_counts` and `pattern_kind` are published in the registry."""
         with self._lock:
-            if self._is_over:
+            if self._has_ended:
                 raise ConsumerStateError("the connector was shut down")
             if self._streams is not None:
                 raise ConsumerStateError(
-                    "the streams of a connector are made in one call", found=repr(self)
+                    "the streams of a connector are created in one call",
+                    found=repr(self),
                 )
             streams: list[Stream] = []
             self._streams = streams
@@ -236,7 +244,7 @@ class Connector:
                 consumer = self._directory.consumer(**cast("ConsumerOptions", settings))
                 streams.append(Stream(name, consumer))
                 registration = consumer.register_with(
-                    registration, number, announced, kind
+                    registration, number, topic_counts, pattern_kind
                 )
                 consumer.subscribe(**subscription)
             return list(streams)
@@ -252,18 +260,18 @@ class Connector:
     def shutdown(self) -> None:
         """End all streams and leave the group. A second call has no effect."""
         with self._lock:
-            self._is_over = True
+            self._has_ended = True
             streams = self._streams or []
-            # All streams end before one leaves, because the group would give the
-            # partitions of that one to the others.
+            # All streams end before the first member leaves the group. Otherwise, its
+            # partitions would be assigned to the other streams.
             for stream in streams:
                 stream.announce_end()
             for stream in streams:
                 stream.end()
 
 
-def _check_count(what: str, count: object) -> None:
+def _check_count(subject: str, count: object) -> None:
     if not isinstance(count, int) or count < 1:
         raise InvalidConfigError(
-            f"streams of {what}", expected="a number from 1", found=repr(count)
+            f"streams of {subject}", expected="a number from 1", found=repr(count)
         )

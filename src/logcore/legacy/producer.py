@@ -5,15 +5,15 @@
     producer.close()
 
 Rules (clients reference 2.12):
-- With producer.type=sync, the default, send() returns when the records are stored. With
-  async, it returns once they are queued. A batch is written when it has batch.size
-  records, or after queue.time.
-- The queue has room for queue.size records. If it is full, queue.enqueue.timeout.ms
-  decides: with -1 send() waits, with 0 it raises.
-- The order in a partition is kept. Classes of Java are functions here, such as
-  serializer.class.
+- With producer.type=sync, the default, send() returns after the records are stored.
+  With async, send() returns after they are queued. A batch is written when it has
+  batch.size records, or after queue.time.
+- The queue has a capacity of queue.size records. If it is full, send() waits with
+  queue.enqueue.timeout.ms=-1, and raises an error with 0.
+- The order of records in a partition is preserved. A setting such as serializer.class
+  is a function here, not the name of a Java class.
 
-Batches, retries and the default partitions are implemented in logcore.producer.
+Batches, retries and the default partitioner are implemented in logcore.producer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from logcore.producer import Producer as PlainProducer
 from logcore.producer import RecordFuture, RecordMetadata
 from logcore.producer.settings import ProducerOptions
 
-#: The settings of the producers of Kafka 0.7 and 0.8: name -> our name, or the action
-#: of this module.
-_NAMES: Final = {
+#: The settings of the producers of Kafka 0.7 and 0.8. The value is the name of the
+#: setting in ProducerOptions, or a name that only this module uses.
+_SETTING_NAMES: Final = {
     "producer.type": "type",
     "queue.time": "linger_ms",
     "queue.buffering.max.ms": "linger_ms",
@@ -51,7 +51,7 @@ _NAMES: Final = {
     "client.id": "client_id",
 }
 #: Settings that need a network, and are ignored with a warning.
-_NETWORK: Final = (
+_NETWORK_PREFIXES: Final = (
     "zk.",
     "zookeeper.",
     "broker.",
@@ -61,7 +61,7 @@ _NETWORK: Final = (
     "connect.",
     "reconnect.",
 )
-#: The codecs by the numbers that they have in the format.
+#: Codecs by their numbers in Kafka 0.7.
 _CODECS: Final = {
     0: "none",
     1: "gzip",
@@ -70,19 +70,19 @@ _CODECS: Final = {
     "1": "gzip",
     "2": "snappy",
 }
-_NUMBERS: Final = (
+_INTEGER_SETTINGS: Final = (
     "linger_ms",
     "batch_records",
     "buffer_records",
     "max_block_ms",
     "max_request_size",
 )
-#: 24 days, the time that send() waits with -1. The wait for a lock may not be longer.
+#: Time that send() waits with -1: 24 days, the maximum for a lock.
 _INDEFINITE_MS: Final = 2**31 - 1
 
 
 class LegacyDirectory(Protocol):
-    """The methods of a LogDir that are used here."""
+    """The methods of a LogDir that this module uses."""
 
     @property
     def producer(self) -> Callable[..., PlainProducer]: ...
@@ -90,8 +90,8 @@ class LegacyDirectory(Protocol):
 
 
 class LegacyPartitioner(Protocol):
-    """Chooses among partitions: returns an index from 0 to num_partitions - 1. `key` is
-    the key given to send(), or None.
+    """Returns an index from 0 to num_partitions - 1. `key` is the key of the
+    ProducerData, or None.
     """
 
     def __call__(self, key: Any, num_partitions: int, /) -> int: ...
@@ -143,8 +143,8 @@ class Producer(Closeable):
     producer.type is "sync" (default) or "async". queue.time or queue.buffering.max.ms
     (5,000) and batch.size or batch.num.messages (200) decide when an async batch is
     written. queue.size or queue.buffering.max.messages (10,000) limits the records
-    without an outcome, and queue.enqueue.timeout.ms (-1) the time that send() waits for
-    room. serializer.class and key.serializer.class are f(given) -> bytes.
+    without an outcome. queue.enqueue.timeout.ms (-1) limits the time that send() waits
+    for free capacity. serializer.class and key.serializer.class are f(value) -> bytes.
     partitioner.class is a LegacyPartitioner; the default is the partitioner of
     LogDir.producer().
     callback.handler is f(error, metadata), and event.handler an interceptor.
@@ -156,56 +156,56 @@ class Producer(Closeable):
     def __init__(
         self, directory: LegacyDirectory, config: Mapping[str, object] | None = None
     ) -> None:
-        chosen = _chosen(config or {})
-        self.type = chosen.pop("type", "sync")
+        settings = _convert_config(config or {})
+        self.type = settings.pop("type", "sync")
         if self.type not in ("sync", "async"):
             raise InvalidConfigError(
                 "producer.type", expected="sync or async", found=repr(self.type)
             )
-        chosen.setdefault("buffer_records", 10_000)
-        if chosen.get("max_block_ms", -1) < 0:
-            chosen["max_block_ms"] = _INDEFINITE_MS
-        self._partitioner: LegacyPartitioner | None = chosen.pop("partitioner", None)
+        settings.setdefault("buffer_records", 10_000)
+        if settings.get("max_block_ms", -1) < 0:
+            settings["max_block_ms"] = _INDEFINITE_MS
+        self._partitioner: LegacyPartitioner | None = settings.pop("partitioner", None)
         if self._partitioner is not None and not callable(self._partitioner):
             raise InvalidConfigError(
                 "partitioner.class",
                 expected="a function",
                 found=repr(self._partitioner),
             )
-        if "interceptor" in chosen:
-            chosen["interceptors"] = [chosen.pop("interceptor")]
+        if "interceptor" in settings:
+            settings["interceptors"] = [settings.pop("interceptor")]
         if self.type == "sync":
-            chosen["linger_ms"] = 0
+            settings["linger_ms"] = 0
         else:
-            chosen.setdefault("linger_ms", 5_000)
-            chosen.setdefault("batch_records", 200)
+            settings.setdefault("linger_ms", 5_000)
+            settings.setdefault("batch_records", 200)
         self._directory = directory
-        self._producer = directory.producer(**cast("ProducerOptions", chosen))
+        self._producer = directory.producer(**cast("ProducerOptions", settings))
 
     def __repr__(self) -> str:
         return f"<{self.type} {self._producer!r}>"
 
     def send(self, data: ProducerData | Iterable[ProducerData]) -> list[RecordFuture]:
-        """Send the values of one or several ProducerData in their order; return a
-        future for each.
+        """Send the values of one or several ProducerData in order. Return a future for
+        each value.
 
         With producer.type=sync, this call returns after all records are stored, or
-        raises the first error of a record that cannot be stored. Raises BufferFullError
-        if the queue remains full (earlier records are sent), and the errors of
-        logcore.producer.Producer.send().
+        raises the error of the first record that cannot be stored. Raises
+        BufferFullError if the queue remains full; earlier records are sent then. Raises
+        also the errors of logcore.producer.Producer.send().
         """
         if isinstance(data, ProducerData):
-            given = [data]
+            data_list = [data]
         else:
-            given = list(data)
-        for producer_data in given:
+            data_list = list(data)
+        for producer_data in data_list:
             if not isinstance(producer_data, ProducerData):
                 raise InvalidRecordError(
                     "send() takes ProducerData", found=type(producer_data).__name__
                 )
         futures = [
             self._send(producer_data, value)
-            for producer_data in given
+            for producer_data in data_list
             for value in producer_data.values()
         ]
         if self.type == "sync":
@@ -219,15 +219,13 @@ class Producer(Closeable):
     def _send(self, data: ProducerData, value: Any) -> RecordFuture:
         partition = None
         if self._partitioner is not None:
-            partition = self._chosen_partition(self._partitioner, data)
+            partition = self._choose_partition(self._partitioner, data)
         return self._producer.send(data.topic, value, key=data.key, partition=partition)
 
-    def _chosen_partition(
+    def _choose_partition(
         self, partitioner: LegacyPartitioner, data: ProducerData
     ) -> int:
-        """Return the chosen partition. The index of a LegacyPartitioner refers to the
-        sorted partitions.
-        """
+        """Return the partition for the index that a LegacyPartitioner returns."""
         numbers = self._directory.partitions(data.topic)
         index = partitioner(data.key, len(numbers))
         if not isinstance(index, int) or not 0 <= index < len(numbers):
@@ -239,37 +237,39 @@ class Producer(Closeable):
         return numbers[index]
 
     def close(self) -> None:
-        """Write the queued records, wait for them and close the producer."""
+        """Write the queued records, wait for their outcomes, and close the producer."""
         self._producer.close()
 
 
-def _chosen(config: Mapping[str, object]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
+def _convert_config(config: Mapping[str, object]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
     ignored = []
     for name, value in config.items():
-        if name.startswith(_NETWORK):
+        if name.startswith(_NETWORK_PREFIXES):
             ignored.append(name)
             continue
-        ours = _NAMES.get(name)
-        if ours is None:
+        setting = _SETTING_NAMES.get(name)
+        if setting is None:
             raise InvalidConfigError(
-                f"unknown setting {name!r}", expected=", ".join(_NAMES)
+                f"unknown setting {name!r}", expected=", ".join(_SETTING_NAMES)
             )
-        if ours in chosen:
-            raise InvalidConfigError(f"{name!r} is given under another name too")
-        chosen[ours] = _whole(name, value) if ours in _NUMBERS else value
-    if ignored:
-        what = f"settings that need a network are ignored: {', '.join(sorted(ignored))}"
-        warnings.warn(what, UserWarning, stacklevel=3)
-    if "compression_type" in chosen:
-        chosen["compression_type"] = _CODECS.get(
-            chosen["compression_type"], chosen["compression_type"]
+        if setting in settings:
+            raise InvalidConfigError(f"{name!r} is also set under another name")
+        settings[setting] = (
+            _parse_integer(name, value) if setting in _INTEGER_SETTINGS else value
         )
-    return chosen
+    if ignored:
+        text = f"settings that need a network are ignored: {', '.join(sorted(ignored))}"
+        warnings.warn(text, UserWarning, stacklevel=3)
+    if "compression_type" in settings:
+        settings["compression_type"] = _CODECS.get(
+            settings["compression_type"], settings["compression_type"]
+        )
+    return settings
 
 
-def _whole(name: str, value: object) -> int:
-    """Return a number, which a file of settings contains as text."""
+def _parse_integer(name: str, value: object) -> int:
+    """Return a number. A properties file contains it as text."""
     try:
         return int(cast("Any", value))
     except (TypeError, ValueError):

@@ -1,5 +1,5 @@
-"""The low-level consumer of Kafka 0.7: stored batches from an offset of the caller, and
-offsets by the age of segments.
+"""The low-level consumer of Kafka 0.7: fetches stored batches from a given offset, and
+lists offsets by the age of segments.
 
     simple = data.simple_consumer()
     fetched = simple.fetch("orders", 0, offset=0, max_bytes=65_536)
@@ -8,11 +8,11 @@ offsets by the age of segments.
     offset = fetched.next_offset
 
 Rules (clients reference 5.9):
-- It has no position and no group, because each call has an offset. Several threads may
-  use it.
-- A fetch returns whole batches and at least one, whatever its size, so no buffer is too
-  small.
-- Each of several fetches has an outcome of its own; an error is a value in the result.
+- A SimpleConsumer has no position and no group, because each call has an offset.
+  Several threads may use it.
+- A fetch returns whole batches, and at least one batch of any size. So max_bytes cannot
+  be too small.
+- multifetch() returns an error as a value, so that other fetches of the call succeed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from logcore.log import Log
 from logcore.partition.fetch_data import fetched_columns, next_offset
 from logcore.reader import aborted_transactions, segment_times, wait_for_records_or_end
 
-#: Kafka's times for the ends of a log.
+#: Kafka's special times for the end and the start of a log.
 LATEST: Final = -1
 EARLIEST: Final = -2
 
 
 class FetchRequest(NamedTuple):
-    """One of several fetches."""
+    """An argument of SimpleConsumer.multifetch()."""
 
     topic: str
     partition: int
@@ -48,20 +48,21 @@ class FetchRequest(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class Fetched:
-    """The result of one fetch.
-
-    `batches` contains the stored bytes, one view for each of their segments. The first
-    batch may begin before the requested offset. `next_offset` is the offset of the next
-    fetch. `high_watermark` and `last_stable_offset` are the values during the fetch.
-    """
+    """The result of one fetch."""
 
     topic: str
     partition: int
+    #: The requested offset.
     offset: int
+    #: The stored bytes, one view per segment. The first batch may begin below `offset`.
     batches: tuple[memoryview, ...]
+    #: The offset of the next fetch.
     next_offset: int
+    #: Its value before the records were read.
     high_watermark: int
+    #: Its value before the records were read.
     last_stable_offset: int
+    #: Producer id and first offset of each aborted transaction in `batches`.
     aborted: tuple[tuple[int, int], ...] = attrs.field(repr=False)
 
     @property
@@ -69,21 +70,21 @@ class Fetched:
         return sum(map(len, self.batches))
 
     def columns(self) -> Iterator[RecordColumns]:
-        """Return the records from the offset on, without control records.
+        """Return the records from `offset` on, without control records.
 
         Raises CorruptBatchError, InvalidRecordError, UnsupportedCodecError,
         RecordTooLargeError.
         """
         source = f"{self.topic}-{self.partition}"
-        for piece in self.batches:
-            found = fetched_columns(
-                piece,
+        for view in self.batches:
+            columns_of_view = fetched_columns(
+                view,
                 self.offset,
                 self.next_offset,
                 aborted=self.aborted,
                 source=source,
             )
-            for columns, _ in found:
+            for columns, _ in columns_of_view:
                 yield columns
 
     def records(self) -> Iterator[TopicRecord]:
@@ -97,7 +98,7 @@ class Fetched:
 
 
 class SimpleConsumer:
-    """A consumer made by LogDir.simple_consumer()."""
+    """A consumer created by LogDir.simple_consumer()."""
 
     def __init__(
         self, fs: FS, directory: PartitionDirectory, isolation_level: IsolationLevel
@@ -111,7 +112,7 @@ class SimpleConsumer:
             )
         self._fs = fs
         self._directory = directory
-        self._is_committed = isolation_level == "read_committed"
+        self._reads_committed = isolation_level == "read_committed"
 
     def fetch(
         self,
@@ -123,17 +124,17 @@ class SimpleConsumer:
         wait_ms: int = 0,
         min_bytes: int = 1,
     ) -> Fetched:
-        """Return whole batches from the batch that contains the offset on: at most
-        max_bytes, but at least one batch if there is one.
+        """Return whole batches, beginning with the batch that contains `offset`: at most
+        `max_bytes`, but at least one batch if there is one.
 
-        The call waits for `wait_ms` until there are `min_bytes`.
+        The call waits up to `wait_ms` for at least `min_bytes`.
 
         Raises:
-            OffsetOutOfRangeError: the offset is outside the log; the text has both
-                ends.
+            OffsetOutOfRangeError: the offset is outside the log. The message contains
+                the bounds of the log.
             TopicNotFoundError: the partition does not exist.
             CorruptBatchError: a batch is missing.
-            StorageReadError: the system failed.
+            StorageReadError: a file cannot be read.
             InvalidConfigError: an argument is invalid.
         """
         if max_bytes < 1 or wait_ms < 0 or min_bytes < 1:
@@ -147,75 +148,77 @@ class SimpleConsumer:
         deadline_ms = self._fs.monotonic_ms() + wait_ms
         while True:
             fetched = self._fetch(topic, partition, log, offset, max_bytes)
-            left_ms = deadline_ms - self._fs.monotonic_ms()
+            remaining_ms = deadline_ms - self._fs.monotonic_ms()
             end = (
                 fetched.last_stable_offset
-                if self._is_committed
+                if self._reads_committed
                 else fetched.high_watermark
             )
             is_full = fetched.next_offset < end  # the next batch does not fit
             if (
                 is_full
                 or fetched.size_bytes >= min(min_bytes, max_bytes)
-                or left_ms <= 0
+                or remaining_ms <= 0
             ):
                 return fetched
-            if not wait_for_records_or_end(log, fetched.high_watermark, left_ms / 1000):
+            if not wait_for_records_or_end(
+                log, fetched.high_watermark, remaining_ms / 1000
+            ):
                 return self._fetch(topic, partition, log, offset, max_bytes)
 
     def _fetch(
         self, topic: str, partition: int, log: Log, offset: int, max_bytes: int
     ) -> Fetched:
-        # Read before the records, so that later appends end the wait.
+        # Both are read before the records, so that a later append ends the wait.
         high_watermark = log.high_watermark
-        stable = log.last_stable_offset
-        if self._is_committed:
-            end = stable
+        last_stable_offset = log.last_stable_offset
+        if self._reads_committed:
+            end = last_stable_offset
         else:
             end = high_watermark
-        pieces = log.stored(offset, end, max_bytes=max_bytes)
-        reached = offset
-        for piece in pieces:
-            reached = next_offset(piece, reached)
-        reached = min(reached, max(offset, end))
+        views = log.stored(offset, end, max_bytes=max_bytes)
+        next_fetch_offset = offset
+        for view in views:
+            next_fetch_offset = next_offset(view, next_fetch_offset)
+        next_fetch_offset = min(next_fetch_offset, max(offset, end))
         aborted: Sequence[tuple[int, int]] = ()
-        if self._is_committed and reached > offset:
-            aborted = aborted_transactions(log, offset, reached)
+        if self._reads_committed and next_fetch_offset > offset:
+            aborted = aborted_transactions(log, offset, next_fetch_offset)
         return Fetched(
             topic=topic,
             partition=partition,
             offset=offset,
-            batches=tuple(pieces),
-            next_offset=reached,
+            batches=tuple(views),
+            next_offset=next_fetch_offset,
             high_watermark=high_watermark,
-            last_stable_offset=stable,
+            last_stable_offset=last_stable_offset,
             aborted=tuple(aborted),
         )
 
     def multifetch(
         self, requests: Iterable[FetchRequest | tuple[str, int, int, int]]
     ) -> list[Fetched | LogcoreError]:
-        """Return one outcome for each (topic, partition, offset, max_bytes), in their
-        order: a Fetched, or the error that fetch() would raise.
+        """Call fetch() for each request. Return a list with a Fetched, or the error that
+        fetch() raised, for each request.
         """
-        found: list[Fetched | LogcoreError] = []
+        results: list[Fetched | LogcoreError] = []
         for request in requests:
             try:
-                found.append(self.fetch(*request))
+                results.append(self.fetch(*request))
             except LogcoreError as error:
-                found.append(error)
-        return found
+                results.append(error)
+        return results
 
     def offsets_before(
         self, topic: str, partition: int, time_ms: int, max_count: int = 1
     ) -> list[int]:
-        """Return the base offsets of segments that were last written at or before a
-        time, in falling order; at most max_count.
+        """Return the base offsets of segments that were last written at or before
+        `time_ms`, in descending order, at most `max_count`.
 
-        With `time_ms` LATEST (-1), the first one is the log end. EARLIEST (-2) returns
-        only the log start. The result is empty if all segments are younger. This is the
-        rule of Kafka 0.7, whose precision is one segment. Log.offset_for_timestamp()
-        finds single records.
+        With LATEST (-1), the first offset is the log end. With EARLIEST (-2), only the
+        log start is returned. The result is empty if all segments are newer. This is
+        the rule of Kafka 0.7, whose precision is one segment.
+        Log.offset_for_timestamp() finds single records.
 
         Raises TopicNotFoundError, InvalidConfigError.
         """
@@ -228,22 +231,22 @@ class SimpleConsumer:
         log = self._directory.partition(topic, partition)
         log.refresh()
         bounds = (log.log_start_offset, log.high_watermark)
-        return chosen_offsets(
+        return offsets_before_time(
             segment_times(log), bounds, self._fs.now_ms(), time_ms, max_count
         )
 
 
-def chosen_offsets(
+def offsets_before_time(
     segments: Sequence[tuple[int, int, int]],
     bounds: tuple[int, int],
     now_ms: int,
     time_ms: int,
     max_count: int,
 ) -> list[int]:
-    """Return offsets like Kafka's legacyFetchOffsetsBefore.
+    """Implement Kafka's legacyFetchOffsetsBefore.
 
-    `segments` contains base offset, time of the last write and size in bytes, in order.
-    `bounds` contains log start and log end.
+    `segments` contains (base offset, time of the last write, size in bytes) for each
+    segment in order. `bounds` contains the log start and the log end.
     """
     log_start, log_end = bounds
     entries = [
@@ -259,7 +262,7 @@ def chosen_offsets(
         count = min(1, len(entries))
     else:
         count = max(
-            (at for at, entry in enumerate(entries, 1) if entry[1] <= time_ms),
+            (index for index, entry in enumerate(entries, 1) if entry[1] <= time_ms),
             default=0,
         )
     offsets = [offset for offset, _ in entries[:count]]

@@ -238,9 +238,8 @@ class ShippedPartition:
         return False
 
     def skip_to(self, next_offset: int) -> None:
-        """Skip the offsets below `next_offset`, which need no shipping.
-
-        They are those of control batches, aborted records, or a quarantined record.
+        """Skip the offsets below `next_offset`, which need no shipping, for example
+        because their transaction was aborted or their record was quarantined.
         """
         self.delivered = next_offset
         self.position = next_offset

@@ -734,9 +734,8 @@ class Forwarder(Closeable):
             undelivered_records = [
                 record for record in records if record.offset >= delivered_end
             ]
-            count = len(records) - len(
-                undelivered_records
-            )  # delivered records come first
+            # Records are delivered in order.
+            count = len(records) - len(undelivered_records)
             delivered += count
             undelivered[target] = undelivered_records
             if count:

@@ -1,13 +1,15 @@
-"""Enumerates the disks that a crash may leave, from the changes that were not synced.
+"""Crash states: enumerates the disks that a crash may leave, from the unsynced changes.
 
 Rules:
 - Durable content survives. Each other change may survive or be lost. A write may be
   torn between sectors and at any byte. A part by which a file grew may contain zeros or
   garbage, and a file may have its new size without the data.
-- With few changes every subset is tried. With more, selected and random subsets are.
-- The same changes and the same random state give the same choices in the same order.
+- Every subset of up to EXHAUSTIVE changes is tried. Of more changes, selected and
+  random subsets are tried.
+- The same changes and the same random state result in the same choices in the same
+  order.
 
-This module changes no disk and reads no clock. disk.py makes disks of the choices.
+This module changes no disk and reads no clock. disk.py creates disks from the choices.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Tree(NamedTuple):
 
 
 @attrs.frozen(eq=False)
-class Moment:
+class UnsyncedChanges:
     """The unsynced changes of a disk at one moment.
 
     It is valid until the disk changes.
@@ -72,8 +74,8 @@ class Moment:
         """
         names = len(self.journal)
         files = self.files
-        every = (1 << names) - 1
-        new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
+        all_names = (1 << names) - 1
+        new = {file: file.content_with((1 << len(file.pending)) - 1) for file in files}
         old = {file: file.durable for file in files}
         by_name = newest and self.newest is None
         # The file whose last change must survive, in part or in whole.
@@ -81,7 +83,7 @@ class Moment:
         if newest:
             changed = self.newest
 
-        yield every, {file: bytes(file.content) for file in files}, "killed", "kill"
+        yield all_names, {file: bytes(file.content) for file in files}, "killed", "kill"
         if by_name and not names:
             return
         if not newest:
@@ -111,34 +113,39 @@ class Moment:
             )
         if changed is not None and len(files) > 1:
             yield (
-                every,
+                all_names,
                 {**old, changed: new[changed]},
                 f"only the data of {changed.number}",
                 "power",
             )
-        garbled: Sequence[File] = []
+        torn_files: Sequence[File] = []
         if changed is not None:
-            garbled = [changed]
+            torn_files = [changed]
         elif not by_name:
-            garbled = files
-        for file in garbled:
+            torn_files = files
+        for file in torn_files:
             if len(files) > 1:
-                others = [new, old]
+                contents_of_others = [new, old]
             else:
-                others = [new]
+                contents_of_others = [new]
             path = self.path_of(file)
-            for content, what, cut in _garbled(file, rng):
-                for mask in {every, 0}:
-                    for rest in others:
+            for content, description, split in _torn_versions(file, rng):
+                for mask in {all_names, 0}:
+                    for base_contents in contents_of_others:
                         kind: Kind = "power"
                         if (
-                            cut
-                            and mask == every
-                            and rest is new
+                            split
+                            and mask == all_names
+                            and base_contents is new
                             and file is self.writing
                         ):
                             kind = "kill"
-                        yield mask, {**rest, file: content}, f"{what} of {path}", kind
+                        yield (
+                            mask,
+                            {**base_contents, file: content},
+                            f"{description} of {path}",
+                            kind,
+                        )
         yield from self._subsets(names, files, by_name, changed)
         for _ in range(4):
             if self.names == "journal":
@@ -155,7 +162,8 @@ class Moment:
     def random_choice(self, rng: random.Random) -> Choice:
         """Return one disk that a power cut may leave.
 
-        A third of them have lost all unsynced changes, and a third have lost none.
+        A third of these disks have lost all unsynced changes, and a third have lost
+        none.
         """
         names = len(self.journal)
         part = rng.randrange(3)
@@ -179,9 +187,9 @@ class Moment:
         if count <= EXHAUSTIVE:
             choices: list[Iterable[tuple[int, ...]]] = []
             ranges = [range(1 << len(file.pending)) for file in files]
-            for at, file in enumerate(files):
+            for index, file in enumerate(files):
                 if file is changed:
-                    ranges[at] = range(
+                    ranges[index] = range(
                         1 << (len(file.pending) - 1), 1 << len(file.pending)
                     )
             lowest = 0
@@ -195,59 +203,60 @@ class Moment:
             choices = [[(mask,) for mask in name_masks], itertools.product(*ranges)]
             for (mask,), masks in itertools.product(*choices):
                 contents = {
-                    file: file.of(bits) for file, bits in zip(files, masks, strict=True)
+                    file: file.content_with(bits)
+                    for file, bits in zip(files, masks, strict=True)
                 }
                 yield mask, contents, "a subset of the changes", "power"
             return
-        every = (1 << names) - 1
-        new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
+        all_names = (1 << names) - 1
+        new = {file: file.content_with((1 << len(file.pending)) - 1) for file in files}
         for file in files:
             full = (1 << len(file.pending)) - 1
             path = self.path_of(file)
-            for at in range(len(file.pending)):
-                if file is changed and at == len(file.pending) - 1:
+            for index in range(len(file.pending)):
+                if file is changed and index == len(file.pending) - 1:
                     continue
-                contents = {**new, file: file.of(full & ~(1 << at))}
-                yield every, contents, f"without change {at} of {path}", "power"
-                contents = {**new, file: file.of((1 << at) - 1)}
-                yield every, contents, f"only {at} changes of {path}", "power"
+                contents = {**new, file: file.content_with(full & ~(1 << index))}
+                yield all_names, contents, f"without change {index} of {path}", "power"
+                contents = {**new, file: file.content_with((1 << index) - 1)}
+                yield all_names, contents, f"only {index} changes of {path}", "power"
 
     def _name_masks(self, names: int) -> list[int]:
         """Return masks of name changes that a crash may keep: none, all, and each prefix.
 
-        Without a journal that keeps the order, each change is also left out alone.
+        With names="posix", there is also a mask without each single change.
         """
-        every = (1 << names) - 1
-        masks = [every, *((1 << count) - 1 for count in range(names))]
+        all_names = (1 << names) - 1
+        masks = [all_names, *((1 << count) - 1 for count in range(names))]
         if self.names == "posix":
-            masks += [every & ~(1 << at) for at in range(names - 1)]
+            masks += [all_names & ~(1 << index) for index in range(names - 1)]
         return list(dict.fromkeys(masks))
 
     def tree(self, mask: int, open: Container[File]) -> Tree:
         """Return the directory tree if a crash keeps the name changes in `mask`."""
         changed: dict[DirectoryNode, dict[str, Node]] = {}
-        for at, naming in enumerate(self.journal):
-            if mask >> at & 1:
-                if naming.gone is not None:
-                    directory = naming.gone[0]
+        for index, naming in enumerate(self.journal):
+            if mask >> index & 1:
+                if naming.removed is not None:
+                    directory = naming.removed[0]
                     if directory not in changed:
                         changed[directory] = dict(directory.durable)
-                    changed[directory].pop(naming.gone[1], None)
-                if naming.come is not None:
-                    directory = naming.come[0]
+                    changed[directory].pop(naming.removed[1], None)
+                if naming.added is not None:
+                    directory = naming.added[0]
                     if directory not in changed:
                         changed[directory] = dict(directory.durable)
-                    changed[directory][naming.come[1]] = naming.come[2]
+                    changed[directory][naming.added[1]] = naming.added[2]
         tree = Tree({}, [], 0)
         key = 0
-        waiting = [("", self.root)]
-        while waiting:
-            above, directory = waiting.pop()
+        stack = [("", self.root)]
+        while stack:
+            parent, directory = stack.pop()
             for name, node in changed.get(directory, directory.durable).items():
-                path = f"{above}/{name}"
+                path = f"{parent}/{name}"
                 content = None
                 if isinstance(node, DirectoryNode):
-                    waiting.append((path, node))
+                    stack.append((path, node))
                 else:
                     content = node.durable
                     if node in open:
@@ -263,27 +272,37 @@ class Moment:
         A renamed file then has at least the content that was written before the rename.
         """
         ordered = dict(contents)
-        for at, naming in enumerate(self.journal):
-            if mask >> at & 1 and naming.gone is not None and naming.come is not None:
-                node = naming.come[2]
+        for index, naming in enumerate(self.journal):
+            if (
+                mask >> index & 1
+                and naming.removed is not None
+                and naming.added is not None
+            ):
+                node = naming.added[2]
                 if isinstance(node, File) and node in ordered:
                     before = sum(change.order < naming.order for change in node.pending)
                     if before == len(node.pending):
-                        ordered[node] = node.of((1 << before) - 1)
+                        ordered[node] = node.content_with((1 << before) - 1)
                     elif before:
-                        ordered[node] = node.of((1 << before) - 1 | 1 << before)
+                        ordered[node] = node.content_with(
+                            (1 << before) - 1 | 1 << before
+                        )
         return ordered
 
 
-def _description(journal: Sequence[Naming], mask: int, how: str) -> str:
-    kept = [naming.what for at, naming in enumerate(journal) if mask >> at & 1]
+def _description(journal: Sequence[Naming], mask: int, data_state: str) -> str:
+    surviving = [
+        naming.description for index, naming in enumerate(journal) if mask >> index & 1
+    ]
     names = ""
-    if 0 < len(kept) < 5:
-        names = f" ({', '.join(kept)})"
-    return f"of the changed names {len(kept)} of {len(journal)}{names}, {how}"
+    if 0 < len(surviving) < 5:
+        names = f" ({', '.join(surviving)})"
+    return (
+        f"of the changed names {len(surviving)} of {len(journal)}{names}, {data_state}"
+    )
 
 
-def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]]:
+def _torn_versions(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]]:
     """Yield versions of a file in which its last change is incomplete.
 
     Each is (content, description, whether the end of a process can leave it).
@@ -291,8 +310,8 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
     if not file.pending:
         return
     count = len(file.pending)
-    before = file.of((1 << (count - 1)) - 1)
-    after = file.of((1 << count) - 1)
+    before = file.content_with((1 << (count - 1)) - 1)
+    after = file.content_with((1 << count) - 1)
     change = file.pending[-1]
     if change.data is None:
         return
@@ -304,9 +323,9 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
         [
             *sectors,
             *(
-                start + cut
-                for cut in (1, size // 3, size // 2, size - 1)
-                if 0 < cut < size
+                start + split
+                for split in (1, size // 3, size // 2, size - 1)
+                if 0 < split < size
             ),
         ]
     )
@@ -314,29 +333,33 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
         base = before
     else:
         base = before + bytes(start - len(before))
-    for cut in list(cuts)[:12]:
+    for split in list(cuts)[:12]:
         yield (
-            base[:start] + after[start:cut] + base[cut:],
-            f"the first {cut - start} bytes of the last write",
+            base[:start] + after[start:split] + base[split:],
+            f"the first {split - start} bytes of the last write",
             True,
         )
-        torn = after[:cut] + base[cut:].ljust(len(after) - cut, b"\0")
+        torn = after[:split] + base[split:].ljust(len(after) - split, b"\0")
         yield (
             torn[: len(after)],
-            f"the first {cut - start} bytes of the last write, at its full size",
+            f"the first {split - start} bytes of the last write, at its full size",
             False,
         )
-        hole = base[start:cut].ljust(cut - start, b"\0")
+        hole = base[start:split].ljust(split - start, b"\0")
         yield (
-            after[:start] + hole + after[cut:],
-            f"all but the first {cut - start} bytes of the last write",
+            after[:start] + hole + after[split:],
+            f"all but the first {split - start} bytes of the last write",
             False,
         )
     if len(after) > len(file.durable):
-        grown = len(file.durable)
-        yield after[:grown] + bytes(len(after) - grown), "zeros in the new part", False
-        garbage = rng.randbytes(len(after) - grown)
-        yield after[:grown] + garbage, "garbage in the new part", False
+        old_size = len(file.durable)
+        yield (
+            after[:old_size] + bytes(len(after) - old_size),
+            "zeros in the new part",
+            False,
+        )
+        garbage = rng.randbytes(len(after) - old_size)
+        yield after[:old_size] + garbage, "garbage in the new part", False
         yield (
             before + rng.randbytes(max(0, len(after) - len(before))),
             "garbage for the last write",
@@ -348,7 +371,7 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
             False,
         )
         yield (
-            file.durable + bytes(len(after) - grown),
+            file.durable + bytes(len(after) - old_size),
             "the new size and the old data",
             False,
         )
@@ -371,32 +394,37 @@ def _random_content(file: File, rng: random.Random) -> bytes:
     if not file.pending:
         return file.durable
     full = (1 << len(file.pending)) - 1
-    sizes = [len(file.of((1 << count) - 1)) for count in range(len(file.pending) + 1)]
+    sizes = [
+        len(file.content_with((1 << count) - 1))
+        for count in range(len(file.pending) + 1)
+    ]
     size = rng.choice([*sizes, rng.randint(min(sizes), max(sizes))])
-    content = bytearray(file.of(rng.choice([full, 0])).ljust(size, b"\0")[:size])
-    touched = sorted(
+    content = bytearray(
+        file.content_with(rng.choice([full, 0])).ljust(size, b"\0")[:size]
+    )
+    changed_bytes = sorted(
         {
-            at
+            index
             for change in file.pending
             if change.data
-            for at in range(
+            for index in range(
                 change.position // SECTOR,
                 -(-(change.position + len(change.data)) // SECTOR),
             )
         }
     )
-    for sector in touched:
-        at = sector * SECTOR
+    for sector in changed_bytes:
+        index = sector * SECTOR
         stop = min(size, (sector + 1) * SECTOR)
-        if at >= stop:
+        if index >= stop:
             continue
         choice = rng.randrange(4)
         if choice < 2:
-            content[at:stop] = file.of(rng.getrandbits(len(file.pending)))[
-                at:stop
-            ].ljust(stop - at, b"\0")
-        elif choice == 2 and at >= len(file.durable):
-            content[at:stop] = bytes(stop - at)
-        elif choice == 3 and at >= len(file.durable):
-            content[at:stop] = rng.randbytes(stop - at)
+            content[index:stop] = file.content_with(rng.getrandbits(len(file.pending)))[
+                index:stop
+            ].ljust(stop - index, b"\0")
+        elif choice == 2 and index >= len(file.durable):
+            content[index:stop] = bytes(stop - index)
+        elif choice == 3 and index >= len(file.durable):
+            content[index:stop] = rng.randbytes(stop - index)
     return bytes(content)

@@ -3,26 +3,27 @@
 `SimulatedDisk` is an `fs.FS`: code for the operating system's files runs on it
 unchanged. Its model:
 
-- A file has the content that programs see and the content that is on the disk. They
-  differ by the writes and truncations since its last sync. A sync of the file makes
-  these durable, but not its name.
-- Names are changed in order (create, rename, unlink, mkdir, rmdir) and are durable once
-  their directory is synced.
-- A crash keeps everything durable. It keeps or loses each other change, tears writes
-  between sectors or at any byte, and leaves zeros, garbage or the new size without the
-  data where a file grew. `crash_states` lists these disks; crash_states.py chooses them.
-- A failed sync loses the data: programs still see it, and the next sync succeeds, but
-  the data is not on the disk. Each open handle gets the error once, as on Linux.
+- A file has a visible content, which programs read, and a durable content. They differ
+  by the writes and truncations since its last sync. A sync of the file makes these
+  durable, but not its name.
+- Changes of names (create, rename, unlink, mkdir, rmdir) are ordered. They are durable
+  after a sync of their directory.
+- A crash keeps all durable content. Each other change may survive or be lost. A write
+  may be torn between sectors or at any byte. The part by which a file grew may contain
+  zeros or garbage, or have its new size without the data. `crash_states` lists the
+  resulting disks; crash_states.py chooses them.
+- A failed sync loses the data: programs still read it, and the next sync succeeds, but
+  the data is not durable. Each open handle gets the error once, as on Linux.
 
 Rules:
-- The same calls give the same disks. Randomness comes from `seed`, time from `advance`;
-  nothing waits.
+- The same calls result in the same disks. Random choices depend on `seed`. Time passes
+  only in `advance`, and no call blocks.
 - `open()` with a mode returns a file object, for programs that keep their own files
   (file_objects.py).
 - Errors are those of `fs.OsFS`, with the OSError as their cause. A `FaultPlan` selects
   the calls that fail.
-- After a crash this object is dead: its calls raise `SimulatedCrash`. Continue on the
-  disks that it lists.
+- After a crash, all calls on this object raise `SimulatedCrash`. A test continues on
+  the disks that `after_crash` returns.
 
 It does not model permissions, symbolic links or free blocks beyond `capacity_bytes`.
 processes.py runs several processes on one disk.
@@ -49,7 +50,7 @@ from logcore.fs import (
     _raise,
     _raise_sync,
 )
-from logcore.testing.crash_states import SECTOR, Kind, Moment, Names, Tree
+from logcore.testing.crash_states import SECTOR, Kind, Names, Tree, UnsyncedChanges
 from logcore.testing.environment import Environment
 from logcore.testing.faults import FaultPlan, Operation, Slow
 from logcore.testing.file_objects import (
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
-#: Number of consecutive writes of the same place that are kept as separate changes.
+#: Number of consecutive writes to the same position that are kept as separate changes.
 _REWRITES: Final = 3
 _START_MS: Final = 1_700_000_000_000
 
@@ -89,8 +90,8 @@ class CrashState:
     Attributes:
         files: Path to content, None for a directory.
         what: A description of the crash.
-        kind: "kill" if the end of the process can leave this disk. All writes are then
-            complete, except perhaps the last one. "power" if it takes a power cut.
+        kind: "kill" if a killed process can leave this disk: all writes are complete,
+            except perhaps the last one. "power" if only a power cut can leave it.
         key: A 64-bit hash that is equal for equal files, within this process.
         now_ms: The time of the crash.
     """
@@ -168,9 +169,10 @@ class SimulatedDisk(Environment, DiskLocks):
         seed: Seed of random_bytes and of the garbage in crash states.
         faults: See FaultPlan. It may be set and removed at any time.
         capacity_bytes: Maximum total size of all files.
-        names: "posix": each change of a name may be lost alone. "journal", as on ext4:
-            changes of names are kept in order, any fsync keeps all earlier ones, and a
-            rename is kept only with the data written before it.
+        names: With "posix", each change of a name may be lost without the others. With
+            "journal", as on ext4, changes of names become durable in order, any fsync
+            makes all earlier ones durable, and a rename becomes durable only together
+            with the data written before it.
 
     The attribute `operations` lists all changes and syncs, in order.
     """
@@ -191,14 +193,14 @@ class SimulatedDisk(Environment, DiskLocks):
         self.names: Names = names
         self.operations: list[Operation] = []
         self.is_dead = False
-        #: Called with (operation, whether it is done) around each change and sync; for
-        #: explorers.
+        #: Called before and after each change and sync, with the operation and whether
+        #: it is done. Explorers set it.
         self.observer: Any = None
         Environment.__init__(self, seed, now_ms)
         DiskLocks.__init__(self)
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
-        self._unreported: dict[
+        self._unreported_sync_errors: dict[
             int, int
         ] = {}  # handle -> error of a failed sync that it has not reported
         self._next_handle = itertools.count(3)
@@ -211,11 +213,11 @@ class SimulatedDisk(Environment, DiskLocks):
         self._crash_in: int | None = None
         self.reads: FileReads | None = None  # for ResultCache
         self._root = DirectoryNode(next(self._numbers), now_ms)
-        self._found: dict[
+        self._node_cache: dict[
             str, Node
         ] = {}  # paths that were looked up since a name changed
         for path, content in (files or {}).items():
-            self._plant(path, content)
+            self._create_durable(path, content)
 
     def __repr__(self) -> str:
         state = "dead"
@@ -227,21 +229,21 @@ class SimulatedDisk(Environment, DiskLocks):
 
     # -- called by tests ---------------------------------------------------------------
 
-    def _plant(self, path: str, content: bytes | None) -> None:
-        """Create a file or a directory, durably."""
-        self._found.clear()
-        place = self._root
+    def _create_durable(self, path: str, content: bytes | None) -> None:
+        """Create a file or a directory that is durable at once."""
+        self._node_cache.clear()
+        parent = self._root
         parts = _parts(path)
         for name in parts[:-1] if content is not None else parts:
-            node = place.entries.get(name)
+            node = parent.entries.get(name)
             if node is None:
-                node = place.entries[name] = place.durable[name] = DirectoryNode(
+                node = parent.entries[name] = parent.durable[name] = DirectoryNode(
                     next(self._numbers), self._now_ms
                 )
             assert isinstance(node, DirectoryNode), path
-            place = node
+            parent = node
         if content is not None:
-            place.entries[parts[-1]] = place.durable[parts[-1]] = File(
+            parent.entries[parts[-1]] = parent.durable[parts[-1]] = File(
                 next(self._numbers), content, self._now_ms
             )
 
@@ -256,17 +258,17 @@ class SimulatedDisk(Environment, DiskLocks):
 
     def view(self) -> dict[str, bytes | None]:
         """Return the content of each file, and None for each directory."""
-        return {path: node.seen() for path, node in self.nodes().items()}
+        return {path: node.visible() for path, node in self.nodes().items()}
 
     def nodes(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
-        waiting: list[tuple[str, DirectoryNode]] = [("", self._root)]
-        while waiting:
-            path, directory = waiting.pop()
+        stack: list[tuple[str, DirectoryNode]] = [("", self._root)]
+        while stack:
+            path, directory = stack.pop()
             for name, node in directory.entries.items():
                 found[f"{path}/{name}"] = node
                 if isinstance(node, DirectoryNode):
-                    waiting.append((f"{path}/{name}", node))
+                    stack.append((f"{path}/{name}", node))
         return found
 
     def content(self, path: str) -> bytes:
@@ -287,12 +289,12 @@ class SimulatedDisk(Environment, DiskLocks):
             for path, node in reads.nodes.items():
                 if node in reads.written or nodes.get(path) is not node:
                     reads.entries[path, True] = None
-        return before == {path: node.seen() for path, node in nodes.items()}
+        return before == {path: node.visible() for path, node in nodes.items()}
 
     def record_read(self, path: str) -> None:
-        """Record, for a ResultCache, that the initial content influences the result.
+        """Record for a ResultCache that the result depends on the content of a file.
 
-        It is called for content that was read with view().
+        This is necessary after view(), which records no reads.
         """
         if self.reads is not None:
             self.reads.entries[path, True] = None
@@ -309,12 +311,12 @@ class SimulatedDisk(Environment, DiskLocks):
         The change is durable and is not recorded as an operation.
         """
         if content is None:
-            directory, name = self._place(path)
-            self._found.clear()
+            directory, name = self._parent_and_name(path)
+            self._node_cache.clear()
             directory.entries.pop(name, None)
             directory.durable.pop(name, None)
         else:
-            self._plant(path, content)
+            self._create_durable(path, content)
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
         """Simulate bit rot: flip one bit of a file, on the disk and for its readers."""
@@ -347,8 +349,8 @@ class SimulatedDisk(Environment, DiskLocks):
     def crash_in(self, changes: int | None) -> None:
         """Cut the power in a later call that changes or syncs something.
 
-        0 selects the next call, 1 the one after; None cancels. At the crash, a change
-        has reached the disk's queue, and a sync has not begun.
+        0 selects the next such call, and 1 the call after that. None cancels. The crash
+        comes after a change, which is not synced then, and before a sync.
         """
         if changes is not None:
             self._crash_in = len(self.operations) + changes
@@ -356,9 +358,10 @@ class SimulatedDisk(Environment, DiskLocks):
             self._crash_in = None
 
     def kill(self) -> None:
-        """Kill the process, not the machine: close files, free locks, keep writes.
+        """Kill the process, but not the machine: close files, free locks, keep writes.
 
-        Objects of the killed process do nothing more. Open the log again on this disk.
+        Objects of the killed process become ineffective. A test opens the log again on
+        this disk.
         """
         self.forks += 1
         self._handles.clear()
@@ -371,7 +374,7 @@ class SimulatedDisk(Environment, DiskLocks):
         Every later call on this disk raises SimulatedCrash; crash() itself does not.
         """
         self.is_dead = True
-        self.forks += 1  # so that objects of the killed process do nothing more
+        self.forks += 1  # makes objects of the killed process ineffective
 
     def after_crash(
         self,
@@ -394,11 +397,11 @@ class SimulatedDisk(Environment, DiskLocks):
         torn. This is faster than crash_states(), which lists all disks.
         """
         self._read_all()
-        moment = self._moment()
-        mask, contents, what, kind = moment.random_choice(rng)
+        unsynced = self._unsynced_changes()
+        mask, contents, what, kind = unsynced.random_choice(rng)
         if self.names == "journal":
-            contents = moment.ordered(mask, contents)
-        tree = moment.tree(mask, contents)
+            contents = unsynced.ordered(mask, contents)
+        tree = unsynced.tree(mask, contents)
         changed = {path: contents[file] for path, file in tree.open}
         return CrashState(self, tree.files, changed, 0, kind, what).disk()
 
@@ -412,11 +415,11 @@ class SimulatedDisk(Environment, DiskLocks):
     ) -> Iterator[CrashState]:
         """Yield the states that a crash at this moment may leave, each once.
 
-        The first is a kill that loses nothing, the second a power cut that loses
-        everything not synced. Then follow names without data, data without names, every
-        prefix of the changed names, every single change left out, torn and garbled
-        writes, and random mixtures. Every subset of the changes follows if there are at
-        most EXHAUSTIVE.
+        The first state follows a kill, which loses nothing. The second follows a power
+        cut that loses all unsynced changes. Then follow names without data, data
+        without names, each prefix of the changed names, all changes except one, torn
+        and garbled writes, and random mixtures. If there are at most EXHAUSTIVE changes,
+        every subset of them is included.
 
         Args:
             limit: Maximum number of states: the first ones, and a random choice of
@@ -432,15 +435,15 @@ class SimulatedDisk(Environment, DiskLocks):
         )
         states: dict[int, CrashState] = {}
         trees: dict[int, Tree] = {}
-        moment = self._moment()
-        for mask, contents, what, state_kind in moment.choices(rng, newest):
+        unsynced = self._unsynced_changes()
+        for mask, contents, what, state_kind in unsynced.choices(rng, newest):
             if kind is not None and state_kind != kind:
                 continue
             if self.names == "journal":
-                contents = moment.ordered(mask, contents)
+                contents = unsynced.ordered(mask, contents)
             tree = trees.get(mask)
             if tree is None:
-                tree = trees[mask] = moment.tree(mask, contents)
+                tree = trees[mask] = unsynced.tree(mask, contents)
             changed = {path: contents[file] for path, file in tree.open}
             key = tree.key
             for item in changed.items():
@@ -459,8 +462,8 @@ class SimulatedDisk(Environment, DiskLocks):
 
     # -- paths and steps ---------------------------------------------------------------
 
-    def _moment(self) -> Moment:
-        return Moment(
+    def _unsynced_changes(self) -> UnsyncedChanges:
+        return UnsyncedChanges(
             self._root,
             tuple(self._journal),
             tuple(self._dirty),
@@ -471,7 +474,7 @@ class SimulatedDisk(Environment, DiskLocks):
         )
 
     def _find(self, path: str) -> Node | None:
-        known = self._found.get(path)
+        known = self._node_cache.get(path)
         if known is not None:
             return known
         node: Node = self._root
@@ -482,14 +485,16 @@ class SimulatedDisk(Environment, DiskLocks):
             if found is None:
                 return None
             node = found
-        self._found[path] = node
+        self._node_cache[path] = node
         return node
 
     def _get(self, path: str, kind: _Failure = StorageReadError) -> Node:
         """Return the node at a path, or raise the error of a system call."""
         node = self._find(path)
         if node is None:
-            self._place(path, kind)  # raises if a part of the path is not a directory
+            self._parent_and_name(
+                path, kind
+            )  # raises if a part of the path is not a directory
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return node
 
@@ -505,7 +510,7 @@ class SimulatedDisk(Environment, DiskLocks):
             _fail(errno.ENOTDIR, path, kind)
         return node
 
-    def _place(
+    def _parent_and_name(
         self, path: str, kind: _Failure = StorageWriteError
     ) -> tuple[DirectoryNode, str]:
         """Return the parent directory of a path that exists or will be created."""
@@ -520,7 +525,7 @@ class SimulatedDisk(Environment, DiskLocks):
             node = found
         return node, parts[-1] if parts else ""
 
-    def _held(self, handle: int) -> tuple[File, str, bool]:
+    def _open_handle(self, handle: int) -> tuple[File, str, bool]:
         if self.is_dead:
             raise SimulatedCrash
         try:
@@ -540,15 +545,15 @@ class SimulatedDisk(Environment, DiskLocks):
         if isinstance(action, Slow):
             raise InvalidConfigError(
                 "the action of a fault of SimulatedDisk",
-                expected="another one, because its clock does not run during a call",
+                expected="an action other than Slow, because the clock does not run during a call",
                 found=repr(action),
             )
         return action
 
-    def _reading(self, operation: str, path: str) -> None:
+    def _check_read_fault(self, operation: str, path: str) -> None:
         action = self._fault_for(operation, path)
         if action == "crash":
-            self._die()
+            self._crash_now()
         if isinstance(action, int):
             _fail(action, path, StorageReadError)
 
@@ -562,24 +567,24 @@ class SimulatedDisk(Environment, DiskLocks):
         return action
 
     def _end(self, operation: str, action: int | str | None, path: str) -> None:
-        """Crash or raise the planned error after a change, if either is due."""
+        """Crash or raise the planned error after a change, if there is one."""
         if self.observer is not None:
             self.observer(operation, True)
-        self._die_if_due(action)
+        self._crash_if_due(action)
         if isinstance(action, int):
             _fail(action, path, StorageWriteError)
 
-    def _die_if_due(self, action: int | str | None) -> None:
+    def _crash_if_due(self, action: int | str | None) -> None:
         if action == "crash" or (
             self._crash_in is not None and len(self.operations) > self._crash_in
         ):
-            self._die()
+            self._crash_now()
 
-    def _die(self) -> None:
+    def _crash_now(self) -> None:
         self.crash()
         raise SimulatedCrash
 
-    def _name(
+    def _change_names(
         self,
         what: str,
         gone: tuple[DirectoryNode, str] | None,
@@ -591,7 +596,7 @@ class SimulatedDisk(Environment, DiskLocks):
         if come is not None:
             come[0].entries[come[1]] = come[2]
             come[0].modified_ms = self._now_ms
-        self._found.clear()
+        self._node_cache.clear()
         self._journal.append(Naming(len(self.operations), what, gone, come))
         self._newest = None
 
@@ -606,8 +611,8 @@ class SimulatedDisk(Environment, DiskLocks):
         if len(pending) >= _REWRITES and all(
             change.rewrites(before) for before in pending[-_REWRITES:]
         ):
-            # A place is rewritten again and again: assume that its oldest version never
-            # reached the disk.
+            # After several writes to one position, the number of subsets would explode.
+            # The oldest version is assumed to be lost.
             del pending[-_REWRITES]
             file.variants = {}
         pending.append(change)
@@ -618,14 +623,14 @@ class SimulatedDisk(Environment, DiskLocks):
             file.apply_to_content(change.position, change.data)
 
     def _path_of(self, file: File) -> str:
-        waiting = [("", self._root)]
-        while waiting:
-            path, directory = waiting.pop()
+        stack = [("", self._root)]
+        while stack:
+            path, directory = stack.pop()
             for name, node in directory.entries.items():
                 if node is file:
                     return f"{path}/{name}"
                 if isinstance(node, DirectoryNode):
-                    waiting.append((f"{path}/{name}", node))
+                    stack.append((f"{path}/{name}", node))
         return f"removed file {file.number}"
 
     # -- files -------------------------------------------------------------------------
@@ -684,12 +689,12 @@ class SimulatedDisk(Environment, DiskLocks):
         with self._mutex:
             node = self._find(path)
             if node is None and create:
-                directory, name = self._place(path)
+                directory, name = self._parent_and_name(path)
                 action = self._begin("create", path)
                 if isinstance(action, int):
                     self._end("create", action, path)
                 node = File(next(self._numbers), b"", self._now_ms)
-                self._name(f"create {path}", None, (directory, name, node))
+                self._change_names(f"create {path}", None, (directory, name, node))
                 self._end("create", action, path)
             else:
                 kind: _Failure = StorageReadError
@@ -697,7 +702,7 @@ class SimulatedDisk(Environment, DiskLocks):
                     kind = StorageWriteError
                 action = self._fault_for("open", path)
                 if action == "crash":
-                    self._die()
+                    self._crash_now()
                 if isinstance(action, int):
                     _fail(action, path, kind)
                 if node is None:
@@ -712,19 +717,19 @@ class SimulatedDisk(Environment, DiskLocks):
 
     def close(self, handle: int) -> None:
         self._handles.pop(handle, None)
-        self._unreported.pop(handle, None)
-        self.byte_locks.forget(handle)
+        self._unreported_sync_errors.pop(handle, None)
+        self.byte_locks.release_all(handle)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
-        file, path, _ = self._held(handle)
+        file, path, _ = self._open_handle(handle)
         if self.faults is not None:
-            self._reading("pread", path)
+            self._check_read_fault("pread", path)
         if self.reads is not None:
             self.reads.record(file, True)
         return bytes(file.content[position : position + size])
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
-        file, path, writable = self._held(handle)
+        file, path, writable = self._open_handle(handle)
         if not len(data) and self.faults is None:
             return
         with self._mutex:
@@ -736,19 +741,19 @@ class SimulatedDisk(Environment, DiskLocks):
             if isinstance(action, int):
                 written = written[: len(written) // 2]
             elif action == "rot" and written:
-                at = self._random.randrange(len(written))
+                index = self._random.randrange(len(written))
                 written = (
-                    written[:at]
-                    + bytes([written[at] ^ 1 << self._random.randrange(8)])
-                    + written[at + 1 :]
+                    written[:index]
+                    + bytes([written[index] ^ 1 << self._random.randrange(8)])
+                    + written[index + 1 :]
                 )
             elif action == "misdirect":
                 position += SECTOR
             if self.capacity_bytes is not None:
-                room = self.free_bytes("/")
-                grown = max(0, position + len(written) - len(file.content))
-                if grown > room:
-                    written = written[: max(0, len(written) - (grown - room))]
+                free_bytes = self.free_bytes("/")
+                growth = max(0, position + len(written) - len(file.content))
+                if growth > free_bytes:
+                    written = written[: max(0, len(written) - (growth - free_bytes))]
                     action = errno.ENOSPC
             if written:
                 self._change(file, Change(len(self.operations), position, written))
@@ -757,7 +762,7 @@ class SimulatedDisk(Environment, DiskLocks):
             self._writing = None
 
     def truncate(self, handle: int, size: int) -> None:
-        file, path, writable = self._held(handle)
+        file, path, writable = self._open_handle(handle)
         with self._mutex:
             if size == len(file.content) and self.faults is None:
                 if self.reads is not None:
@@ -785,12 +790,12 @@ class SimulatedDisk(Environment, DiskLocks):
             handle.sync()
 
     def _sync(self, operation: str, handle: int) -> None:
-        file, path, _ = self._held(handle)
+        file, path, _ = self._open_handle(handle)
         with self._mutex:
             action = self._begin(operation, path)
-            self._die_if_due(action)
+            self._crash_if_due(action)
             if isinstance(action, int):
-                file.forget(len(self.operations))
+                file.apply_failed_sync(len(self.operations))
                 if not file.pending:
                     self._dirty.pop(file, None)
                 # A copy, because garbage collection may close handles during the loop.
@@ -800,7 +805,7 @@ class SimulatedDisk(Environment, DiskLocks):
                     for other, held in handles
                     if held[0] is file and other != handle
                 ]
-                self._unreported.update((other, action) for other in others)
+                self._unreported_sync_errors.update((other, action) for other in others)
                 _raise_sync(OSError(action, os.strerror(action)), path)
             if action != "lie":
                 if file.pending:
@@ -810,42 +815,44 @@ class SimulatedDisk(Environment, DiskLocks):
                     self._persist_names(None)
             if self.observer is not None:
                 self.observer(operation, True)
-            failed_before = self._unreported.pop(handle, None)
+            failed_before = self._unreported_sync_errors.pop(handle, None)
             if failed_before is not None:
                 _raise_sync(OSError(failed_before, os.strerror(failed_before)), path)
 
     def size(self, handle: int) -> int:
-        file, path, _ = self._held(handle)
+        file, path, _ = self._open_handle(handle)
         if self.faults is not None:
-            self._reading("size", path)
+            self._check_read_fault("size", path)
         if self.reads is not None:
             self.reads.record(file, False)
         return len(file.content)
 
     def drop_cache(self, handle: int, position: int) -> bool:
-        """Make the loss of a failed sync visible to programs.
+        """Discard the pages that a failed sync has marked clean, so that programs no
+        longer read the lost data.
 
-        Returns False, without effect, while the file is mapped.
+        While the file is mapped, return False without any effect.
         """
-        file, _, _ = self._held(handle)
+        file, _, _ = self._open_handle(handle)
         with self._mutex:
             if file.mappings is not None and any(
                 reference() is not None for reference in file.mappings
             ):
                 return False
-            if file.forgot:
-                file.content = file.of((1 << len(file.pending)) - 1)
-                file.forgot = False
+            if file.has_lost_sync:
+                file.content = file.content_with((1 << len(file.pending)) - 1)
+                file.has_lost_sync = False
             return True
 
     def map(self, handle: int, size: int) -> memoryview:
-        """Map a file like OsFS.map. The view shows later writes.
+        """Map a file like OsFS.map. Later writes change the view.
 
-        Bytes past a truncation read as 0xDE; on a real disk the process would die.
+        Bytes beyond a truncation are read as 0xDE. On a real disk, the process would be
+        killed by SIGBUS.
         """
-        file, path, _ = self._held(handle)
+        file, path, _ = self._open_handle(handle)
         if self.faults is not None:
-            self._reading("map", path)
+            self._check_read_fault("map", path)
         if not 0 < size <= len(file.content):
             _fail(errno.EINVAL, path, StorageReadError)
         if self.reads is not None:
@@ -861,7 +868,7 @@ class SimulatedDisk(Environment, DiskLocks):
         return True
 
     def file_size(self, path: str) -> int:
-        self._reading("file_size", path)
+        self._check_read_fault("file_size", path)
         file = self._file(path)
         if self.reads is not None:
             self.reads.record(file, False)
@@ -869,10 +876,10 @@ class SimulatedDisk(Environment, DiskLocks):
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
         if isinstance(path_or_handle, int):
-            file, path, _ = self._held(path_or_handle)
-            self._reading("identity", path)
+            file, path, _ = self._open_handle(path_or_handle)
+            self._check_read_fault("identity", path)
             return 1, file.number
-        self._reading("identity", path_or_handle)
+        self._check_read_fault("identity", path_or_handle)
         return 1, self._get(path_or_handle).number
 
     def exists(self, path: str) -> bool:
@@ -888,21 +895,21 @@ class SimulatedDisk(Environment, DiskLocks):
 
         The order in a real directory is arbitrary too.
         """
-        self._reading("listdir", path)
+        self._check_read_fault("listdir", path)
         names = list(self._directory(path).entries)
-        turn = 0
+        rotation = 0
         if names:
-            turn = (self.seed + len(self.operations)) % len(names)
-        return names[turn:] + names[:turn]
+            rotation = (self.seed + len(self.operations)) % len(names)
+        return names[rotation:] + names[:rotation]
 
     def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None:
         with self._mutex:
-            directory, name = self._place(path)
+            directory, name = self._parent_and_name(path)
             if not name or name in directory.entries:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             action = self._begin("mkdir", path)
             if not isinstance(action, int):
-                self._name(
+                self._change_names(
                     f"mkdir {path}",
                     None,
                     (directory, name, DirectoryNode(next(self._numbers), self._now_ms)),
@@ -924,26 +931,26 @@ class SimulatedDisk(Environment, DiskLocks):
 
     def rename(self, source: str, target: str) -> None:
         with self._mutex:
-            old, old_name = self._place(source)
-            new, new_name = self._place(target)
+            old, old_name = self._parent_and_name(source)
+            new, new_name = self._parent_and_name(target)
             node = self._get(source, StorageWriteError)
-            there = new.entries.get(new_name)
-            if there is node:
+            existing = new.entries.get(new_name)
+            if existing is node:
                 return
             action = self._begin("rename", target)
             if isinstance(node, DirectoryNode) and _parts(target)[
                 : len(_parts(source))
             ] == _parts(source):
                 action = errno.EINVAL
-            elif isinstance(there, DirectoryNode):
+            elif isinstance(existing, DirectoryNode):
                 if isinstance(node, File):
                     action = errno.EISDIR
-                elif there.entries:
+                elif existing.entries:
                     action = errno.ENOTEMPTY
-            elif there is not None and isinstance(node, DirectoryNode):
+            elif existing is not None and isinstance(node, DirectoryNode):
                 action = errno.ENOTDIR
             if not isinstance(action, int):
-                self._name(
+                self._change_names(
                     f"rename {source} to {target}",
                     (old, old_name),
                     (new, new_name, node),
@@ -963,48 +970,50 @@ class SimulatedDisk(Environment, DiskLocks):
         """
         with self._mutex:
             node = self._get(source, StorageWriteError)
-            place, name = self._place(target)
+            parent, name = self._parent_and_name(target)
             action = self._begin("link", target)
-            if name in place.entries:
+            if name in parent.entries:
                 action = errno.EEXIST
             if not isinstance(action, int):
-                self._name(f"link {source} to {target}", None, (place, name, node))
+                self._change_names(
+                    f"link {source} to {target}", None, (parent, name, node)
+                )
             self._end("link", action, target)
         return True
 
     def unlink(self, path: str) -> None:
         with self._mutex:
             node = self._get(path, StorageWriteError)
-            directory, name = self._place(path)
+            directory, name = self._parent_and_name(path)
             action = self._begin("unlink", path)
             if isinstance(node, DirectoryNode):
                 action = errno.EISDIR
             if not isinstance(action, int):
-                self._name(f"unlink {path}", (directory, name), None)
+                self._change_names(f"unlink {path}", (directory, name), None)
             self._end("unlink", action, path)
 
     def rmdir(self, path: str) -> None:
         with self._mutex:
             node = self._get(path, StorageWriteError)
-            directory, name = self._place(path)
+            directory, name = self._parent_and_name(path)
             action = self._begin("rmdir", path)
             if isinstance(node, File):
                 action = errno.ENOTDIR
             elif node.entries:
                 action = errno.ENOTEMPTY
             if not isinstance(action, int):
-                self._name(f"rmdir {path}", (directory, name), None)
+                self._change_names(f"rmdir {path}", (directory, name), None)
             self._end("rmdir", action, path)
 
     def modified_ms(self, path: str) -> int:
-        self._reading("modified_ms", path)
+        self._check_read_fault("modified_ms", path)
         return self._get(path).modified_ms
 
     def sync_dir(self, path: str) -> None:
         with self._mutex:
             directory = self._directory(path, StorageWriteError)
             action = self._begin("sync_dir", path)
-            self._die_if_due(action)
+            self._crash_if_due(action)
             if isinstance(action, int):
                 _raise_sync(OSError(action, os.strerror(action)), path)
             if action != "lie" and self._journal:
@@ -1014,31 +1023,36 @@ class SimulatedDisk(Environment, DiskLocks):
 
     def _persist_names(self, directory: DirectoryNode | None) -> None:
         """Make changes of names durable, in one directory or everywhere (None)."""
-        left = []
-        is_less = False  # whether a file may have lost its last name
+        remaining = []
+        may_have_unlinked = False  # whether a file may have lost its last name
         for naming in self._journal:
-            if directory is not None and not naming.touches(directory):
-                left.append(naming)
+            if directory is not None and not naming.affects(directory):
+                remaining.append(naming)
                 continue
-            if naming.gone is not None:
-                naming.gone[0].durable.pop(naming.gone[1], None)
-                is_less = True
-            if naming.come is not None:
-                place, name, node = naming.come
-                is_less = is_less or name in place.durable
-                place.durable[name] = node
-        self._journal = left
-        # Skipped for few dirty files, because the walk below is slow.
-        if is_less and len(self._dirty) > 4:
-            living = {naming.come[2] for naming in left if naming.come is not None}
-            waiting = [self._root]
-            while waiting:
-                place = waiting.pop()
-                for node in {*place.entries.values(), *place.durable.values()}:
-                    living.add(node)
+            if naming.removed is not None:
+                naming.removed[0].durable.pop(naming.removed[1], None)
+                may_have_unlinked = True
+            if naming.added is not None:
+                parent, name, node = naming.added
+                may_have_unlinked = may_have_unlinked or name in parent.durable
+                parent.durable[name] = node
+        self._journal = remaining
+        # Only for many dirty files, because this loop over all directories is slow.
+        if may_have_unlinked and len(self._dirty) > 4:
+            reachable = {
+                naming.added[2] for naming in remaining if naming.added is not None
+            }
+            stack = [self._root]
+            while stack:
+                parent = stack.pop()
+                for node in {
+                    *parent.entries.values(),
+                    *parent.durable.values(),
+                }:
+                    reachable.add(node)
                     if isinstance(node, DirectoryNode):
-                        waiting.append(node)
-            self._dirty = {file: None for file in self._dirty if file in living}
+                        stack.append(node)
+            self._dirty = {file: None for file in self._dirty if file in reachable}
 
     def permissions(self, path: str) -> int:
         """Return the permissions that all files or all directories have here."""

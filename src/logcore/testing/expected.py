@@ -1,8 +1,8 @@
-"""Caches the results of a function on disks, and reuses them for equivalent disks.
+"""Result cache: reuses the result of a function on a disk for equivalent disks.
 
-Two disks are equivalent for a function if it reads the same from both. Many disks left
-by a crash differ only in content that recovery never reads, for example in a file that
-it deletes unread. This module opens no log and makes no disks; explore.py uses it.
+Two disks are equivalent for a function if it reads the same content from both. Many
+disks left by a crash differ only in content that recovery never reads, for example in a
+file that recovery deletes unread. explore.py uses this module.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class FileReads:
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.nodes = disk.nodes()
-        #: The reads in their order; a dict keeps each of them once.
+        #: The reads in order, each of them once.
         self.entries: dict[tuple[str, bool], None] = {}
         #: Files that the function has changed.
         self.written: set[File] = set()
         #: Files that were truncated to zero. Later reads of them are not recorded.
-        self._blank: set[File] = set()
+        self._emptied: set[File] = set()
         self._paths: dict[Node, list[str]] = {}
         for path, node in self.nodes.items():
             self._paths.setdefault(node, []).append(path)
 
     def record(self, file: Node, is_whole: bool) -> None:
-        if file not in self._blank:
+        if file not in self._emptied:
             for path in self._paths.get(file, ()):
                 self.entries[path, is_whole] = None
 
     def record_truncation(self, file: File, size: int) -> None:
         self.written.add(file)
         if size == 0:
-            self._blank.add(file)
+            self._emptied.add(file)
 
 
 class _ReadNode:
@@ -62,10 +62,10 @@ class _ReadNode:
 class ResultCache(Generic[Result]):
     """A cache of the results of a function on disks.
 
-    The cache is a tree. The root is selected by the file names and the time. Each level
-    below is one size or content that the function reads, in its order. On disks that
+    The cache is a tree. The file names and the time select the root. Each level of the
+    tree is one read of a size or a content, in the order of the reads. On disks that
     have the same contents, the function takes the same path and returns the same result,
-    so it is called once for all of them. Its result must depend on the disk alone, and
+    so it is called once for all of them. The result must depend only on the disk, and
     not on the order in which names are listed.
     """
 
@@ -83,9 +83,9 @@ class ResultCache(Generic[Result]):
 
         The function may call run() itself.
         """
-        outer = disk.reads
+        outer_reads = disk.reads
         reads = FileReads(disk)
-        files = {path: node.seen() for path, node in reads.nodes.items()}
+        files = {path: node.visible() for path, node in reads.nodes.items()}
         now_ms = disk.now_ms()
         result, entries = self._find(files, now_ms)
         if result is None:
@@ -93,24 +93,24 @@ class ResultCache(Generic[Result]):
             try:
                 result = function(disk)
             finally:
-                disk.reads = outer
+                disk.reads = outer_reads
             entries = list(reads.entries)
             self._add(files, now_ms, entries, result)
-        if outer is not None:
+        if outer_reads is not None:
             for path, is_whole in entries:
-                outer.record(reads.nodes[path], is_whole)
-            outer.written |= reads.written
+                outer_reads.record(reads.nodes[path], is_whole)
+            outer_reads.written |= reads.written
         return result
 
     def _find(
         self, files: Mapping[str, bytes | None], now_ms: int
     ) -> tuple[Result | None, list[tuple[str, bool]]]:
-        found = self._roots.get(self._root(files, now_ms))
+        node = self._roots.get(self._root(files, now_ms))
         entries = []
-        while type(found) is _ReadNode:
-            entries.append(found.entry)
-            found = found.children.get(self._key_of(files, found.entry))
-        return found, entries
+        while type(node) is _ReadNode:
+            entries.append(node.entry)
+            node = node.children.get(self._content_key(files, node.entry))
+        return node, entries
 
     def _add(
         self,
@@ -126,7 +126,7 @@ class ResultCache(Generic[Result]):
             if type(node) is not _ReadNode or node.entry != entry:
                 node = children[key] = _ReadNode(entry)
             children = node.children
-            key = self._key_of(files, entry)
+            key = self._content_key(files, entry)
         children[key] = result
 
     @staticmethod
@@ -144,7 +144,7 @@ class ResultCache(Generic[Result]):
         )
 
     @staticmethod
-    def _key_of(files: Mapping[str, bytes | None], entry: tuple[str, bool]) -> int:
+    def _content_key(files: Mapping[str, bytes | None], entry: tuple[str, bool]) -> int:
         content = files[entry[0]]
         if content is None:
             return -1

@@ -1,6 +1,6 @@
-"""Crash a program on a simulated disk at every moment, and check every resulting disk.
+"""Crash explorer: crashes a program at every moment, and checks every resulting disk.
 
-    def run(disk, promise): ...      # the program; promise(x) once x is reported as done
+    def run(disk, promise): ...      # the program; calls promise(x) after it has reported x as done
     def recover(disk): ...           # the restart of the program; returns its findings
     def judge(promised, found): ...  # asserts that the findings are right
 
@@ -11,8 +11,8 @@ Rules:
   content that recovery never read, for example in a file that recovery deletes unread
   (expected.ResultCache).
 - A finding is judged again after the program has made another promise.
-- On some of the disks the power fails again, at sampled moments of their recovery.
-- A failure names the moment, the disk and the calls before it, and carries that disk.
+- On some of the disks, the power fails again, at sampled moments of the recovery.
+- A failure contains the moment, the disk and the calls before the crash.
 
 `LogHistory` judges one log: it records calls and acknowledgments, and derives from them
 the states that a crash may leave. The rules for losing data are in disk.py, not here.
@@ -37,9 +37,9 @@ from logcore.testing.faults import SYNCS, Operation
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
-#: Frames of these packages are removed from the traceback of a finding. The traceback
-#: then ends at the line of the program.
-_OURS = ("logcore", "contextlib")
+#: Frames of these packages are removed from the traceback of a failure, so that it ends
+#: at the line of the program.
+_HIDDEN_PACKAGES = ("logcore", "contextlib")
 
 Found = TypeVar("Found")
 Promise = TypeVar("Promise")
@@ -69,19 +69,21 @@ class Report:
     states: int = 0
     #: Disks left by a second crash, during recovery.
     again: int = 0
-    #: Verdicts on a disk at a moment.
+    #: Number of calls of judge().
     judged: int = 0
-    #: Number of disks in `states` and `again` on which recovery ran. Each of the others
+    #: Number of disks in `states` and `again` on which recovery ran. Every other disk
     #: differs from one of these only in bytes that recovery does not read.
     opened: int = 0
 
     def __add__(self, other: Report) -> Report:
-        mine = attrs.astuple(self)
-        theirs = attrs.astuple(other)
+        values = attrs.astuple(self)
+        other_values = attrs.astuple(other)
         return Report(
             **{
                 field.name: a + b
-                for field, a, b in zip(attrs.fields(Report), mine, theirs, strict=True)
+                for field, a, b in zip(
+                    attrs.fields(Report), values, other_values, strict=True
+                )
             }
         )
 
@@ -92,8 +94,8 @@ class CrashTestError(AssertionError):
     Attributes:
         state: That disk; state.disk() opens it.
         operations: The operations before the crash. The last one may be incomplete.
-        seed, moment: The same program with this seed reproduces the disk at this
-            moment.
+        seed: With this seed, the same program reproduces the disk.
+        moment: The number of the moment at which the crash happened.
     """
 
     def __init__(
@@ -141,14 +143,15 @@ class Explorer(Generic[Found]):
     """Explores the crashes of programs that run on the disks it is attached to.
 
     Args:
-        recover: As for explore().
+        recover: See explore().
         judge: judge(found, kind) raises AssertionError for a finding that is not
             allowed.
-        same: Compares the findings of two recoveries of one disk, one of them
-            interrupted.
+        same: Compares the findings of a recovery and of an interrupted recovery of the
+            same disk.
         restart: The recovery to interrupt, if `recover` also does other work.
-        again_every: One recovery in this many is interrupted by a crash; 0 for none.
-        thorough: Replaces `recover` on one disk in `thorough_every`.
+        again_every: One of `again_every` recoveries is interrupted by a crash. 0
+            disables this.
+        thorough: Replaces `recover` on one of `thorough_every` disks.
         limit: Maximum number of states explored at one moment.
     """
 
@@ -178,24 +181,26 @@ class Explorer(Generic[Found]):
         self.thorough = thorough
         self.thorough_every = thorough_every
         self.report = Report()
-        self._known: Seen[Found] = Seen() if seen is None else seen
-        self._seen = self._known.states
+        self._shared: Seen[Found] = Seen() if seen is None else seen
+        self._findings_by_key = self._shared.states
         self._disk: SimulatedDisk | None = None
         #: The states that a crash at the current moment may leave.
-        self._live: dict[int, CrashState] | None = None
-        self._complete = 0  # key of the live state that has lost no write
-        self._is_stale = False
+        self._current_states: dict[int, CrashState] | None = None
+        self._complete = 0  # key of the current state that has lost no write
+        self._needs_check = False
 
     def attach(self, disk: SimulatedDisk) -> None:
         """Explore each moment of this disk from now on, until finish()."""
         self._disk = disk
-        self._live = None
-        self._is_stale = True
+        self._current_states = None
+        self._needs_check = True
         disk.observer = self._observe
 
     def check_promises(self) -> None:
-        """Check the live states again, because from now on more must survive a crash."""
-        self._is_stale = True
+        """Check the current states again, because more must survive a crash from now
+        on.
+        """
+        self._needs_check = True
 
     def finish(self) -> Report:
         """Explore the last moment and detach from the disk."""
@@ -217,112 +222,112 @@ class Explorer(Generic[Found]):
 
     def _check_state(self, operation: str, is_done: bool) -> None:
         if not is_done:
-            if self._is_stale:
+            if self._needs_check:
                 self._explore_again()
         elif operation in SYNCS:
-            # A sync reduces the possible losses. The states are explored on demand.
-            self._live = None
-        elif self._live is None:
+            # After a sync, fewer states are possible. They are explored before the next
+            # change.
+            self._current_states = None
+        elif self._current_states is None:
             self._explore(newest=False)
         else:
             self._explore(newest=True)
 
     def _explore_again(self) -> None:
-        self._is_stale = False
-        if self._live is None:
+        self._needs_check = False
+        if self._current_states is None:
             self._explore(newest=False)
             return
         self.report.moments += 1
-        self._call_power(self._complete)
-        for key, state in self._live.items():
-            for found in self._seen[key]:
+        self._require_power_cut(self._complete)
+        for key, state in self._current_states.items():
+            for found in self._findings_by_key[key]:
                 self._check(found, state)
 
     def _explore(self, *, newest: bool) -> None:
         assert self._disk is not None
         self.report.moments += 1
-        live = self._live = self._live or {}
-        self._call_power(None)
+        current_states = self._current_states = self._current_states or {}
+        self._require_power_cut(None)
         first = True
         for state in self._disk.crash_states(
             limit=self.limit, seed=self.seed, newest=newest
         ):
             key = state.key
-            if key not in self._seen:
-                self._seen[key] = self._open(state)
-            if state.kind == "kill" or key not in live:
-                live[key] = state
+            if key not in self._findings_by_key:
+                self._findings_by_key[key] = self._open(state)
+            if state.kind == "kill" or key not in current_states:
+                current_states[key] = state
             if first:
                 self._complete = key
                 first = False
-            for found in self._seen[key]:
+            for found in self._findings_by_key[key]:
                 self._check(found, state)
 
-    def _call_power(self, but: int | None) -> None:
-        """Reclassify the live "kill" states as "power", except the complete one.
+    def _require_power_cut(self, except_key: int | None) -> None:
+        """Change the kind of the current "kill" states to "power", with one exception.
 
-        A state that a kill could leave at the previous moment requires a power cut now.
+        A kill cannot leave a state of the previous moment any more, but a power cut can.
         """
-        for key, state in (self._live or {}).items():
-            if state.kind == "kill" and key != but:
+        for key, state in (self._current_states or {}).items():
+            if state.kind == "kill" and key != except_key:
                 state.kind = "power"
 
     def _open(self, state: CrashState) -> list[Found]:
-        """Return the findings of recovery on a disk.
-
-        There are several if an interrupted recovery may lead to another finding.
+        """Return the findings of recovery on a disk. An interrupted recovery may add
+        another finding.
         """
         self.report.states += 1
-        found = self._recover(state)
-        founds = [found]
-        if self.again_every and len(self._seen) % self.again_every == 0:
+        finding = self._recover(state)
+        findings = [finding]
+        if self.again_every and len(self._findings_by_key) % self.again_every == 0:
             for second in self._crash_again(state):
                 self.report.again += 1
                 other = self._recover(second)
-                if self.same is not None and not self.same(found, other):
-                    raise self._finding(
-                        f"a crash during recovery changes the result: {found} without, {other} with it",
+                if self.same is not None and not self.same(finding, other):
+                    raise self._error(
+                        f"a crash during recovery changes the result: {finding} without, {other} with it",
                         second,
                     )
                 if self.same is None:
-                    founds.append(other)
-        return founds
+                    findings.append(other)
+        return findings
 
     def _crash_again(self, state: CrashState) -> list[CrashState]:
         """Return some of the disks that a crash during recovery may leave."""
         disk = state.disk()
-        rng = random.Random(self.seed * 1_000_003 + len(self._seen))
-        left: list[CrashState] = []
+        rng = random.Random(self.seed * 1_000_003 + len(self._findings_by_key))
+        disks: list[CrashState] = []
 
         def observe(operation: str, is_done: bool) -> None:
             if is_done and operation not in SYNCS and rng.random() < 0.25:
                 states = list(disk.crash_states(limit=40, seed=self.seed, newest=True))
-                left.append(rng.choice(states))
+                disks.append(rng.choice(states))
 
         disk.observer = observe
         self.restart(disk)
-        return left
+        return disks
 
     def _recover(self, state: CrashState) -> Found:
         recover = self.recover
-        known = self._known.known
-        self._known.recovered += 1
+        results = self._shared.known
+        self._shared.recovered += 1
         if (
             self.thorough is not None
-            and self._known.recovered % self.thorough_every == 0
+            and self._shared.recovered % self.thorough_every == 0
         ):
             recover = self.thorough
-            known = self._known.thoroughly
-        found = known.get(state.files, state.now_ms)
+            results = self._shared.thoroughly
+        found = results.get(state.files, state.now_ms)
         if found is not None:
             return found
         self.report.opened += 1
         disk = state.disk()
         try:
-            return known.run(disk, recover)
+            return results.run(disk, recover)
         except Exception as error:
-            disk.crash()  # silences the logs that recovery left open
-            raise self._finding(
+            disk.crash()  # so that logs that are still open print no warnings
+            raise self._error(
                 f"recovery fails: {type(error).__name__}: {error}", state
             ) from error
 
@@ -331,9 +336,9 @@ class Explorer(Generic[Found]):
         try:
             self.judge(found, state.kind)
         except AssertionError as error:
-            raise self._finding(str(error), state) from error
+            raise self._error(str(error), state) from error
 
-    def _finding(self, reason: str, state: CrashState) -> CrashTestError:
+    def _error(self, reason: str, state: CrashState) -> CrashTestError:
         if self._disk is not None:
             operations = self._disk.operations
         else:
@@ -365,44 +370,42 @@ def explore(
         judge: judge(promised, found) asserts that the findings include all values
             promised so far, and no value that is not allowed.
         files: The initial content of the disk.
-        again_every: One recovery in this many is crashed too; 0 for none. Effects of
-            the crashed recovery outside the disk are not kept.
+        again_every: One of `again_every` recoveries is interrupted by a crash. 0
+            disables this. Effects of that recovery outside the disk are lost.
         limit: Maximum number of disks explored for one moment, None for all.
         names: See SimulatedDisk.
         seed: Seed of all random choices.
 
     Raises:
-        CrashTestError: A disk is wrong. The first one is reported.
+        CrashTestError: Recovery fails on a disk, or its findings are wrong.
     """
-    check_promises: list[tuple[Any, Kind]] = []
+    promises: list[tuple[Any, Kind]] = []
 
-    def verdict(found: Found, kind: Kind) -> None:
+    def check(found: Found, kind: Kind) -> None:
         judge(
             [
                 value
-                for value, survives in check_promises
+                for value, survives in promises
                 if survives == "power" or kind == "kill"
             ],
             found,
         )
 
     def promise(value: Any, *, survives: Kind = "power") -> None:
-        check_promises.append((value, survives))
+        promises.append((value, survives))
         explorer.check_promises()
 
-    explorer = Explorer(
-        recover, verdict, again_every=again_every, limit=limit, seed=seed
-    )
+    explorer = Explorer(recover, check, again_every=again_every, limit=limit, seed=seed)
     disk = SimulatedDisk(files, seed=seed, names=names)
     explorer.attach(disk)
     try:
-        with _quiet():
+        with _without_logging():
             run(disk, promise)
             return explorer.finish()
     except CrashTestError as error:
         disk.crash()
         raise error.with_traceback(
-            _without_ours(error.__traceback__)
+            _without_library_frames(error.__traceback__)
         ) from error.__cause__
     except BaseException:
         disk.crash()
@@ -410,10 +413,10 @@ def explore(
 
 
 @contextlib.contextmanager
-def _quiet() -> Generator[None, None, None]:
+def _without_logging() -> Generator[None, None, None]:
     """Suppress the log lines of logcore.
 
-    Each of thousands of recoveries would report the bytes that it cut off.
+    Otherwise, each of thousands of recoveries would report the truncated bytes.
     """
     logger = logging.getLogger("logcore")
     level = logger.level
@@ -424,14 +427,17 @@ def _quiet() -> Generator[None, None, None]:
         logger.setLevel(level)
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+def _without_library_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback without the frames of logcore."""
-    kept: list[TracebackType] = []
+    frames: list[TracebackType] = []
     while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0] not in _OURS:
-            kept.append(trace)
+        if (
+            str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+            not in _HIDDEN_PACKAGES
+        ):
+            frames.append(trace)
         trace = trace.tb_next
-    shown = None
-    for each in reversed(kept):
-        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return shown
+    result = None
+    for frame in reversed(frames):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result

@@ -1,7 +1,7 @@
 """Plans for injected faults: which calls on a disk fail, and how.
 
-A plan selects calls by operation, path and count. The simulated disk in disk.py asks a
-plan before each call and raises the error. FaultFS does so for real files.
+A plan selects calls by operation, path and count. SimulatedDisk calls action_for()
+before each call, and raises the planned error. FaultFS does this for real files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPERATIONS: Final = CHANGES | SYNCS | READS | LOCKS
 
 
 class Operation(NamedTuple):
-    """One call on the disk: a name of OPERATIONS and the path it was made for."""
+    """One call on the disk: a name of OPERATIONS and the path."""
 
     name: str
     path: str
@@ -44,7 +44,7 @@ class Operation(NamedTuple):
 
 @attrs.frozen
 class Slow:
-    """An action of a fault of real files: the call succeeds after a delay."""
+    """An action for real files: the call succeeds after a delay."""
 
     delay_ms: int
 
@@ -99,11 +99,11 @@ class FaultPlan:
             ):
                 continue
             self._counts[at] += 1
-            late = self._counts[at] - fault.at
+            failure_number = self._counts[at] - fault.at
             if (
                 action is None
-                and late >= 0
-                and (fault.times is None or late < fault.times)
+                and failure_number >= 0
+                and (fault.times is None or failure_number < fault.times)
             ):
                 self.hits.append((fault, Operation(operation, path)))
                 action = fault.action
@@ -127,7 +127,7 @@ class FaultFS(OsFS):
         self._plans_lock = threading.Lock()
 
     def add_faults(self, plan: FaultPlan, directory: str) -> None:
-        """Let calls on the files of a directory fail as planned.
+        """Make calls on the files of a directory fail according to a plan.
 
         Raises InvalidConfigError for an operation that is not one of REAL_OPERATIONS,
         and for an action that is not an errno.
@@ -149,14 +149,14 @@ class FaultFS(OsFS):
             self._plans[plan] = os.path.join(directory, "")
 
     def remove_faults(self, plan: FaultPlan) -> None:
-        """End a plan. A plan that has ended is ignored."""
+        """Remove a plan. A second call has no effect."""
         with self._plans_lock:
             self._plans.pop(plan, None)
 
     def planned_error(self, operation: str, path: str) -> OSError | None:
         """Return the planned error of a call, None if it should succeed.
 
-        A call that is planned to be slow waits here.
+        If the call is planned to be slow, this method blocks for the delay.
         """
         if not self._plans:
             return None

@@ -1,4 +1,4 @@
-"""File objects on a simulated disk, for programs that keep files of their own.
+"""File objects on a simulated disk, for programs that also use files without logcore.
 
 `disk.open("state.json", "w")` returns a file object like that of `open()`, with the
 same modes, buffers and text layers. The differences are:
@@ -6,10 +6,10 @@ same modes, buffers and text layers. The differences are:
   It syncs flushed data, but not the data that is still in the file's buffer.
 - The default encoding is UTF-8 on every machine.
 - Errors are OSError, like those of real files.
-- An unclosed file is flushed when it is garbage collected, as usual, except after its
-  process has been killed or the disk has crashed.
+- An unclosed file is flushed when it is garbage collected, as usual, unless its process
+  was killed or the disk has crashed.
 
-This module keeps no content; disk.py does.
+The content of files is in disk.py.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _KINDS: Final = frozenset("rwax")
 class Handle(int):
     """A handle of an open file, used by logcore.
 
-    If a program uses it as a file object, the error explains how to open one.
+    If a program uses a handle as a file object, the error explains how to open a file
+    object.
     """
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
-            'this is a handle, for logcore; a file object takes a mode: disk.open(path, "r")'
+            'this is a handle for logcore; for a file object, pass a mode: disk.open(path, "r")'
         )
 
     def __exit__(self, *_: object) -> None:
@@ -49,12 +50,12 @@ class Handle(int):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f'a handle has no {name!r}; a file object takes a mode: disk.open(path, "r")'
+            f'a handle has no {name!r}; for a file object, pass a mode: disk.open(path, "r")'
         )
 
 
 @contextlib.contextmanager
-def _as_os_errors() -> Generator[None, None, None]:
+def _unwrap_os_errors() -> Generator[None, None, None]:
     """Raise the original OSError instead of the error into which the disk wraps it."""
     try:
         yield
@@ -78,7 +79,7 @@ class RawFile(io.RawIOBase):
         self._appends = "a" in mode
         self._position = 0
         self._handle = -1  # not open yet
-        with _as_os_errors():
+        with _unwrap_os_errors():
             self._handle = disk.open(
                 path, write=self._writes, create="r" not in mode, exclusive="x" in mode
             )
@@ -91,7 +92,7 @@ class RawFile(io.RawIOBase):
         return f"<RawFile {self.name!r} mode={self.mode!r}{' closed' if self.closed else ''}>"
 
     @property
-    def is_gone(self) -> bool:
+    def is_lost(self) -> bool:
         """Return whether the process that opened the file, or its machine, was killed."""
         return self._disk.is_dead or not self._disk.is_open(self._handle)
 
@@ -112,7 +113,7 @@ class RawFile(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         self._check(self._reads, "not readable")
         view = memoryview(buffer).cast("B")
-        with _as_os_errors():
+        with _unwrap_os_errors():
             data = self._disk.pread(self._handle, len(view), self._position)
         view[: len(data)] = data
         self._position += len(data)
@@ -121,7 +122,7 @@ class RawFile(io.RawIOBase):
     def write(self, data: ReadableBuffer) -> int:
         self._check(self._writes, "not writable")
         view = memoryview(data).cast("B")
-        with _as_os_errors():
+        with _unwrap_os_errors():
             if self._appends:
                 self._position = self._disk.size(self._handle)
             self._disk.pwrite(self._handle, view, self._position)
@@ -136,7 +137,7 @@ class RawFile(io.RawIOBase):
         if whence == os.SEEK_CUR:
             base = self._position
         elif whence == os.SEEK_END:
-            with _as_os_errors():
+            with _unwrap_os_errors():
                 base = self._disk.size(self._handle)
         if base + offset < 0:
             raise OSError(22, os.strerror(22))
@@ -146,19 +147,19 @@ class RawFile(io.RawIOBase):
     def truncate(self, size: int | None = None) -> int:
         self._check(self._writes, "truncate")
         if size is None:
-            wanted = self._position
+            new_size = self._position
         else:
-            wanted = size
-        if wanted < 0:
+            new_size = size
+        if new_size < 0:
             raise OSError(22, os.strerror(22))
-        with _as_os_errors():
-            self._disk.truncate(self._handle, wanted)
-        return wanted
+        with _unwrap_os_errors():
+            self._disk.truncate(self._handle, new_size)
+        return new_size
 
     def sync(self) -> None:
         """Make the content durable, like os.fsync() on a real file."""
         self._check(True, "")
-        with _as_os_errors():
+        with _unwrap_os_errors():
             self._disk.fsync(self._handle)
 
     def close(self) -> None:
@@ -166,11 +167,11 @@ class RawFile(io.RawIOBase):
             super().close()
             self._disk.close(self._handle)
 
-    def _check(self, can: bool, what: str) -> None:
+    def _check(self, is_allowed: bool, reason: str) -> None:
         if self.closed:
             raise ValueError("I/O operation on closed file")
-        if not can:
-            raise io.UnsupportedOperation(what)
+        if not is_allowed:
+            raise io.UnsupportedOperation(reason)
 
 
 def _sync(file: Any) -> None:
@@ -195,7 +196,7 @@ class SimulatedWriter(io.BufferedWriter):
         _sync(self)
 
     def __del__(self) -> None:
-        _let_go(self, super())
+        _flush_unclosed(self, super())
 
 
 class Random(io.BufferedRandom):
@@ -206,7 +207,7 @@ class Random(io.BufferedRandom):
         _sync(self)
 
     def __del__(self) -> None:
-        _let_go(self, super())
+        _flush_unclosed(self, super())
 
 
 class TextFile(io.TextIOWrapper):
@@ -217,13 +218,13 @@ class TextFile(io.TextIOWrapper):
         _sync(self.buffer)
 
     def __del__(self) -> None:
-        _let_go(self, super())
+        _flush_unclosed(self, super())
 
 
-def _let_go(file: Any, base: Any) -> None:
+def _flush_unclosed(file: Any, base: Any) -> None:
     """Flush a file that was not closed, if its disk still exists."""
     raw = getattr(getattr(file, "buffer", file), "raw", None)
-    if raw is not None and not raw.closed and not raw.is_gone:
+    if raw is not None and not raw.closed and not raw.is_lost:
         base.__del__()
 
 

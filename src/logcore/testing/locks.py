@@ -1,6 +1,6 @@
 """The locks of a simulated disk, and the watch that reports changes on it.
 
-This module changes no content of a disk; disk.py hands these objects out.
+disk.py creates these objects. This module changes no content of a disk.
 """
 
 from __future__ import annotations
@@ -36,24 +36,28 @@ class LockMembers:
 
 class MemberLock:
     def __init__(
-        self, disk: SimulatedDisk, node: DirectoryNode, held: LockMembers, member: str
+        self,
+        disk: SimulatedDisk,
+        node: DirectoryNode,
+        lock_members: LockMembers,
+        member: str,
     ) -> None:
         self._disk = disk
         self._node = node
-        self._held = held
+        self._lock_members = lock_members
         self._member = member
-        self.shared = held.shared
+        self.shared = lock_members.shared
 
     @property
     def handle(self) -> int:
-        return self._held.handle
+        return self._lock_members.handle
 
     @property
     def is_last(self) -> bool:
-        return self._held.members <= {self._member}
+        return self._lock_members.members <= {self._member}
 
     def release(self) -> None:
-        self._disk.release_member(self._node, self._held, self._member)
+        self._disk.release_member(self._node, self._lock_members, self._member)
 
 
 class ProcessLock:
@@ -69,23 +73,26 @@ class ProcessLock:
         self._locks = locks
         self._directory = directory
         self._member = member
-        self._held = locks[directory]
-        self._held.members.add(member)
-        self.shared = self._held.shared
+        self._lock_members = locks[directory]
+        self._lock_members.members.add(member)
+        self.shared = self._lock_members.shared
 
     @property
     def handle(self) -> int:
-        return self._held.handle
+        return self._lock_members.handle
 
     @property
     def is_last(self) -> bool:
-        return self._held.members <= {self._member}
+        return self._lock_members.members <= {self._member}
 
     def release(self) -> None:
-        self._held.members.discard(self._member)
-        if not self._held.members and self._locks.get(self._directory) is self._held:
+        self._lock_members.members.discard(self._member)
+        if (
+            not self._lock_members.members
+            and self._locks.get(self._directory) is self._lock_members
+        ):
             del self._locks[self._directory]
-            self._fs.close(self._held.handle)
+            self._fs.close(self._lock_members.handle)
 
 
 def lock_among_processes(
@@ -100,8 +107,8 @@ def lock_among_processes(
 
     The process locks the directory with a byte lock on the lock file.
     """
-    held = locks.get(directory)
-    if held is None:
+    lock_members = locks.get(directory)
+    if lock_members is None:
         handle = fs.open(posixpath.join(directory, ".lock"), write=True, create=True)
         if not fs.lock_byte(
             handle,
@@ -113,8 +120,8 @@ def lock_among_processes(
             raise LogLockedError(
                 "another simulated process writes to the log directory", path=directory
             )
-        held = locks[directory] = LockMembers(handle=handle)
-    if member in held.members:
+        lock_members = locks[directory] = LockMembers(handle=handle)
+    if member in lock_members.members:
         path = posixpath.join(directory, member)
         raise LogLockedError(
             "this process has the log open for writing already", path=path
@@ -150,39 +157,41 @@ class DiskWatch:
 
 
 class ByteLocks:
-    """Locks on bytes of files, each held by one handle, or by several if shared."""
+    """Locks on bytes of files. One handle holds a lock, or several if it is shared."""
 
     def __init__(self) -> None:
         self._holders: dict[tuple[File, int], set[int]] = {}
         self._is_shared: dict[tuple[File, int], bool] = {}
 
-    def take(self, file: File, byte: int, handle: int, *, shared: bool = False) -> bool:
-        place = file, byte
-        holders = self._holders.get(place, set())
+    def acquire(
+        self, file: File, byte: int, handle: int, *, shared: bool = False
+    ) -> bool:
+        key = file, byte
+        holders = self._holders.get(key, set())
         others = holders - {handle}
-        if others and not (shared and self._is_shared[place]):
+        if others and not (shared and self._is_shared[key]):
             return False
-        self._holders[place] = others | {handle}
-        self._is_shared[place] = shared
+        self._holders[key] = others | {handle}
+        self._is_shared[key] = shared
         return True
 
-    def drop(self, file: File, byte: int, handle: int) -> None:
-        place = file, byte
-        left = self._holders.get(place, set()) - {handle}
-        if left:
-            self._holders[place] = left
+    def release_byte(self, file: File, byte: int, handle: int) -> None:
+        key = file, byte
+        remaining = self._holders.get(key, set()) - {handle}
+        if remaining:
+            self._holders[key] = remaining
         else:
-            self._holders.pop(place, None)
+            self._holders.pop(key, None)
 
     def is_held_by_others(self, file: File, byte: int, handle: int) -> bool:
         return bool(self._holders.get((file, byte), set()) - {handle})
 
-    def forget(self, handle: int) -> None:
+    def release_all(self, handle: int) -> None:
         """Release the locks of a handle that was closed."""
         for file, byte in [
-            place for place, holders in self._holders.items() if handle in holders
+            key for key, holders in self._holders.items() if handle in holders
         ]:
-            self.drop(file, byte, handle)
+            self.release_byte(file, byte, handle)
 
     def clear(self) -> None:
         self._holders.clear()
@@ -200,53 +209,53 @@ class DiskLocks:
 
         def _fault_for(self, operation: str, path: str) -> int | str | None: ...
         def _directory(self, path: str, kind: Any = ...) -> DirectoryNode: ...
-        def _held(self, handle: int) -> tuple[File, str, bool]: ...
+        def _open_handle(self, handle: int) -> tuple[File, str, bool]: ...
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """Lock a directory like OsFS.lock, within this object.
 
-        The object represents one machine, and a crash of that machine frees all locks.
+        The object represents one machine. A crash of the machine frees all locks.
         A lock file is created only for a shared directory.
         """
         disk = cast("SimulatedDisk", self)
         with self._mutex:
             self._fault_for("lock", directory)
             node = self._directory(directory, StorageWriteError)
-            held = self._locks.get(node)
-            if held is None:
-                held = LockMembers()
+            lock_members = self._locks.get(node)
+            if lock_members is None:
+                lock_members = LockMembers()
                 if shared:
-                    held.handle = disk.open(
+                    lock_members.handle = disk.open(
                         posixpath.join(directory, ".lock"), write=True, create=True
                     )
                     try:
-                        disk.lock_byte(held.handle, PRESENCE_BYTE, shared=True)
+                        disk.lock_byte(lock_members.handle, PRESENCE_BYTE, shared=True)
                     except BaseException:
-                        disk.close(held.handle)
+                        disk.close(lock_members.handle)
                         raise
-                self._locks[node] = held
-            if shared != (held.handle >= 0):
+                self._locks[node] = lock_members
+            if shared != (lock_members.handle >= 0):
                 raise LogLockedError(
                     "this process has the log directory open otherwise", path=directory
                 )
-            if member in held.members:
+            if member in lock_members.members:
                 raise LogLockedError(
                     "this process has the log open for writing already",
                     path=posixpath.join(directory, member),
                 )
-            held.members.add(member)
-            return MemberLock(disk, node, held, member)
+            lock_members.members.add(member)
+            return MemberLock(disk, node, lock_members, member)
 
     def release_member(
-        self, node: DirectoryNode, held: LockMembers, member: str
+        self, node: DirectoryNode, lock_members: LockMembers, member: str
     ) -> None:
         """Release the lock of a member. The last member releases the directory."""
         with self._mutex:
-            held.members.discard(member)
-            if not held.members and self._locks.get(node) is held:
+            lock_members.members.discard(member)
+            if not lock_members.members and self._locks.get(node) is lock_members:
                 del self._locks[node]
-                if held.handle >= 0:
-                    cast("SimulatedDisk", self).close(held.handle)
+                if lock_members.handle >= 0:
+                    cast("SimulatedDisk", self).close(lock_members.handle)
 
     def lock_byte(
         self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False
@@ -256,21 +265,21 @@ class DiskLocks:
         If another handle holds the byte, the clock advances by the timeout at once.
         """
         disk = cast("SimulatedDisk", self)
-        file, path, _ = self._held(handle)
+        file, path, _ = self._open_handle(handle)
         with self._mutex:
             self._fault_for("lock_byte", path)
-            if self.byte_locks.take(file, byte, handle, shared=shared):
+            if self.byte_locks.acquire(file, byte, handle, shared=shared):
                 return True
             disk.advance(timeout_ms)
             return False
 
     def unlock_byte(self, handle: int, byte: int) -> None:
-        file, _, _ = self._held(handle)
+        file, _, _ = self._open_handle(handle)
         with self._mutex:
-            self.byte_locks.drop(file, byte, handle)
+            self.byte_locks.release_byte(file, byte, handle)
 
     def is_byte_locked(self, handle: int, byte: int) -> bool:
-        file, _, _ = self._held(handle)
+        file, _, _ = self._open_handle(handle)
         return self.byte_locks.is_held_by_others(file, byte, handle)
 
     def after_fork(self, forget: Callable[[], None]) -> None:

@@ -19,24 +19,22 @@ _PAGE: Final = 4096
 
 
 class Change(NamedTuple):
-    """A write of `data` at `position`.
+    """A write, or a change of the size of a file."""
 
-    If `data` is None, a change of size to `position`.
-
-    `order` is the number of the change among all changes of the disk.
-    """
-
+    #: Number of the change among all changes of the disk.
     order: int
+    #: Position of the write, or the new size.
     position: int
+    #: None for a change of the size.
     data: bytes | None
 
     def rewrites(self, other: Change) -> bool:
-        mine = self.data
-        theirs = other.data
+        data = self.data
+        other_data = other.data
         return (
-            mine is not None
-            and theirs is not None
-            and (self.position, len(mine)) == (other.position, len(theirs))
+            data is not None
+            and other_data is not None
+            and (self.position, len(data)) == (other.position, len(other_data))
         )
 
     def apply(self, content: bytearray) -> None:
@@ -52,14 +50,14 @@ class Change(NamedTuple):
 
 
 class MappedPages(bytearray):
-    """The memory of a mapped file. It is freed with the last view of it."""
+    """The memory of a mapped file. It is freed together with the last view."""
 
 
 class File:
     __slots__ = (
         "content",
         "durable",
-        "forgot",
+        "has_lost_sync",
         "mappings",
         "modified_ms",
         "number",
@@ -72,45 +70,46 @@ class File:
         self.content: bytes | bytearray = content
         self.durable = content
         self.pending: list[Change] = []
-        # After a failed sync, content differs from durable with pending applied.
-        self.forgot = False
+        # Whether a sync has failed. The visible content then differs from the durable
+        # content with the pending changes.
+        self.has_lost_sync = False
         self.modified_ms = modified_ms
         self.mappings: list[weakref.ref[MappedPages]] | None = None
         self.variants: dict[int, bytes] = {}
 
-    def seen(self) -> bytes:
+    def visible(self) -> bytes:
         """Return the content that programs see."""
         return bytes(self.content)
 
-    def of(self, mask: int) -> bytes:
-        """Return the durable content with those pending changes whose bits are set."""
-        found = self.variants.get(mask)
-        if found is None:
+    def content_with(self, mask: int) -> bytes:
+        """Return the durable content with the pending changes whose bits are set."""
+        content_of2 = self.variants.get(mask)
+        if content_of2 is None:
             if mask == 0:
-                found = self.durable
-            elif not self.forgot and mask == (1 << len(self.pending)) - 1:
-                found = bytes(self.content)
+                content_of2 = self.durable
+            elif not self.has_lost_sync and mask == (1 << len(self.pending)) - 1:
+                content_of2 = bytes(self.content)
             else:
                 content = bytearray(self.durable)
-                for at, change in enumerate(self.pending):
-                    if mask >> at & 1:
+                for index, change in enumerate(self.pending):
+                    if mask >> index & 1:
                         change.apply(content)
-                found = bytes(content)
-            self.variants[mask] = found
-        return found
+                content_of2 = bytes(content)
+            self.variants[mask] = content_of2
+        return content_of2
 
     def sync(self) -> None:
-        self.durable = self.of((1 << len(self.pending)) - 1)
+        self.durable = self.content_with((1 << len(self.pending)) - 1)
         self.pending = []
         self.variants = {}
 
-    def forget(self, order: int) -> None:
+    def apply_failed_sync(self, order: int) -> None:
         """Apply the effect of a failed sync.
 
-        The pages are marked clean, so their data is lost. Only the size remains
-        pending.
+        The kernel marks the pages as clean, so their data is lost. Only the size
+        remains pending.
         """
-        self.forgot = True
+        self.has_lost_sync = True
         if len(self.content) != len(self.durable):
             self.pending = [Change(order, len(self.content), None)]
         else:
@@ -120,23 +119,23 @@ class File:
     def apply_to_content(self, start: int, data: Data | None) -> None:
         """Update mappings after a write, or after a truncation if `data` is None."""
         assert self.mappings is not None
-        living = [
+        mapped = [
             (reference, memory)
             for reference in self.mappings
             if (memory := reference()) is not None
         ]
-        self.mappings = [reference for reference, _ in living] or None
-        for _, memory in living:
+        self.mappings = [reference for reference, _ in mapped] or None
+        for _, memory in mapped:
             if data is not None:
                 stop = min(len(memory), start + len(data))
                 if start < stop:
                     memory[start:stop] = data[: stop - start]
             elif start < len(memory):
-                # Access to whole pages past the end would kill the process. Here they
-                # read as 0xDE bytes.
-                edge = min(len(memory), -(-start // _PAGE) * _PAGE)
-                memory[start:edge] = bytes(edge - start)
-                memory[edge:] = b"\xde" * (len(memory) - edge)
+                # Access to whole pages beyond the end would kill the process. Here they
+                # contain 0xDE bytes.
+                page_end = min(len(memory), -(-start // _PAGE) * _PAGE)
+                memory[start:page_end] = bytes(page_end - start)
+                memory[page_end:] = b"\xde" * (len(memory) - page_end)
 
 
 class DirectoryNode:
@@ -148,7 +147,7 @@ class DirectoryNode:
         self.durable: dict[str, Node] = {}
         self.modified_ms = modified_ms
 
-    def seen(self) -> None:
+    def visible(self) -> None:
         return None
 
 
@@ -162,12 +161,12 @@ class Naming(NamedTuple):
     """
 
     order: int
-    what: str
-    gone: tuple[DirectoryNode, str] | None
-    come: tuple[DirectoryNode, str, Node] | None
+    description: str
+    removed: tuple[DirectoryNode, str] | None
+    added: tuple[DirectoryNode, str, Node] | None
 
-    def touches(self, directory: DirectoryNode) -> bool:
+    def affects(self, directory: DirectoryNode) -> bool:
         return any(
-            place is not None and place[0] is directory
-            for place in (self.gone, self.come)
+            entry is not None and entry[0] is directory
+            for entry in (self.removed, self.added)
         )

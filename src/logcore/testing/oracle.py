@@ -1,18 +1,19 @@
 """Check the content of one log after a crash against the calls that were made on it.
 
-`LogHistory` records the calls on a log and their acknowledgments. Its judge() checks
-that the content found after a crash is allowed by reliability promises 1 to 4:
+`LogHistory` records the calls on a log and their acknowledgments. LogHistory.judge()
+checks the content after a crash against the reliability promises 1 to 4:
 - The content is a prefix of the appended records: no gap, no other order, no changed
   byte.
-- It includes all records acknowledged at the level that survives this kind of crash.
-- Truncated or deleted records do not reappear once that call has returned.
+- The content includes all records acknowledged at the level that survives this kind of
+  crash.
+- Truncated or deleted records do not reappear after that call has returned.
 - In a compacted log, a record may be missing if a later record of its key exists.
 - The same transactions are open, committed and aborted as the markers record.
 
 `recover_log` opens a log as its owner would, and checks everything that needs no
 history:
 - The log opens, accepts an append, and is unchanged when it is opened again.
-- Bytes that recovery cut off are kept in a quarantine file.
+- Bytes that recovery truncated are in a quarantine file.
 - No temporary file remains.
 - The state of producers, transactions and leader epochs agrees with the batches.
 """
@@ -60,8 +61,9 @@ class FoundLog:
     start: int
     #: All records of the log.
     records: list[Record]
-    #: Number of records that a reader returned before recovery, None if none was asked.
-    shown: int | None = None
+    #: Number of records that a reader returned before recovery, or None without a
+    #: reader.
+    shown_count: int | None = None
     #: The end offset. The default is correct only for records without gaps.
     end: int = attrs.field(
         default=attrs.Factory(
@@ -86,7 +88,7 @@ class FoundLog:
 
 @attrs.frozen
 class ExpectedMarker:
-    """The marker that ends a transaction. It occupies an offset and is not a record."""
+    """The marker that ends a transaction. A marker has an offset but is not a record."""
 
     producer_id: int
     commit: bool
@@ -97,24 +99,24 @@ class LogHistory:
 
     def __init__(self, durability: str | Durability = "group") -> None:
         self.durability = Durability.parse(durability)
-        #: By offset: every record the log may contain, None for a marker. The records
-        #: of a call in progress are included.
+        #: Every record that the log may contain, by offset, including the records of a
+        #: call in progress. A marker is None.
         self.records: list[Record | None] = []
         #: Bounds of the log start offset.
         self.start_low = self.start_high = 0
-        #: A power cut keeps all records below durable_end, a kill those below
-        #: written_end.
+        #: All records below durable_end survive a power cut. All records below
+        #: written_end survive a kill.
         self.durable_end = self.written_end = 0
         #: Offset to producer id, for records in transactions.
         self.transactional: dict[int, int] = {}
         self.markers: dict[int, ExpectedMarker] = {}
-        #: Offset removed by compaction to the offset that superseded it. The value is
-        #: None for an aborted record and for a tombstone that had expired.
-        self.gone: dict[int, int | None] = {}
+        #: Offset of a record that compaction removed, to the offset of the later record
+        #: of its key. The value is None for an aborted record and an expired tombstone.
+        self.removed_offsets: dict[int, int | None] = {}
         #: The same mapping for a compaction in progress.
-        self.may_go: dict[int, int | None] = {}
+        self.may_be_removed: dict[int, int | None] = {}
         #: Tombstone offset to the time at which compaction first read it.
-        self._met_ms: dict[int, int] = {}
+        self._tombstone_read_ms: dict[int, int] = {}
         self._truncating: int | None = None
 
     def issue(
@@ -181,15 +183,15 @@ class LogHistory:
         self.durable_end = min(self.durable_end, offset)
         self.written_end = min(self.written_end, offset)
         # The requested truncation may remove the record that superseded another one.
-        for at, by in self.gone.items():
-            if by is not None and by >= offset:
-                self.gone[at] = None
+        for removed_offset, superseding in self.removed_offsets.items():
+            if superseding is not None and superseding >= offset:
+                self.removed_offsets[removed_offset] = None
 
     def truncated(self) -> None:
         assert self._truncating is not None
         if self._truncating < len(self.records):
             # A truncation that removes records syncs the ones it keeps.
-            self._cut(self._truncating)
+            self._truncate_expected(self._truncating)
             self.written_end = self.durable_end = len(self.records)
         self._truncating = None
 
@@ -199,47 +201,46 @@ class LogHistory:
         aborted = self.aborted(len(self.records))
         for offset in range(end - 1, self.start_low - 1, -1):
             record = self.records[offset]
-            if record is None or offset in self.gone:
+            if record is None or offset in self.removed_offsets:
                 continue
-            by = newest.get(record.key)
+            superseding = newest.get(record.key)
             if offset in aborted:
-                self.may_go[offset] = None
-            elif by is not None:
-                self.may_go[offset] = by
+                self.may_be_removed[offset] = None
+            elif superseding is not None:
+                self.may_be_removed[offset] = superseding
             elif (
                 record.value is None
-                and now_ms - self._met_ms.setdefault(offset, now_ms)
+                and now_ms - self._tombstone_read_ms.setdefault(offset, now_ms)
                 >= delete_retention_ms
             ):
-                self.may_go[offset] = None
+                self.may_be_removed[offset] = None
             if offset not in aborted:
                 newest.setdefault(record.key, offset)
 
     def compacted(self, found: FoundLog, first_dirty: int, end: int) -> None:
-        """Check the log after a compaction that read `first_dirty` up to `end`.
+        """Check the log after a compaction that read offsets `first_dirty` to `end`.
 
-        All records that it must remove are removed, and no others.
+        It must have removed all superseded and aborted records, and no others.
         """
         self.judge(found, "kill")
         aborted = self.aborted(len(self.records))
         for record in found.records:
-            by = self.may_go.get(record.offset)
-            is_superseded = by is not None and first_dirty <= by < end
+            superseding = self.may_be_removed.get(record.offset)
+            is_superseded = superseding is not None and first_dirty <= superseding < end
             assert record.offset >= end or not (
                 is_superseded or record.offset in aborted
             ), f"{record.offset} is left"
         self._record_deletion(found)
 
     def judge_failed_call(self, found: FoundLog) -> None:
-        """Judge the log after a failed call, and continue from its current state.
-
-        The call may have been executed in part.
+        """Check the log after a failed call, which may have been executed in part, and
+        continue from the current state.
         """
         self.judge(found, "kill")
         self._record_deletion(found)
         self.start_low = self.start_high = found.start
 
-    def take_end(self, end: int) -> None:
+    def continue_at_end(self, end: int) -> None:
         """Continue after a failed call with a log that ends at `end`.
 
         Records at and above `end` were not stored and must not appear later.
@@ -247,35 +248,39 @@ class LogHistory:
         assert self.written_end <= end <= len(self.records), (
             f"acknowledged to {self.written_end}, the log ends at {end}"
         )
-        self._cut(end)
+        self._truncate_expected(end)
 
-    def take(self, found: FoundLog) -> None:
-        """Continue after a crash with the state found. That state is durable."""
-        self._cut(found.end)
+    def continue_from(self, found: FoundLog) -> None:
+        """Continue after a crash from the recovered state, which is durable."""
+        self._truncate_expected(found.end)
         self._record_deletion(found)
         self.start_low = self.start_high = found.start
         self.durable_end = self.written_end = found.end
         self._truncating = None
 
-    def _cut(self, end: int) -> None:
+    def _truncate_expected(self, end: int) -> None:
         del self.records[end:]
         by_offset: Sequence[dict[int, object]] = (
             self.transactional,
             self.markers,
-            self.gone,
-            self.may_go,
-            self._met_ms,
+            self.removed_offsets,
+            self.may_be_removed,
+            self._tombstone_read_ms,
         )  # type: ignore[assignment]
         for table in by_offset:
             for offset in [offset for offset in table if offset >= end]:
                 del table[offset]
 
     def _record_deletion(self, found: FoundLog) -> None:
-        there = {record.offset for record in found.records}
-        self.gone.update(
-            {offset: by for offset, by in self.may_go.items() if offset not in there}
+        found_offsets = {record.offset for record in found.records}
+        self.removed_offsets.update(
+            {
+                offset: by
+                for offset, by in self.may_be_removed.items()
+                if offset not in found_offsets
+            }
         )
-        self.may_go = {}
+        self.may_be_removed = {}
 
     # -- expected content --------------------------------------------------------------
 
@@ -284,41 +289,43 @@ class LogHistory:
         return [
             record
             for offset, record in enumerate(self.records[start:end], start)
-            if record is not None and offset not in self.gone
+            if record is not None and offset not in self.removed_offsets
         ]
 
-    def _spans(self, end: int) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+    def _transactions(
+        self, end: int
+    ) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
         """Return the open and the aborted transactions of a log that ends at `end`.
 
-        Open ones are returned as producer id to first offset. Aborted ones are returned
-        as (producer id, first offset, offset of the marker).
+        Open transactions map the producer id to the first offset. Aborted transactions
+        are (producer id, first offset, offset of the marker).
         """
-        is_open: dict[int, int] = {}
+        open_transactions: dict[int, int] = {}
         aborted: list[tuple[int, int, int]] = []
         for offset in sorted({*self.transactional, *self.markers}):
             if offset >= end:
                 break
             marker = self.markers.get(offset)
             if marker is None:
-                is_open.setdefault(self.transactional[offset], offset)
+                open_transactions.setdefault(self.transactional[offset], offset)
             else:
-                first = is_open.pop(marker.producer_id, None)
+                first = open_transactions.pop(marker.producer_id, None)
                 if first is not None and not marker.commit:
                     aborted.append((marker.producer_id, first, offset))
-        return is_open, aborted
+        return open_transactions, aborted
 
     def aborted(self, end: int) -> set[int]:
         """Return the offsets of records that belong to an aborted transaction."""
         return {
             offset
-            for producer_id, first, marker in self._spans(end)[1]
+            for producer_id, first, marker in self._transactions(end)[1]
             for offset in range(first, marker)
             if self.transactional.get(offset) == producer_id
         }
 
     def open_transactions(self, end: int) -> dict[int, int]:
         """Return the open transactions as producer id to first offset."""
-        return self._spans(end)[0]
+        return self._transactions(end)[0]
 
     def check_committed(self, offsets: Sequence[int], start: int, end: int) -> None:
         """Check that read_committed may return exactly these offsets.
@@ -337,14 +344,16 @@ class LogHistory:
             if record.offset not in aborted
         ]
         if stable >= start:
-            left_out = [offset for offset in expected if offset not in self.may_go]
+            must_be_returned = [
+                offset for offset in expected if offset not in self.may_be_removed
+            ]
             extra = sorted({*offsets} - {*expected})
-            missing = sorted({*left_out} - {*offsets})
+            missing = sorted({*must_be_returned} - {*offsets})
             assert not extra, f"read_committed shows {extra}, which are aborted or open"
             assert not missing, f"read_committed hides {missing}, which are committed"
         else:
-            # The first records of an open transaction were deleted. The rest may be
-            # attributed to an open transaction or to an unknown one.
+            # The first records of an open transaction were deleted. The log cannot
+            # attribute its other records to a transaction.
             assert not aborted & {*offsets}, "read_committed shows aborted records"
 
     def judge(self, found: FoundLog, kind: Kind) -> None:
@@ -354,11 +363,11 @@ class LogHistory:
             AssertionError: The content breaks a promise.
         """
         if kind == "power":
-            low = self.durable_end
+            lowest_end = self.durable_end
         else:
-            low = max(self.durable_end, self.written_end)
-        assert found.end >= low, (
-            f"acknowledged records are lost: {low - found.end} of those below {low}; found {found}"
+            lowest_end = max(self.durable_end, self.written_end)
+        assert found.end >= lowest_end, (
+            f"acknowledged records are lost: {lowest_end - found.end} of those below {lowest_end}; found {found}"
         )
         assert found.end <= len(self.records), (
             f"records were invented: {len(self.records)} were appended, found {found}"
@@ -372,47 +381,49 @@ class LogHistory:
         expected = self.between(found.start, found.end)
         if found.records != expected:
             self._judge_each(found, expected)
-        for offset, by in self.gone.items():
-            assert by is None or by < found.end or offset < found.start, (
-                f"{offset} is missing, and so is {by} after it"
-            )
+        for offset, superseding in self.removed_offsets.items():
+            assert (
+                superseding is None or superseding < found.end or offset < found.start
+            ), f"{offset} is missing, and so is {superseding} after it"
         if found.committed is not None:
             self.check_committed(found.committed, found.start, found.end)
 
     def _judge_each(self, found: FoundLog, expected: list[Record]) -> None:
         """Compare record by record.
 
-        This slow path accepts records that compaction may have removed, and names the
-        wrong record in its error.
+        This slower comparison allows that compaction has removed records, and its error
+        contains the wrong record.
         """
-        theirs = {record.offset: record for record in found.records}
-        assert [record.offset for record in found.records] == sorted(theirs), (
+        found_records = {record.offset: record for record in found.records}
+        assert [record.offset for record in found.records] == sorted(found_records), (
             f"records twice, or out of order in {found}"
         )
-        mine = {record.offset: record for record in expected}
-        for offset, record in theirs.items():
-            assert offset not in self.gone, f"{offset} is back, which compaction took"
-            assert offset in mine, (
+        expected_records = {record.offset: record for record in expected}
+        for offset, record in found_records.items():
+            assert offset not in self.removed_offsets, (
+                f"{offset} is back, which compaction took"
+            )
+            assert offset in expected_records, (
                 f"there is a record at {offset}, but none was appended there"
             )
-            assert record == mine[offset], (
-                f"records were changed: {record} was appended as {mine[offset]}"
+            assert record == expected_records[offset], (
+                f"records were changed: {record} was appended as {expected_records[offset]}"
             )
-        for offset in mine.keys() - theirs.keys():
-            assert offset in self.may_go, (
+        for offset in expected_records.keys() - found_records.keys():
+            assert offset in self.may_be_removed, (
                 f"the record at {offset} of {found} is missing"
             )
-            by = self.may_go[offset]
-            assert by is None or by < found.end, (
-                f"{offset} is missing, and so is {by} after it"
+            superseding = self.may_be_removed[offset]
+            assert superseding is None or superseding < found.end, (
+                f"{offset} is missing, and so is {superseding} after it"
             )
 
 
 @attrs.define
-class Afterwards:
-    """Results that explorations with the same settings share.
+class RecoveredLogCache:
+    """Cached results of checks, shared by explorations with the same settings.
 
-    Few distinct disks remain after recovery, so most checks find a stored result.
+    After recovery there are few distinct disks, so most results are cached.
     """
 
     #: The start and the records that a second opening finds.
@@ -428,19 +439,19 @@ def recover_log(
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
     thorough: bool = False,
-    afterwards: Afterwards | None = None,
+    cache: RecoveredLogCache | None = None,
 ) -> FoundLog:
     """Open a log after a crash, and check everything that needs no history.
 
     `thorough` adds checks of reads before recovery, lookups, the state of producers,
-    transactions and epochs, and the verdicts of verify(). `afterwards` holds the
+    transactions and epochs, and the verdicts of verify(). `cache` contains the
     results that were found on other disks.
 
     Raises:
         AssertionError: A check fails.
         LogcoreError: The log cannot be opened.
     """
-    before = disk.view()
+    files_before = disk.view()
     shown = None
     if thorough:
         shown = _records_before_recovery(disk, path)
@@ -457,7 +468,7 @@ def recover_log(
         assert report is not None
         if report.cut_position is not None:
             disk.record_read(report.path)
-            tail = (before[report.path] or b"")[report.cut_position :]
+            tail = (files_before[report.path] or b"")[report.cut_position :]
             assert len(tail) == report.cut_bytes, (
                 "the report has the wrong number of truncated bytes"
             )
@@ -475,7 +486,7 @@ def recover_log(
             assert records[: len(seen)] == seen, (
                 "records that a reader saw were removed"
             )
-        if posixpath.join(posixpath.dirname(log.path), CLEAN_SHUTDOWN) in before:
+        if posixpath.join(posixpath.dirname(log.path), CLEAN_SHUTDOWN) in files_before:
             assert report.cut_position is None, (
                 "marked as cleanly shut down, and there was something to mend"
             )
@@ -497,23 +508,27 @@ def recover_log(
         assert receipt.offset == end, "the next offset is not the end"
         if thorough:
             check_epochs(log)
-    after = disk.view()
+    files_after = disk.view()
     # A temporary file of a checkpoint in the parent directory is allowed: the next
     # write of that checkpoint replaces it.
-    left = [name for name in after if name.endswith(_TEMPORARY) and name.count("/") > 1]
-    left = [name for name in left if posixpath.basename(name) != SEALS_HOLD]
-    assert not left, f"left behind: {left}"
+    temporary = [
+        name
+        for name in files_after
+        if name.endswith(_TEMPORARY) and name.count("/") > 1
+    ]
+    temporary = [name for name in temporary if posixpath.basename(name) != SEALS_HOLD]
+    assert not temporary, f"left behind: {temporary}"
     if disk.open_handles:
         gc.collect()  # the traceback of an error may reference a segment
     assert not disk.open_handles, f"still open: {disk.open_handles}"
     probe = Record(end, 0, b"probe" if is_compacted else None, b"probe")
-    opened, verified = (
-        (None, None) if afterwards is None else (afterwards.opened, afterwards.verified)
+    opened, verified = (None, None) if cache is None else (cache.opened, cache.verified)
+    reopened = _run_cached(
+        opened, disk, lambda disk: _reopen(disk, path, config, durability)
     )
-    again = _once(opened, disk, lambda disk: _reopen(disk, path, config, durability))
-    assert again == (start, [*records, probe]), "opening again finds other records"
+    assert reopened == (start, [*records, probe]), "opening again finds other records"
     if thorough:
-        verdicts = _once(
+        verdicts = _run_cached(
             verified, disk, lambda disk: _judge_files(disk, log.path, config)
         )
         damaged = [verdict for verdict in verdicts if verdict.status == "damaged"]
@@ -545,14 +560,14 @@ def _judge_files(
     return list(verify(path, fs=disk))
 
 
-def _once(
-    known: ResultCache[Found] | None,
+def _run_cached(
+    result_cache: ResultCache[Found] | None,
     disk: SimulatedDisk,
     function: Callable[[SimulatedDisk], Found],
 ) -> Found:
-    if known is None:
+    if result_cache is None:
         return function(disk)
-    return known.run(disk, function)
+    return result_cache.run(disk, function)
 
 
 def _reopen(
@@ -562,13 +577,13 @@ def _reopen(
     durability: str | Durability,
 ) -> tuple[int, list[Record]]:
     """Return the start and the records of a closed log. Opening it changes no file."""
-    before = disk.view()
+    files_before = disk.view()
     with open_log(path, config=config, durability=durability, fs=disk) as log:
         start = log.log_start_offset
         records = list(log.read(start))
         assert log.recovery_report is not None
         assert log.recovery_report.cut_position is None, "opening again truncates again"
-    assert disk.is_unchanged_since(before), "opening again changes the files"
+    assert disk.is_unchanged_since(files_before), "opening again changes the files"
     return start, records
 
 
@@ -603,15 +618,17 @@ def check_epochs(log: Log) -> None:
         epoch = batch.partition_leader_epoch
         if not batch.record_count:
             continue  # an empty batch of compaction may represent several batches
-        own, end = log.end_of_epoch(epoch)
-        assert own == epoch and end > batch.last_offset, (
+        found_epoch, end = log.end_of_epoch(epoch)
+        assert found_epoch == epoch and end > batch.last_offset, (
             f"epoch {epoch} of offset {batch.last_offset} ends at {end}"
         )
-        before, begin = log.end_of_epoch(epoch - 1) if epoch else (-1, -1)
-        assert before < epoch and begin <= max(
+        previous_epoch, previous_end = (
+            log.end_of_epoch(epoch - 1) if epoch else (-1, -1)
+        )
+        assert previous_epoch < epoch and previous_end <= max(
             batch.base_offset, log.log_start_offset
         ), (
-            f"epoch {before} ends at {begin}, and a batch of {epoch} begins at {batch.base_offset}"
+            f"epoch {previous_epoch} ends at {previous_end}, and a batch of {epoch} begins at {batch.base_offset}"
         )
 
 
@@ -650,14 +667,14 @@ def check_memory(log: Log) -> None:
             f"the transaction index of {segment} does not match its batches"
         )
     with state.lock:
-        remembered = log.host.writer.producers.known()
+        current_state = log.host.writer.producers.known()
         replayed_producers.expire(
             log.host.writer.claim.clock.now_ms(log.host.writer.fs.now_ms())
         )
-    assert remembered.open_transactions() == replayed_producers.open_transactions(), (
-        "open transactions"
-    )
-    assert remembered.last_batches() == replayed_producers.last_batches(), (
+    assert (
+        current_state.open_transactions() == replayed_producers.open_transactions()
+    ), "open transactions"
+    assert current_state.last_batches() == replayed_producers.last_batches(), (
         "what producers wrote last"
     )
 

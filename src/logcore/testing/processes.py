@@ -5,19 +5,19 @@
     machine.start(lambda fs: ...)
     machine.run()                          # until all have ended
 
-Each call on the disk is a step. Before each step one of these events may happen, with
-the given chances:
+Each call on the disk is a step. Before each step, one of these events may happen, with
+the probabilities in Chances:
 
 - A process is killed. Its calls end, its files are closed, and its locks are released a
-  few steps later. Code that runs while it unwinds has no effect on the disk.
+  few steps later. Its exception handlers have no effect on the disk.
 - A process stops, and resumes some steps later.
-- Time passes. The wall clock jumps. All processes are paused together, like the
+- Time passes, the wall clock jumps, or all processes are paused together, like the
   processes of a container.
-- The power is cut: all processes are killed. The disk then determines the crash states.
+- The power is cut: all processes are killed. The disk then lists the crash states.
 
-A write takes two steps, and so does a read, so that other processes can observe half of
-it. While a process waits for a lock, other processes run and time passes. Watches
-report late, twice or, with a given chance, not at all.
+A write or a read may take two steps, so that other processes can observe half of it.
+While a process waits for a lock, other processes run and time passes. Watches report a
+change late or twice, or, with a given probability, not at all.
 
 Rules:
 - One process runs at a time. Each has its own thread, which waits until it is
@@ -46,7 +46,7 @@ from logcore.testing.locks import LockMembers, lock_among_processes
 __tracebackhide__ = True
 
 #: Calls that are not steps, because they do not interact with other processes.
-_QUIET: Final = frozenset(
+_LOCAL_CALLS: Final = frozenset(
     {
         "now_ms",
         "monotonic_ms",
@@ -58,10 +58,10 @@ _QUIET: Final = frozenset(
         "after_fork",
     }
 )
-_REPORTED: Final = frozenset({"unlink", "mkdir", "rmdir"})
-#: Factor on the chances of a kill and a stop in the middle of a write. That moment is
-#: one step of many, and it is the one that finds most bugs.
-_DANGER: Final = 20
+_REPORTED_CALLS: Final = frozenset({"unlink", "mkdir", "rmdir"})
+#: Factor for the chances of a kill and a stop in the middle of a write. Few steps are
+#: in the middle of a write, but kills at these steps find the most bugs.
+_WRITE_DANGER: Final = 20
 _JUMP_MS: Final = 3_600_000
 #: Shorter and longer than the intervals of members. All are shorter than the time for
 #: which a change of a registry waits for another one.
@@ -71,7 +71,7 @@ _PAUSES_MS: Final = (500, 5_000, 9_000)
 class SimulatedKill(BaseException):
     """SIGKILL.
 
-    No `except Exception` catches it, and code that then runs has no effect.
+    No `except Exception` catches it. Code that runs afterwards has no effect on the disk.
     """
 
 
@@ -124,33 +124,31 @@ class SimulatedProcess:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._disk, name)
-        if name in _QUIET:
+        if name in _LOCAL_CALLS:
             return call
 
-        def step(*args: Any, **named: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> Any:
             self._machine.step(self)
-            result = call(*args, **named)
-            if name in _REPORTED:
+            result = call(*args, **kwargs)
+            if name in _REPORTED_CALLS:
                 self._machine.report(name, args[0])
             return result
 
         self.__dict__[name] = step
         return step
 
-    def open(self, path: str, **named: Any) -> int:
+    def open(self, path: str, **kwargs: Any) -> int:
         self._machine.step(self)
-        is_new = bool(named.get("create")) and not self._disk.exists(path)
-        handle: int = self._disk.open(path, **named)
-        self.handles[handle] = path, bool(named.get("write"))
+        is_new = bool(kwargs.get("create")) and not self._disk.exists(path)
+        handle: int = self._disk.open(path, **kwargs)
+        self.handles[handle] = path, bool(kwargs.get("write"))
         if is_new:
             self._machine.report("create", path)
         return handle
 
     def close(self, handle: int) -> None:
-        """Close a handle. This is not a step.
-
-        The garbage collector calls it too, in any thread and in the middle of other
-        calls.
+        """Close a handle. This is not a step, because the garbage collector calls this
+        method in any thread and during other calls.
         """
         if handle not in self.handles:  # already closed when the process ended
             return
@@ -174,7 +172,7 @@ class SimulatedProcess:
         cut = self._machine.cut(len(data))
         self._disk.pwrite(handle, data[:cut], position)
         if cut < len(data):
-            self._machine.step(self, danger=_DANGER)
+            self._machine.step(self, danger=_WRITE_DANGER)
             self._disk.pwrite(handle, data[cut:], position + cut)
         self._machine.report("pwrite", self.handles[handle][0])
 
@@ -238,15 +236,17 @@ class SimulatedWatch:
         if self in self._process.watches:
             self._process.watches.remove(self)
 
-    def notice(self, kind: str, path: str, rng: random.Random, lost: float) -> None:
-        place = posixpath.dirname(path)
+    def report_change(
+        self, kind: str, path: str, rng: random.Random, lost: float
+    ) -> None:
+        directory = posixpath.dirname(path)
         if kind == "rmdir" and path in self._directories | self._closing:
             self._directories.discard(path)
             self._closing.discard(path)
             self._due.append((self._machine.steps, "removal"))
-        is_wanted = place in self._directories and kind != "close"
-        is_end = place in self._closing and kind in ("close", "rename", "unlink")
-        if not (is_wanted or is_end) or rng.random() < lost:
+        is_watched = directory in self._directories and kind != "close"
+        is_close = directory in self._closing and kind in ("close", "rename", "unlink")
+        if not (is_watched or is_close) or rng.random() < lost:
             return
         for _ in range(rng.choice([1, 1, 1, 2])):
             self._due.append((self._machine.steps + rng.choice([0, 0, 1, 5, 20]), kind))
@@ -286,8 +286,8 @@ class Machine:
         # The events between two steps, each with its chance, and the sum of the
         # chances.
         self._events = (
-            (self.chances.kill, self._kill_one),
-            (self.chances.stop, self._stop_one),
+            (self.chances.kill, self._kill_random),
+            (self.chances.stop, self._stop_random),
             (
                 self.chances.pass_time,
                 lambda: self.disk.advance(self.rng.choice([1, 10, 100])),
@@ -296,27 +296,29 @@ class Machine:
             (self.chances.jump, self._jump),
             (self.chances.pause, self._pause),
         )
-        self._likely = sum(chance for chance, _ in self._events)
+        self._event_chance = sum(random_value for random_value, _ in self._events)
         #: Number of steps so far.
         self.steps = 0
         self.processes: list[SimulatedProcess] = []
         #: The killed processes, in order.
         self.killed: list[SimulatedProcess] = []
         #: Whether the power has been cut.
-        self.is_off = False
+        self.is_powered_off = False
         #: Duration of the pause of all processes, 0 before it.
         self.paused_ms = 0
-        #: A process that random events do not kill.
-        self.spared: SimulatedProcess | None = None
+        #: A process that no random event kills.
+        self.protected: SimulatedProcess | None = None
         #: Called with each process that is killed.
         self.on_kill: Callable[[SimulatedProcess], None] = lambda process: None
         #: Called with a killed process once its locks are released.
-        self.on_freed: Callable[[SimulatedProcess], None] = lambda process: None
+        self.on_locks_released: Callable[[SimulatedProcess], None] = lambda process: (
+            None
+        )
         # (step at which the locks are released, process)
-        self._dying: list[tuple[int, SimulatedProcess]] = []
+        self._pending_lock_releases: list[tuple[int, SimulatedProcess]] = []
         self._threads: dict[SimulatedProcess, threading.Thread] = {}
-        self._over = threading.Semaphore(0)
-        self._is_over = False
+        self._all_ended = threading.Semaphore(0)
+        self._has_finished = False
 
     def start(self, program: Callable[[SharedFS], object]) -> SimulatedProcess:
         """Create a process that runs a program.
@@ -325,7 +327,9 @@ class Machine:
         """
         process = SimulatedProcess(self, len(self.processes))
         self.processes.append(process)
-        if self._is_over:  # on_freed() of the last processes may start more
+        if (
+            self._has_finished
+        ):  # on_locks_released() of the last processes may start more
             process.has_ended = True
             return process
 
@@ -341,7 +345,7 @@ class Machine:
             process.has_ended = True
             if not process.is_killed:
                 self._close_all(process)
-            self._pass_on()
+            self._schedule_next()
 
         thread = threading.Thread(target=body, daemon=True)
         self._threads[process] = thread
@@ -353,12 +357,12 @@ class Machine:
 
         Raises the first exception of a program.
         """
-        self._pass_on()
-        self._over.acquire()
+        self._schedule_next()
+        self._all_ended.acquire()
         for thread in self._threads.values():
             thread.join()
-        self._is_over = True
-        self._free_locks(all_of_them=True)
+        self._has_finished = True
+        self._free_locks(all_now=True)
         for process in self.processes:
             if process.error is not None:
                 raise process.error
@@ -366,7 +370,7 @@ class Machine:
     # -- called by processes -----------------------------------------------------------
 
     def step(self, process: SimulatedProcess, *, danger: int = 1) -> None:
-        """Let events happen and other processes run before a call of a process.
+        """Trigger random events and run other processes before a call of `process`.
 
         `danger` multiplies the chances that this process is killed or stopped.
 
@@ -378,32 +382,32 @@ class Machine:
         self.steps += 1
         self._free_locks()
         chances = self.chances
-        chance = self.rng.random()
-        if chance < chances.kill * (danger - 1):
-            if process is not self.spared:
+        random_value = self.rng.random()
+        if random_value < chances.kill * (danger - 1):
+            if process is not self.protected:
                 self.kill(process)
-        elif chance < chances.stop * (danger - 1):
+        elif random_value < chances.stop * (danger - 1):
             process.stopped_until = self.steps + 200
-        chance = self.rng.random()
-        if chance < self._likely:
-            self._happen(chance)
+        random_value = self.rng.random()
+        if random_value < self._event_chance:
+            self._trigger_event(random_value)
         if process.is_killed:
             raise SimulatedKill
         if process.stopped_until > self.steps or self.rng.random() < chances.switch:
             self._switch(process)
 
     def idle(self, process: SimulatedProcess) -> None:
-        """Let other processes run and time pass, because this process waits."""
+        """Run other processes and advance the clock while `process` waits."""
         self.disk.advance(1)
         self._switch(process, idle=True)
 
     def report(self, kind: str, path: str) -> None:
         for process in self.processes:
             for watch in process.watches:
-                watch.notice(kind, path, self.rng, self.chances.lost)
+                watch.report_change(kind, path, self.rng, self.chances.lost)
 
     def cut(self, size: int) -> int:
-        """Return how many bytes of a write or a read its first step covers."""
+        """Return the number of bytes in the first of two steps of a write or a read."""
         if not size:
             return 0
         return self.rng.choice(
@@ -426,32 +430,34 @@ class Machine:
         for path, is_writable in list(process.handles.values()):
             if is_writable:
                 self.report("close", path)
-        self._dying.append((self.steps + self.rng.choice([0, 0, 1, 10, 100]), process))
+        self._pending_lock_releases.append(
+            (self.steps + self.rng.choice([0, 0, 1, 10, 100]), process)
+        )
 
     def cut_power(self) -> None:
         """Kill every process now, including the spared one."""
-        self.is_off = True
-        for process in self._living(spared=True):
+        self.is_powered_off = True
+        for process in self._running(include_protected=True):
             self.kill(process)
 
     # -- random events -----------------------------------------------------------------
 
-    def _happen(self, chance: float) -> None:
-        for likelihood, event in self._events:
-            if chance < likelihood:
+    def _trigger_event(self, random_value: float) -> None:
+        for chance, event in self._events:
+            if random_value < chance:
                 event()
                 return
-            chance -= likelihood
+            random_value -= chance
 
-    def _kill_one(self) -> None:
-        victims = self._living()
-        if victims:
-            self.kill(self.rng.choice(victims))
+    def _kill_random(self) -> None:
+        candidates = self._running()
+        if candidates:
+            self.kill(self.rng.choice(candidates))
 
-    def _stop_one(self) -> None:
-        living = self._living(spared=True)
-        if living:  # empty if the last one has just been killed
-            self.rng.choice(living).stopped_until = self.steps + self.rng.choice(
+    def _stop_random(self) -> None:
+        running = self._running(include_protected=True)
+        if running:  # empty if the last one has just been killed
+            self.rng.choice(running).stopped_until = self.steps + self.rng.choice(
                 self.chances.stop_steps
             )
 
@@ -467,34 +473,33 @@ class Machine:
 
     # -- scheduling --------------------------------------------------------------------
 
-    def _living(self, *, spared: bool = False) -> list[SimulatedProcess]:
-        living = [
+    def _running(self, *, include_protected: bool = False) -> list[SimulatedProcess]:
+        running = [
             process
             for process in self.processes
             if not process.has_ended and not process.is_killed
         ]
-        if spared:
-            return living
-        return [process for process in living if process is not self.spared]
+        if include_protected:
+            return running
+        return [process for process in running if process is not self.protected]
 
-    def _free_locks(self, *, all_of_them: bool = False) -> None:
-        for item in list(self._dying):
-            if all_of_them or item[0] <= self.steps:
-                self._dying.remove(item)
+    def _free_locks(self, *, all_now: bool = False) -> None:
+        for item in list(self._pending_lock_releases):
+            if all_now or item[0] <= self.steps:
+                self._pending_lock_releases.remove(item)
                 self._close_all(item[1])
-                self.on_freed(item[1])
+                self.on_locks_released(item[1])
 
     def _close_all(self, process: SimulatedProcess) -> None:
-        # The garbage collector may close others during the loop; see
-        # SimulatedProcess.close().
+        # A loop over a copy would fail if the garbage collector closes a handle during
+        # the loop; see SimulatedProcess.close().
         while process.handles:
             handle, _ = process.handles.popitem()
             self.disk.close(handle)
 
     def _switch(self, process: SimulatedProcess, *, idle: bool = False) -> None:
-        """Let another process run if one can.
-
-        Returns when this one is scheduled again.
+        """Run another process if one is ready. Return when this process is scheduled
+        again.
         """
         following = self._choose(None if not idle else process)
         if following is not process:
@@ -503,31 +508,33 @@ class Machine:
         if process.is_killed:
             raise SimulatedKill
 
-    def _choose(self, but: SimulatedProcess | None) -> SimulatedProcess:
+    def _choose(self, excluded: SimulatedProcess | None) -> SimulatedProcess:
         """Return the process to run next.
 
-        Killed processes come first, so that they end.
+        Killed processes are chosen first, so that they end.
         """
-        waiting = [process for process in self.processes if not process.has_ended]
-        killed = [process for process in waiting if process.is_killed]
+        unfinished = [process for process in self.processes if not process.has_ended]
+        killed = [process for process in unfinished if process.is_killed]
         if killed:
             return killed[0]
-        ready = [process for process in waiting if process.stopped_until <= self.steps]
+        ready = [
+            process for process in unfinished if process.stopped_until <= self.steps
+        ]
         if not ready:
-            first = min(waiting, key=lambda process: process.stopped_until)
+            first = min(unfinished, key=lambda process: process.stopped_until)
             self.steps = first.stopped_until
             return first
-        others = [process for process in ready if process is not but]
+        others = [process for process in ready if process is not excluded]
         if not others:
-            # Only the waiting process is ready. Time and steps advance until one that
-            # is stopped resumes and can end the wait.
+            # Only the waiting process is ready. Time and steps advance until a stopped
+            # process resumes and can end the wait.
             self.disk.advance(10)
             self.steps += 1
             return ready[0]
         return self.rng.choice(others)
 
-    def _pass_on(self) -> None:
+    def _schedule_next(self) -> None:
         if all(process.has_ended for process in self.processes):
-            self._over.release()
+            self._all_ended.release()
         else:
             self._choose(None).may_run.release()

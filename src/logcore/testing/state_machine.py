@@ -1,21 +1,21 @@
-"""Hypothesis state machine that compares a log with a list, and crashes in calls.
+"""Hypothesis state machine that compares a log with a `LogHistory`, and injects crashes.
 
     TestMyLog = LogStateMachine.TestCase
 
 Rules:
-- Each call on the log is mirrored on a `LogHistory`. After each step the log and the
-  list have the same content.
+- Each call on the log is recorded in a `LogHistory`. After each step, the log has the
+  content that the history expects.
 - A call may crash at any change that it makes on the disk, and so may the recovery
-  after that. The resulting disk is any one that such a crash may leave. A machine that
-  crashes only between calls misses bugs.
+  after that. The test continues on any of the disks that such a crash may leave.
+  Crashes only between calls would miss bugs.
 - A reader returns the records that existed when it was created, even if segments are
   rolled, deleted, truncated or compacted while it reads.
-- A batch that a producer sends again is stored once, and readers of committed records
-  get whole transactions.
+- A batch that a producer sends again is stored once. Readers of committed records get
+  whole transactions.
 
-Subclass it to change `durabilities`, `configs` or `path`, or to add rules for a service
-that uses the log: `self.log` is open between the rules, and `self.restarted()` is
-called after each crash. It needs the extra `testing`.
+A subclass may change `durabilities`, `configs` or `path`, and add rules for a service
+that uses the log. `self.log` is open between the rules, and `self.restarted()` is
+called after each crash. This module needs the extra `testing`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from logcore.testing.strategies import CrashPoint, Row
 __tracebackhide__ = True
 
 _crash = st.none() | st.none() | strategies.crash_points()
-_part = st.integers(0, 100)
-_seldom = st.sampled_from([False, False, False, False, True])
-_few = st.lists(strategies.records(max_size=20), min_size=1, max_size=3)
+_percentages = st.integers(0, 100)
+_rarely_true = st.sampled_from([False, False, False, False, True])
+_record_lists = st.lists(strategies.records(max_size=20), min_size=1, max_size=3)
 #: Ids of producers that are only idempotent, and of those that write transactions.
 _IDEMPOTENT = (100, 101)
 _TRANSACTIONAL = (200, 201)
@@ -69,7 +69,7 @@ _FAILING_CALLS = ("append", "roll", "reopen", "compact", "abort")
 
 
 @attrs.define
-class _Sent:
+class _SentBatch:
     """A batch of a producer, as it was stored."""
 
     epoch: int
@@ -80,7 +80,7 @@ class _Sent:
     #: Whether the log must still recognize the batch if it is sent again.
     is_known: bool = True
     #: Whether a truncation removed part of the batch.
-    is_cut: bool = False
+    is_truncated: bool = False
 
     @property
     def next_sequence(self) -> int:
@@ -95,8 +95,8 @@ class LogStateMachine(RuleBasedStateMachine):
     configs: st.SearchStrategy[dict[str, Any]] = (
         strategies.configs() | strategies.configs(compacted=True)
     )
-    #: Steps, crashes and faults of all machines of this class, for tests that assert
-    #: how much was tried.
+    #: Number of steps, crashes and faults of all machines of this class. Tests assert
+    #: that enough of each were tried.
     counts: ClassVar[dict[str, int]] = {}
 
     #: The log under test.
@@ -107,10 +107,7 @@ class LogStateMachine(RuleBasedStateMachine):
     disk: SimulatedDisk
 
     def restarted(self) -> None:
-        """Hook for subclasses.
-
-        It is called after the log was opened after a crash or fault.
-        """
+        """Hook for subclasses, called after the log was reopened after a crash or fault."""
 
     # -- crashing ----------------------------------------------------------------------
 
@@ -121,7 +118,7 @@ class LogStateMachine(RuleBasedStateMachine):
         self.history = LogHistory(self.durability)
         self.disk = SimulatedDisk(seed=seed)
         self.readers: list[tuple[Iterator[Record], list[Record]]] = []
-        self.sent: dict[int, list[_Sent]] = {}
+        self.sent: dict[int, list[_SentBatch]] = {}
         self.newest_epochs: dict[int, int] = {}  # producer id -> epoch
         self.epochs: list[epochs.Entry] = [(0, 0)]
         self._open()
@@ -135,49 +132,55 @@ class LogStateMachine(RuleBasedStateMachine):
             fs=self.disk,
         )
 
-    def _forget(self) -> None:
+    def _reduce_expected_state(self) -> None:
         """Reduce the expected producer and epoch state after an open or a truncation.
 
         The log must still have the last batch of each producer, the epochs with records
         and the latest epoch.
         """
-        self._forget_batches()
+        self._reduce_known_batches()
         self.epochs = self._below_end(self.epochs)
 
     def _below_end(self, entries: list[epochs.Entry]) -> list[epochs.Entry]:
         end = len(self.history.records)
-        kept = [entry for entry in entries if entry[1] < end]
-        if kept != entries:
-            # Clients may have seen the last epoch, so it never falls.
-            kept.append((entries[-1][0], end))
-        return epochs.truncate_start(kept, self.log.log_start_offset)
+        remaining = [entry for entry in entries if entry[1] < end]
+        if remaining != entries:
+            # Clients may have used the last epoch, so it must not decrease.
+            remaining.append((entries[-1][0], end))
+        return epochs.truncate_start(remaining, self.log.log_start_offset)
 
-    def _forget_batches(self) -> None:
-        """Mark the batches that the log need not recognize any more.
+    def _reduce_known_batches(self) -> None:
+        """Mark the batches that the log may have forgotten.
 
-        If no batch of a producer remains, its state in the log is not determined. The
-        rules then do not check that producer.
+        If no batch of a producer remains, the expected state of the producer is unknown,
+        and the rules do not check it.
         """
         end = len(self.history.records)
         start = self.log.log_start_offset
         for producer_id, batches in self.sent.items():
-            left = [
+            remaining_batches = [
                 attrs.evolve(batch, is_known=False)
                 for batch in batches
                 if batch.offset + batch.count <= end
             ]
-            cut = [
+            truncated_batches = [
                 batch
                 for batch in batches
                 if batch.offset < end < batch.offset + batch.count
             ]
-            left += [
-                attrs.evolve(sent, count=end - sent.offset, is_known=False, is_cut=True)
-                for sent in cut
+            remaining_batches += [
+                attrs.evolve(
+                    sent, count=end - sent.offset, is_known=False, is_truncated=True
+                )
+                for sent in truncated_batches
             ]
-            if left and not left[-1].is_cut and left[-1].offset >= start:
-                left[-1].is_known = True
-            self.sent[producer_id] = left
+            if (
+                remaining_batches
+                and not remaining_batches[-1].is_truncated
+                and remaining_batches[-1].offset >= start
+            ):
+                remaining_batches[-1].is_known = True
+            self.sent[producer_id] = remaining_batches
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -225,15 +228,15 @@ class LogStateMachine(RuleBasedStateMachine):
                 self.disk.crash_in(None)
         else:
             self._open()
-        self._take(state.kind)
+        self._continue_after_crash(state.kind)
 
-    def _take(self, kind: Any) -> None:
-        """Judge the log that was opened after a crash or a fault, and continue."""
+    def _continue_after_crash(self, kind: Any) -> None:
+        """Check the log that was opened after a crash or a fault, and continue."""
         found = FoundLog.of(self.log)
         assert found.end == self.log.log_end_offset
         self.history.judge(found, kind)
-        self.history.take(found)
-        self._forget()
+        self.history.continue_from(found)
+        self._reduce_expected_state()
         self.restarted()
 
     # -- writing -----------------------------------------------------------------------
@@ -242,12 +245,12 @@ class LogStateMachine(RuleBasedStateMachine):
     def is_compacted(self) -> bool:
         return "compact" in self.config.get("cleanup.policy", "")
 
-    def _fit(self, rows: list[Row]) -> list[Row]:
+    def _with_keys(self, rows: list[Row]) -> list[Row]:
         """Return rows with keys for a compacted log. Few distinct keys are used."""
         if not self.is_compacted:
             return rows
         return [
-            row._replace(key=b"abcd"[(at := len(row.key or b"") % 4) : at + 1])
+            row._replace(key=b"abcd"[(index := len(row.key or b"") % 4) : index + 1])
             for row in rows
         ]
 
@@ -262,7 +265,7 @@ class LogStateMachine(RuleBasedStateMachine):
         now_ms = self.disk.now_ms()
         assert end == len(self.history.records)
         self.history.issue(
-            (row.at(end + at, now_ms) for at, row in enumerate(rows)),
+            (row.at(end + index, now_ms) for index, row in enumerate(rows)),
             transaction_of=transaction_of,
         )
         receipts: list[Receipt] = []
@@ -279,7 +282,7 @@ class LogStateMachine(RuleBasedStateMachine):
         crash=_crash,
     )
     def append(self, row: Row, level: Any, crash: CrashPoint | None) -> None:
-        (row,) = self._fit([row])
+        (row,) = self._with_keys([row])
         self._append(
             [row],
             lambda: self.log.append(
@@ -294,13 +297,13 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(rows=st.lists(strategies.records(), max_size=8), crash=_crash)
     def append_many(self, rows: list[Row], crash: CrashPoint | None) -> None:
-        rows = self._fit(rows)
+        rows = self._with_keys(rows)
         self._append(rows, lambda: self.log.append_many(rows), crash)
 
     @rule(values=st.lists(st.binary(max_size=20), min_size=1, max_size=5), crash=_crash)
     def append_columns(self, values: list[bytes], crash: CrashPoint | None) -> None:
         ends = [0, *itertools.accumulate(map(len, values))]
-        rows = self._fit([Row(None, value) for value in values])
+        rows = self._with_keys([Row(None, value) for value in values])
         keys = None
         if self.is_compacted:
             keys = (b"a" * len(rows), range(len(rows) + 1))
@@ -310,9 +313,9 @@ class LogStateMachine(RuleBasedStateMachine):
             crash,
         )
 
-    @rule(rows=_few, crash=_crash)
+    @rule(rows=_record_lists, crash=_crash)
     def append_batch(self, rows: list[Row], crash: CrashPoint | None) -> None:
-        rows = self._fit(rows)
+        rows = self._with_keys(rows)
         data = encode(rows, leader_epoch=0)
         if len(data) <= self.config["segment.bytes"]:
             self._append(rows, lambda: self.log.append_batch(data), crash)
@@ -336,41 +339,43 @@ class LogStateMachine(RuleBasedStateMachine):
         self.disk.advance(milliseconds)
         self.history.delete(self.log.high_watermark)
         if self.call(self.log.tick, crash):
-            self._started(self.log.log_start_offset)
+            self._record_new_start(self.log.log_start_offset)
 
-    def _started(self, start: int) -> None:
+    def _record_new_start(self, start: int) -> None:
         self.history.deleted(start)
         for batches in self.sent.values():
             for batch in batches:  # the log may have forgotten a batch that was deleted
                 batch.is_known &= batch.offset >= start
         self.epochs = epochs.truncate_start(self.epochs, start)
 
-    @rule(part=_part, crash=_crash)
-    def truncate(self, part: int, crash: CrashPoint | None) -> None:
+    @rule(percent=_percentages, crash=_crash)
+    def truncate(self, percent: int, crash: CrashPoint | None) -> None:
         start = self.log.log_start_offset
         end = self.log.log_end_offset
-        offset = start + (end - start) * part // 100
+        offset = start + (end - start) * percent // 100
         self.history.truncate(offset)
         if self.call(lambda: self.log.truncate(offset), crash):
             self.history.truncated()
             if offset < end:
-                self._forget()
+                self._reduce_expected_state()
 
-    @rule(back=st.integers(0, 2), part=_part, crash=_crash)
-    def truncate_to_epoch(self, back: int, part: int, crash: CrashPoint | None) -> None:
+    @rule(back=st.integers(0, 2), percent=_percentages, crash=_crash)
+    def truncate_to_epoch(
+        self, back: int, percent: int, crash: CrashPoint | None
+    ) -> None:
         """Truncate to the end offset of an epoch as a leader reports it.
 
-        The reported offset may be any offset of the log.
+        The reported end offset may be any offset of the log.
         """
         start = self.log.log_start_offset
         end = self.log.log_end_offset
         leader_epoch = max(0, self.log.leader_epoch - back)
-        leader_end = start + (end - start) * part // 100
+        leader_end = start + (end - start) * percent // 100
         known, own_end = epochs.end_of(self.epochs, leader_epoch, end)
         offset = max(start, min(leader_end, own_end) if known >= 0 else leader_end)
         self.history.truncate(offset)
         ends: list[int] = []
-        before = self.epochs
+        previous_epochs = self.epochs
         if self.call(
             lambda: ends.append(self.log.truncate_to_epoch(leader_epoch, leader_end)),
             crash,
@@ -378,42 +383,44 @@ class LogStateMachine(RuleBasedStateMachine):
             assert ends == [offset]
             self.history.truncated()
             if offset < end:
-                self._forget()
-                self.epochs = self._begun_below(offset, before)
+                self._reduce_expected_state()
+                self.epochs = self._epochs_below(offset, previous_epochs)
             return
-        # After a crash the removed epochs may or may not be in their file. If they
-        # still are, the latest epoch remains.
-        kept = epochs.truncate_start(
-            self._begun_below(self.log.log_end_offset, before),
+        # After a crash, the epoch file may still contain the removed epochs. The latest
+        # epoch then remains.
+        remaining = epochs.truncate_start(
+            self._epochs_below(self.log.log_end_offset, previous_epochs),
             self.log.log_start_offset,
         )
-        if self.log.leader_epoch == kept[-1][0]:
-            self.epochs = kept
+        if self.log.leader_epoch == remaining[-1][0]:
+            self.epochs = remaining
 
     @staticmethod
-    def _begun_below(offset: int, entries: list[epochs.Entry]) -> list[epochs.Entry]:
+    def _epochs_below(offset: int, entries: list[epochs.Entry]) -> list[epochs.Entry]:
         return [entry for entry in entries if entry[1] < offset] or entries[:1]
 
-    @rule(more=st.integers(0, 2), crash=_crash)
-    def begin_epoch(self, more: int, crash: CrashPoint | None) -> None:
-        leader_epoch = self.log.leader_epoch + more
-        before = self.epochs
-        if more:
+    @rule(increment=st.integers(0, 2), crash=_crash)
+    def begin_epoch(self, increment: int, crash: CrashPoint | None) -> None:
+        leader_epoch = self.log.leader_epoch + increment
+        previous_epochs = self.epochs
+        if increment:
             end = self.log.log_end_offset
             self.epochs = [
-                *(entry for entry in before if entry[1] < end),
+                *(entry for entry in previous_epochs if entry[1] < end),
                 (leader_epoch, end),
             ]
         if self.call(lambda: self.log.begin_epoch(leader_epoch), crash):
             assert self.log.leader_epoch == leader_epoch
             return
-        allowed = [self._below_end(entries) for entries in (before, self.epochs)]
+        allowed = [
+            self._below_end(entries) for entries in (previous_epochs, self.epochs)
+        ]
         (self.epochs, *_) = [
             entries for entries in allowed if entries[-1][0] == self.log.leader_epoch
         ]
 
     @rule()
-    def epochs_are_those_of_the_batches(self) -> None:
+    def epochs_agree_with_batches(self) -> None:
         check_epochs(self.log)
         for leader_epoch in range(self.log.leader_epoch + 2):
             expected = epochs.end_of(self.epochs, leader_epoch, self.log.log_end_offset)
@@ -431,13 +438,13 @@ class LogStateMachine(RuleBasedStateMachine):
         """Delete whole segments from the start, by number or by the retention rules."""
         self.log.reconfigure({**self.config, "retention.bytes": size})
         facts = self.log.host.maintenance.facts()
-        wanted = min(
+        expected_count = min(
             facts.deletable,
             retention.kafka_rules(facts) if segments is None else segments,
         )
         start = self.log.log_start_offset
-        if wanted:
-            start = max(start, facts.segments[wanted - 1].end_offset)
+        if expected_count:
+            start = max(start, facts.segments[expected_count - 1].end_offset)
         self.history.delete(start)
         counts: list[int] = []
         if self.call(lambda: counts.append(self.log.retain(segments=segments)), crash):
@@ -445,8 +452,8 @@ class LogStateMachine(RuleBasedStateMachine):
                 self.log.log_start_offset,
                 start,
             )
-            assert counts == [max(wanted, retention.below_start(facts))]
-            self._started(start)
+            assert counts == [max(expected_count, retention.below_start(facts))]
+            self._record_new_start(start)
 
     @precondition(lambda self: self.is_compacted)
     @rule(
@@ -492,14 +499,14 @@ class LogStateMachine(RuleBasedStateMachine):
             epoch = batches[-1].epoch
             sequence = batches[-1].next_sequence
         else:
-            # Also used if it is uncertain whether the log has the batch. A new epoch is
-            # accepted in both cases.
+            # This is also correct if the log may or may not contain the last batch: a
+            # new epoch is accepted in both cases.
             epoch = self.newest_epochs.get(producer_id, -1) + 1
             sequence = 0
             self.newest_epochs[producer_id] = epoch
         now_ms = self.disk.now_ms()
         # A record of time 0 would have expired from the producer state.
-        rows = [row._replace(timestamp_ms=now_ms) for row in self._fit(rows)]
+        rows = [row._replace(timestamp_ms=now_ms) for row in self._with_keys(rows)]
         is_transactional = producer_id in _TRANSACTIONAL
         data = encode(
             rows,
@@ -511,7 +518,9 @@ class LogStateMachine(RuleBasedStateMachine):
         )
         if len(data) > self.config["segment.bytes"]:
             return
-        batches.append(_Sent(epoch, sequence, len(rows), self.log.log_end_offset, data))
+        batches.append(
+            _SentBatch(epoch, sequence, len(rows), self.log.log_end_offset, data)
+        )
         transaction_of = None
         if is_transactional:
             transaction_of = producer_id
@@ -519,8 +528,8 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(
         producer_id=st.sampled_from(_IDEMPOTENT),
-        rows=_few,
-        new_epoch=_seldom,
+        rows=_record_lists,
+        new_epoch=_rarely_true,
         crash=_crash,
     )
     def append_idempotent(
@@ -532,7 +541,7 @@ class LogStateMachine(RuleBasedStateMachine):
     ) -> None:
         self._send(producer_id, rows, new_epoch, crash)
 
-    @rule(producer_id=st.sampled_from(_TRANSACTIONAL), rows=_few, crash=_crash)
+    @rule(producer_id=st.sampled_from(_TRANSACTIONAL), rows=_record_lists, crash=_crash)
     def append_in_transaction(
         self, producer_id: int, rows: list[Row], crash: CrashPoint | None
     ) -> None:
@@ -563,7 +572,7 @@ class LogStateMachine(RuleBasedStateMachine):
             self.history.acknowledge(end + 1, receipts[0].durability)
 
     @precondition(lambda self: any(self.sent.values()))
-    @rule(choice=_part, back=st.integers(0, _KNOWN_BATCHES - 1), crash=_crash)
+    @rule(choice=_percentages, back=st.integers(0, _KNOWN_BATCHES - 1), crash=_crash)
     def send_again(self, choice: int, back: int, crash: CrashPoint | None) -> None:
         """Send one of the last five batches of a producer again.
 
@@ -588,7 +597,7 @@ class LogStateMachine(RuleBasedStateMachine):
             assert self.log.log_end_offset == end, "a batch was stored twice"
 
     @precondition(lambda self: any(self.sent.values()))
-    @rule(choice=_part, gap=st.integers(1, 3), is_old=st.booleans())
+    @rule(choice=_percentages, gap=st.integers(1, 3), is_old=st.booleans())
     def send_out_of_order(self, choice: int, gap: int, is_old: bool) -> None:
         """Send a batch with a gap in its sequence, or with an old epoch.
 
@@ -603,7 +612,7 @@ class LogStateMachine(RuleBasedStateMachine):
         if not last.is_known:
             return
         data = encode(
-            self._fit([Row(b"k", b"out of order")]),
+            self._with_keys([Row(b"k", b"out of order")]),
             leader_epoch=0,
             producer_id=producer_id,
             producer_epoch=last.epoch - is_old,
@@ -612,20 +621,20 @@ class LogStateMachine(RuleBasedStateMachine):
         )
         try:
             self.log.append_batch(data)
-            raise AssertionError("stored, and it does not follow")
+            raise AssertionError("the log has stored a batch that is out of order")
         except (OutOfOrderSequenceError, InvalidProducerEpochError) as error:
             self._count("refused")
             assert isinstance(error, InvalidProducerEpochError) == is_old
 
-    @rule(part=_part, crash=_crash)
-    def delete_records(self, part: int, crash: CrashPoint | None) -> None:
+    @rule(percent=_percentages, crash=_crash)
+    def delete_records(self, percent: int, crash: CrashPoint | None) -> None:
         start = self.log.log_start_offset
         end = self.log.high_watermark
-        before = start + (end - start) * part // 100
+        before = start + (end - start) * percent // 100
         self.history.delete(before)
         if self.call(lambda: self.log.delete_records(before), crash):
             assert self.log.log_start_offset == before
-            self._started(before)
+            self._record_new_start(before)
 
     # -- closing, crashes and faults ---------------------------------------------------
 
@@ -638,7 +647,7 @@ class LogStateMachine(RuleBasedStateMachine):
                 gc.collect()  # the traceback of an injected error may reference a segment
             assert not self.disk.open_handles, self.disk.open_handles
             if self.call(self._open, crash):
-                self._forget()
+                self._reduce_expected_state()
 
     @rule(choice=st.integers(0, 200))
     def power_cut(self, choice: int) -> None:
@@ -653,27 +662,27 @@ class LogStateMachine(RuleBasedStateMachine):
     @rule(
         row=strategies.records(),
         fault=strategies.faults(),
-        then=st.sampled_from(_FAILING_CALLS),
+        failing_call=st.sampled_from(_FAILING_CALLS),
     )
-    def failing_disk(self, row: Row, fault: Fault, then: str) -> None:
+    def failing_disk(self, row: Row, fault: Fault, failing_call: str) -> None:
         """Let one operation fail.
 
         Acknowledged records survive, and after reopening the log has the same content.
         """
         self._count("steps")
         end = self.log.log_end_offset
-        (row,) = self._fit([row])
+        (row,) = self._with_keys([row])
         self.disk.faults = FaultPlan(fault)
         try:
-            if then == "append":
+            if failing_call == "append":
                 self.history.issue([row.at(end)])
                 receipt = self.log.append_many([row])
                 self.history.acknowledge(end + 1, receipt.durability)
-            elif then == "roll":
+            elif failing_call == "roll":
                 self.log.roll()
-            elif then == "compact" and self.is_compacted:
+            elif failing_call == "compact" and self.is_compacted:
                 self._compact(True)
-            elif then == "abort" and self.sent.get(_TRANSACTIONAL[0]):
+            elif failing_call == "abort" and self.sent.get(_TRANSACTIONAL[0]):
                 self.history.issue_marker(_TRANSACTIONAL[0], commit=False)
                 receipt = self.log.end_transaction(
                     _TRANSACTIONAL[0],
@@ -681,28 +690,25 @@ class LogStateMachine(RuleBasedStateMachine):
                     commit=False,
                 )
                 self.history.acknowledge(end + 1, receipt.durability)
-            elif then == "reopen":
+            elif failing_call == "reopen":
                 self.readers.clear()
                 self.log.close()
                 self._open()
-                self._forget()
+                self._reduce_expected_state()
         except LogcoreError:
             self._count("faults")
         finally:
             self.disk.faults = None
-        self._heal()
+        self._recover_from_fault()
 
-    def _heal(self) -> None:
-        """Reopen the log if the fault closed or failed it.
-
-        Judge its content in both cases.
-        """
+    def _recover_from_fault(self) -> None:
+        """Reopen the log if it has failed, and check its content."""
         try:
             self.log.flush()
-            self.history.take_end(self.log.log_end_offset)
+            self.history.continue_at_end(self.log.log_end_offset)
             self.history.acknowledge(self.log.log_end_offset, "disk")
             self.history.judge_failed_call(FoundLog.of(self.log))
-            self._forget_batches()
+            self._reduce_known_batches()
             return
         except LogcoreError:
             self.readers.clear()
@@ -711,16 +717,16 @@ class LogStateMachine(RuleBasedStateMachine):
         except LogFailedError:
             pass
         self._open()
-        self._take("kill")
+        self._continue_after_crash("kill")
 
     # -- reading -----------------------------------------------------------------------
 
-    @rule(part=_part)
-    def begin_reading(self, part: int) -> None:
+    @rule(percent=_percentages)
+    def begin_reading(self, percent: int) -> None:
         start = self.log.log_start_offset
         end = self.log.high_watermark
-        at = start + (end - start) * part // 100
-        self.readers.append((self.log.read(at), self.history.between(at, end)))
+        offset = start + (end - start) * percent // 100
+        self.readers.append((self.log.read(offset), self.history.between(offset, end)))
 
     @precondition(lambda self: self.readers)
     @rule(count=st.integers(1, 10))
@@ -728,7 +734,7 @@ class LogStateMachine(RuleBasedStateMachine):
         reader, expected = self.readers[0]
         found = list(itertools.islice(reader, count))
         assert found == expected[:count], (
-            "a reader gets other records than when it began"
+            "a reader returns other records than those that existed when it was created"
         )
         del expected[:count]
         if not expected:
@@ -763,7 +769,7 @@ class LogStateMachine(RuleBasedStateMachine):
         self.history.check_committed(committed, start, end)
 
     @rule()
-    def ask_outside(self) -> None:
+    def read_outside_the_log(self) -> None:
         for offset in (self.log.log_start_offset - 1, self.log.log_end_offset + 1):
             try:
                 self.log.read(offset)
@@ -772,7 +778,7 @@ class LogStateMachine(RuleBasedStateMachine):
                 pass
 
     @invariant()
-    def holds_what_the_list_holds(self) -> None:
+    def content_equals_history(self) -> None:
         if not hasattr(self, "log"):
             return
         start = self.log.log_start_offset

@@ -2,8 +2,8 @@
 
     @given(strategies.lists(strategies.records()), ...)
 
-Values are small, so that many fit into a test and examples shrink to a readable size.
-This module needs the extra `testing`. It draws and builds values, and checks nothing.
+Values are small, so that a test can use many of them and examples shrink to a readable
+size. This module needs the extra `testing`.
 """
 
 from __future__ import annotations
@@ -85,15 +85,14 @@ class Row(NamedTuple):
 
 @attrs.frozen
 class CrashPoint:
-    """A crash inside a call.
+    """A crash inside a call."""
 
-    It happens at the `changes`-th change or sync of the disk after the start of the
-    call. `choice` is the number of the disk that the crash leaves. If `again` is set,
-    the recovery crashes too.
-    """
-
+    #: Number of changes and syncs of the disk before the crash, from the start of the
+    #: call on.
     changes: int
+    #: Index of the crash state on which the test continues.
     choice: int
+    #: A crash during the following recovery, or None.
     again: CrashPoint | None = None
 
 
