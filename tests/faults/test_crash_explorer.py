@@ -43,9 +43,9 @@ from logcore.testing import (
     SimulatedCrash,
     SimulatedDisk,
 )
-from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
 from logcore.testing.oracle import RecoveredLogCache
+from logcore.testing.result_cache import ResultCache
 from support.exploring import LARGE, LIVES, explored, failing, is_log
 from support.programs import (
     COMPACTED,

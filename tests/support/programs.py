@@ -24,9 +24,9 @@ from logcore.testing import (
     Report,
     SimulatedDisk,
 )
-from logcore.testing.expected import ResultCache
 from logcore.testing.explore import Seen
 from logcore.testing.oracle import RecoveredLogCache, recover_log
+from logcore.testing.result_cache import ResultCache
 
 # The number of states that `make check` has time for.
 STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "1500"))

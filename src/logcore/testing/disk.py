@@ -67,7 +67,7 @@ from logcore.testing.nodes import Change, DirectoryNode, File, MappedPages, Nami
 if TYPE_CHECKING:
     from _typeshed import OpenBinaryMode, OpenTextMode
 
-    from logcore.testing.expected import FileReads
+    from logcore.testing.result_cache import FileReads
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True

@@ -9,7 +9,7 @@
 Rules:
 - Each distinct disk is opened once. A disk is also skipped if it differs only in
   content that recovery never read, for example in a file that recovery deletes unread
-  (expected.ResultCache).
+  (result_cache.ResultCache).
 - A finding is judged again after the program has made another promise.
 - On some of the disks, the power fails again, at sampled moments of the recovery.
 - A failure contains the moment, the disk and the calls before the crash.
@@ -31,8 +31,8 @@ import attrs
 
 from logcore.testing.crash_states import Kind, Names
 from logcore.testing.disk import CrashState, SimulatedDisk
-from logcore.testing.expected import ResultCache
 from logcore.testing.faults import SYNCS, Operation
+from logcore.testing.result_cache import ResultCache
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True

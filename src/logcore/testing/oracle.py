@@ -43,7 +43,7 @@ from logcore.partition.segment_files import list_bases
 from logcore.segment import ActiveSegment
 from logcore.testing.crash_states import Kind
 from logcore.testing.disk import SimulatedDisk
-from logcore.testing.expected import ResultCache
+from logcore.testing.result_cache import ResultCache
 
 #: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
