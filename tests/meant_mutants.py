@@ -54,13 +54,13 @@ MISTAKES: Final = (
         "bound_is_read_without_a_check_for_new_segments", "logcore/partition/state.py",
         "            if segments is self.segments:\n",
         "            if segments is not None:\n",
-        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
+        "log/test_concurrent_reads.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "own_transactions_are_not_scanned", "logcore/partition/writer.py",
         "            state.no_transactions_from = last_offset + 1\n",
         "            pass\n",
-        "log/test_bounds.py log/test_log.py",
+        "log/test_concurrent_reads.py log/test_log.py",
     ),
     Mistake(
         "transactions_of_other_processes_are_not_scanned", "logcore/partition/writer.py",
@@ -72,13 +72,13 @@ MISTAKES: Final = (
         "end_of_a_scan_is_read_again", "logcore/reader.py",
         "lambda first, last: log._stretch(first, last, isolation),",
         "lambda first, last: log._stretch(first, end, isolation),",
-        "log/test_bounds.py::test_end_of_a_read_is_fixed_when_it_begins",
+        "log/test_concurrent_reads.py::test_end_of_a_read_is_fixed_when_it_begins",
     ),
     Mistake(
         "committed_bound_is_read_later", "logcore/reader.py",
         "committed, bound, segments = self._scan_transactions()\n",
         "committed, bound, segments = self._scan_transactions()\n            bound = self._state.visible\n",
-        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
+        "log/test_concurrent_reads.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "log_start_is_checked_before_the_refresh", "logcore/reader.py",
@@ -88,7 +88,7 @@ MISTAKES: Final = (
         "        if not self._state.log_start <= start",
         "            log_start = self._state.log_start\n            segments, bound = self._visible_segments()\n"
         "        if not (self._state.log_start if committed else log_start) <= start",
-        "log/test_bounds.py::test_read_returns_the_log_as_of_one_moment",
+        "log/test_concurrent_reads.py::test_read_returns_the_log_as_of_one_moment",
     ),
     Mistake(
         "durable_end_read_before_the_size", "logcore/partition/file_view.py",
@@ -102,12 +102,12 @@ MISTAKES: Final = (
         "        if self._has_visible_end or not has_same_names:\n"
         "            shown = checkpoint.read_visible_end(self._fs, self._path)\n"
         "        last.refresh()\n        self._state.publish(end=max(log_start, last.next_offset()))\n",
-        "log/test_bounds.py::test_unsynced_record_is_hidden_at_any_step_of_a_refresh",
+        "log/test_concurrent_reads.py::test_unsynced_record_is_hidden_at_any_step_of_a_refresh",
     ),
     Mistake(
         "directory_listed_once", "logcore/partition/file_view.py",
         "again = list_names(self._fs, self._path)", "again = names",
-        "log/test_bounds.py::test_listing_during_a_rename_is_repeated",
+        "log/test_concurrent_reads.py::test_listing_during_a_rename_is_repeated",
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
@@ -119,7 +119,7 @@ MISTAKES: Final = (
         "                item.verify()  # only a valid CRC proves that it is one\n                continue\n"
         "            yield item",
         "                continue\n            yield item",
-        "faults/test_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
+        "faults/test_bit_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
     ),
     # -- the segment that is written
     Mistake(
@@ -184,7 +184,7 @@ MISTAKES: Final = (
         "newest_retired_segment_not_kept", "logcore/partition/truncation.py",
         "    for segment in old:\n        segment.keep()\n    writer.replace_segments_locked(list(remaining))",
         "    for segment in old[:-1]:\n        segment.keep()\n    writer.replace_segments_locked(list(remaining))",
-        "log/test_bounds.py::test_reader_keeps_segments_that_are_deleted_during_the_read",
+        "log/test_concurrent_reads.py::test_reader_keeps_segments_that_are_deleted_during_the_read",
     ),
     Mistake(
         "indexes_are_retired_before_their_log", "logcore/partition/segment_files.py",
@@ -196,7 +196,7 @@ MISTAKES: Final = (
         "            size_bytes=segment.size_bytes,\n            modified_ms=fs.modified_ms(segment.path),",
         "            size_bytes=segment.start_position(end_offset),\n"
         "            modified_ms=fs.modified_ms(segment.path),",
-        "partition/test_seals.py::test_roll_writes_a_checksum_file_for_the_sealed_segment",
+        "partition/test_checksum_files.py::test_roll_writes_a_checksum_file_for_the_sealed_segment",
     ),
     Mistake(
         "scrub_trusts_an_old_position", "logcore/partition/checksum_file.py",
@@ -205,7 +205,7 @@ MISTAKES: Final = (
         "                and segment.is_current()\n"
         "                and fs.size(segment.handle) >= size\n"
         "            )", "            is_same = segment.is_current() and fs.size(segment.handle) >= size",
-        "partition/test_seals.py::test_change_at_any_step_of_a_scrub_is_not_damage",
+        "partition/test_checksum_files.py::test_change_at_any_step_of_a_scrub_is_not_damage",
     ),
     # -- the log
     Mistake(
@@ -1044,7 +1044,7 @@ MISTAKES: Final = (
         "                now_ms - watched.looked_ms, waited_ms // _PAUSE_PART\n"
         "            )",
         "            watched.counted_ms += now_ms - watched.looked_ms",
-        "consumer/test_observing.py consumer/test_shared_groups.py",
+        "consumer/test_stall_detector.py consumer/test_shared_groups.py",
     ),
     Mistake(
         "deadlines_count_without_a_witness", "logcore/coordinators/shared_groups.py",
@@ -1056,13 +1056,13 @@ MISTAKES: Final = (
         "rebalances_end_without_a_witness", "logcore/coordinators/stall_detector.py",
         "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
         "        if False:\n",
-        "consumer/test_observing.py faults/test_schedules.py",
+        "consumer/test_stall_detector.py faults/test_schedules.py",
     ),
     Mistake(
         "a_stable_group_waits_for_shares_without_a_witness", "logcore/coordinators/stall_detector.py",
         "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
         "        if isinstance(timeout, JoinEnds):\n",
-        "consumer/test_observing.py faults/test_schedules.py",
+        "consumer/test_stall_detector.py faults/test_schedules.py",
     ),
     Mistake(
         "zombies_commit", "logcore/coordination/coordinator.py",
@@ -1155,14 +1155,14 @@ MISTAKES: Final = (
         "        if self._ownership is not None:\n"
         "            self._ownership.settle(self._read() & self._share, self._place.group_metadata())\n"
         "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
-        "consumer/test_ownership.py",
+        "consumer/test_member_nodes.py",
     ),
     Mistake(
         "removed_owner_blocks_a_partition", "logcore/consumer/registry_identity.py",
         "            paths.unpack_consumer(consumer.value, path).members.get(number)\n"
         "            in group.members",
         "            paths.unpack_consumer(consumer.value, path).members.get(number) is not None",
-        "consumer/test_ownership.py",
+        "consumer/test_member_nodes.py",
     ),
     Mistake(
         "live_owner_is_ignored", "logcore/consumer/registry_identity.py",
@@ -1174,7 +1174,7 @@ MISTAKES: Final = (
         "removed_member_deletes_anothers_node", "logcore/consumer/registry_identity.py",
         "        if node is not None and node.value == self._name:\n            registry.delete(path)\n",
         "        if node is not None:\n            registry.delete(path)\n",
-        "consumer/test_ownership.py",
+        "consumer/test_member_nodes.py",
     ),
     Mistake(
         "partition_is_read_while_another_owns_it", "logcore/consumer/assignment.py",
@@ -1263,19 +1263,19 @@ MISTAKES: Final = (
         "steps_are_answered_before_their_sync", "logcore/coordinators/flat_combining.py",
         "            self._wait_until_durable()\n            is_settled = True\n        finally:",
         "            is_settled = True\n        finally:",
-        "log/test_combining.py",
+        "log/test_flat_combining.py",
     ),
     Mistake(
         "interrupted_step_is_reported_as_done", "logcore/coordinators/flat_combining.py",
         "                if not is_whole and request.error is None:",
         "                if False:",
-        "log/test_combining.py",
+        "log/test_flat_combining.py",
     ),
     Mistake(
         "no_thread_combines_after_an_interrupt", "logcore/coordinators/flat_combining.py",
         "                    may_lead = not is_woken or self._is_first(mine)",
         "                    may_lead = self._is_first(mine)",
-        "log/test_combining.py --timeout 30",
+        "log/test_flat_combining.py --timeout 30",
     ),
     Mistake(
         "sessions_by_the_wall_clock", "logcore/coordinators/local_groups.py",
@@ -1335,56 +1335,56 @@ MISTAKES: Final = (
         "later_request_overtakes_a_chunked_request", "netshim/connection.py",
         "            or (len(self._slots) > 0 and self._is_in_pieces())\n",
         "",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "waiting_requests_are_overtaken_between_chunks", "netshim/broker.py",
         "response.runs_in_steps or entries > scheduling.PIECE",
         "response.runs_in_steps",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "chunks_run_outside_the_lock_of_shared_groups", "netshim/sharing.py",
         "return whole(steps)",
         "return self._state.run_in_steps(steps)",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "records_of_later_chunks_are_lost", "netshim/handlers/produce.py",
         "                    if not are_copied:\n",
         "                    if False:\n",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "later_chunks_ignore_failures", "netshim/logs.py",
         "        if self._failures:\n            steps",
         "        if False:\n            steps",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "chunked_produce_leaves_the_queue_at_once", "netshim/logs.py",
         "                    return (yield from begin())\n",
         "                    self._requests.leave(own)\n"
         "                    return (yield from begin())\n",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "fetch_misses_wakeups_during_its_check", "netshim/handlers/fetch.py",
         "        if self._was_called:\n",
         "        if False:\n",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "offsets_of_a_topic_deleted_between_chunks", "netshim/handlers/group.py",
         "    if state.logdir.host.topics_version != version:",
         "    if False:",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "number_of_chunked_requests_is_unlimited", "netshim/scheduling.py",
         "            while self.is_full:\n",
         "            while False:\n",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "rest_of_a_failed_change_is_not_read", "logcore/directory/group_settings.py",
@@ -1715,7 +1715,7 @@ MISTAKES: Final = (
         "stop_leaves_requests_in_pieces", "netshim/broker.py",
         "        self.state.pieces.finish()\n",
         "",
-        "netshim/test_pieces.py",
+        "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "answers_keep_their_callbacks", "netshim/scheduling.py",
@@ -2230,20 +2230,20 @@ MISTAKES: Final = (
         "                    if any(append.number <= last for append in waiting)\n"
         "                ]",
         "                logs = list(self._waiting)",
-        "log/test_settling.py",
+        "log/test_pending_syncs.py",
     ),
     Mistake(
         "follow_up_appends_are_not_awaited", "logcore/coordinators/durable_queue.py",
         "        number = self._cause\n        if number is None:",
         "        number = None\n        if number is None:",
-        "log/test_settling.py",
+        "log/test_pending_syncs.py",
     ),
     Mistake(
         "append_after_a_sync_counts_as_lost", "logcore/coordinators/durable_queue.py",
         "                    if failure is None and end <= log.log_end_offset:\n"
         "                        continue\n",
         "",
-        "log/test_settling.py",
+        "log/test_pending_syncs.py",
     ),
     Mistake(
         "prepared_transaction_times_out_after_a_restart", "logcore/coordination/transactions.py",
@@ -2495,7 +2495,7 @@ MISTAKES: Final = (
         "absence_counts_as_a_session", "logcore/coordinators/stall_detector.py",
         "member.deadline_ms, member.kept_ms\n",
         "member.deadline_ms, member.session_timeout_ms\n",
-        "consumer/test_observing.py consumer/test_consumer_groups.py -k 'static or absent'",
+        "consumer/test_stall_detector.py consumer/test_consumer_groups.py -k 'static or absent'",
     ),
     # -- how much is read at once
     Mistake(

@@ -575,7 +575,7 @@ BOMBS = """
 import re, sys
 from pathlib import Path
 import test_fuzz
-from support.bombs import BOMBS
+from support.compression_bombs import BOMBS
 from logcore.recordbatch import RecordBatch
 
 def kibibytes(field):

@@ -21,7 +21,7 @@ from logcore.coordination.classic_group import Group
 from logcore.coordinators import topic_deletion
 from logcore.directory import open_logs
 from logcore.format.group_records import Committed
-from support import interruptedcalls as calls
+from support import interrupted_calls as calls
 from support.interrupting import interrupted
 
 FEW = int(os.environ.get("LOGCORE_INTERRUPTS", "15"))

@@ -60,7 +60,7 @@ from support.real_faults import (
     read_messages,
     run_forked,
 )
-from support.seeded import believe_memory
+from support.seeded_recovery_bug import recover_from_memory
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 
@@ -609,7 +609,7 @@ def test_power_cut_reveals_a_recovery_that_trusts_the_page_cache(
     """A check of the tests: the recovery syncs the old file, and trusts the content in
     memory.
     """
-    monkeypatch.setattr(recovery, "_sync_and_reread", believe_memory)
+    monkeypatch.setattr(recovery, "_sync_and_reread", recover_from_memory)
     with pytest.raises((AssertionError, LogcoreError)) as met:
         fail_under_an_append(disk)
     print(f"{met.value!r}"[:200])

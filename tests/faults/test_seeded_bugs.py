@@ -67,7 +67,7 @@ from support.programs import (
     Program,
     Recoveries,
 )
-from support.seeded import believe_memory
+from support.seeded_recovery_bug import recover_from_memory
 
 Seeder = Callable[[pytest.MonkeyPatch], None]
 
@@ -249,7 +249,7 @@ def b24_time_index_not_cut(patch: pytest.MonkeyPatch) -> None:
 
 
 def b28_page_cache_trusted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "_sync_and_reread", believe_memory)
+    patch.setattr(recovery, "_sync_and_reread", recover_from_memory)
 
 
 def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,15 @@ from logcore.format.compression import (
     compress,
     decompress,
 )
-from support.bombs import BOMBS, MIB, bombs, lz4_frame, xxh32, zstd_frame, zstd_rle
+from support.compression_bombs import (
+    BOMBS,
+    MIB,
+    bombs,
+    lz4_frame,
+    xxh32,
+    zstd_frame,
+    zstd_rle,
+)
 from support.varints import decode_int64
 from support.vectors import EXPECTED, VECTORS
 

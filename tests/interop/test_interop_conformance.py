@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from netshim.testing import start
-from support import kafka_jvm, topicsettings
+from support import kafka_jvm, topic_settings
 from support.conformance import report
 
 pytestmark = pytest.mark.interop
@@ -39,8 +39,8 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
 
 def test_kafka_judges_settings_of_topics_as_it_did(tmp_path: Path) -> None:
     """tests/netshim/test_topic_settings.py compares with what is written here."""
-    before = topicsettings.stored()
+    before = topic_settings.stored()
     with kafka_jvm.Broker(tmp_path) as broker:
-        found = topicsettings.ask(int(broker.address.rpartition(":")[2]))
-    topicsettings.store(found)
+        found = topic_settings.ask(int(broker.address.rpartition(":")[2]))
+    topic_settings.store(found)
     assert found == before

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.confluent import consumer, produce, producer, read
-from support.counted import CountedBroker
 from support.debian import program
+from support.metrics_broker import CountedBroker
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 

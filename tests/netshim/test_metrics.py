@@ -32,7 +32,7 @@ from netshim.server import Server
 from netshim.server_thread import ServerThread
 from netshim.wire import codes
 from support.client import Client
-from support.counted import CountedBroker, Samples
+from support.metrics_broker import CountedBroker, Samples
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 

@@ -2,7 +2,7 @@
 serves an honest client.
 
 Goal: no crash, no hang, no unbounded memory, and no harm to another client. Method:
-support/hostile_clients.py runs a broker, and support/hostileframes.py creates the frames.
+support/hostile_clients.py runs a broker, and support/hostile_frames.py creates the frames.
 
 `make check` sends some 70,000 frames, of which one core processes 5,000 a second. `make
 slow` continues where it ended, up to 100,000,000. LOGCORE_FRAMES sets another goal, and
@@ -25,7 +25,7 @@ import pytest
 
 from netshim import scheduling, wire
 from support.hostile_clients import Errors, HostileSimulation, resident_bytes
-from support.hostileframes import Variants
+from support.hostile_frames import Variants
 
 GOAL = int(os.environ.get("LOGCORE_FRAMES", "100000000"))
 SECONDS = float(os.environ.get("LOGCORE_FRAMES_SECONDS", "1800"))

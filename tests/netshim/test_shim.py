@@ -653,7 +653,7 @@ def test_records_of_spark_reach_clients_of_a_live_broker(
     clients read the records.
     """
     pytest.importorskip("pyspark")
-    from support.tasks import frame, write
+    from support.simulated_spark import frame, write
 
     _, address = command("--port", "0")
     produce(confluent_kafka.Producer({"bootstrap.servers": address}), "t", [b"before"])

@@ -17,7 +17,7 @@ from logcore import InvalidConfigError
 from logcore.config import CONFIGS, LogConfig
 from logcore.directory.topic_file import TopicEntry, write_topics
 from logcore.fs import OS
-from support import topicsettings
+from support import topic_settings
 
 #: (setting, value) -> the reason for a verdict that differs from Kafka's.
 SMALL = "tests roll small segments; Kafka accepted them until version 4"
@@ -42,10 +42,10 @@ def is_accepted(name: str, value: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", topicsettings.forms())
+@pytest.mark.parametrize("name", topic_settings.forms())
 def test_each_value_of_a_setting_has_the_verdict_of_kafka(name: str) -> None:
-    verdicts = topicsettings.stored()[name]
-    assert list(verdicts) == topicsettings.forms()[name], (
+    verdicts = topic_settings.stored()[name]
+    assert list(verdicts) == topic_settings.forms()[name], (
         "make interop asks Kafka again"
     )
     differing = {
@@ -58,8 +58,8 @@ def test_each_value_of_a_setting_has_the_verdict_of_kafka(name: str) -> None:
 
 def test_create_topics_has_the_verdicts_of_kafka(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data") as server:
-        found = topicsettings.ask(server.port)
-    stored = topicsettings.stored()
+        found = topic_settings.ask(server.port)
+    stored = topic_settings.stored()
     differing = {
         (name, value)
         for name, each in found.items()
@@ -96,9 +96,9 @@ def test_topic_without_a_cleanup_policy_keeps_all_records(tmp_path: Path) -> Non
 def test_all_settings_of_kafka_are_known() -> None:
     known = {
         name
-        for name, verdicts in topicsettings.stored().items()
+        for name, verdicts in topic_settings.stored().items()
         if any(verdicts.values())
     }
     assert known == {
-        name for name, field in CONFIGS.items() if not field.metadata.get("ours")
+        name for name, field in CONFIGS.items() if not field.metadata.get("is_extension")
     }

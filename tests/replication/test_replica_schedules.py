@@ -12,10 +12,10 @@ import os
 
 import pytest
 
-from support.replicabugs import BUGS, Bug, find, seeded
-from support.replicatopics import run_topics
-from support.replicatransactions import run_transactions
-from support.replicaworld import InvariantBroken, World, run_schedule
+from support.replica_bugs import BUGS, Bug, find, seeded
+from support.replica_topics import run_topics
+from support.replica_transactions import run_transactions
+from support.replica_world import InvariantBroken, World, run_schedule
 
 #: Schedules in the fast tests, 5,000 in all: 8 to 15 ms of CPU each, and 45 ms with
 #: transactions.

@@ -19,7 +19,7 @@ import logcore
 from logcore.errors import InvalidConfigError
 from pyspark_logcore import gather, write_local
 from pyspark_logcore.testing import failing, forget_commit
-from support.local import values
+from support.simulated_local_writes import values
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from logcore.testing.crash_states import Kind, Names
 from pyspark_logcore import gathering, local
 from pyspark_logcore.gathering import Gathering
 from pyspark_logcore.local import WriteReceipt
-from support.local import rows, values, write
-from support.tasks import frame
+from support.simulated_local_writes import rows, values, write
+from support.simulated_spark import frame
 
 BATCHES = 2
 #: Rows of each task, and their sizes: a part that is carried in a message, and a

@@ -27,8 +27,8 @@ from pyspark_logcore import gather, gathering, local
 from pyspark_logcore.gathering import Gathering, MissingReceiptsError
 from pyspark_logcore.local import WriteReceipt
 from pyspark_logcore.staged import PublishTimeoutError
-from support.local import facts, rows, values, write, writer
-from support.tasks import frame
+from support.simulated_local_writes import facts, rows, values, write, writer
+from support.simulated_spark import frame
 
 
 def everything(batches: int, tasks: int = 2) -> list[bytes]:

@@ -20,6 +20,7 @@ pytest.importorskip("pyarrow")
 from logcore.inspect.verify import verify
 from logcore.testing import Explorer, Report, SimulatedDisk
 from logcore.testing.crash_states import Kind, Names
+from support.simulated_spark import source
 from support.sinks import (
     BATCHES,
     CARRY_BYTES,
@@ -30,7 +31,6 @@ from support.sinks import (
     Content,
     Stream,
 )
-from support.tasks import source
 
 
 @attrs.frozen

@@ -30,8 +30,8 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from pyspark_logcore import staged, stream_writer
 from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.stream_writer import LogcoreStreamWriter
+from support.simulated_spark import frame, source, spark_types, write
 from support.staged import create, publish
-from support.tasks import frame, source, spark_types, write
 
 QUERY = "5a0c3a4e-query"
 

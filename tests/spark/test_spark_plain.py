@@ -50,7 +50,7 @@ from pyspark_logcore.staged import PublishTimeoutError
 from pyspark_logcore.tasks import part_counts
 from pyspark_logcore.writer import OtherQueryError
 from support.partitions import reference_murmur2
-from support.tasks import frame, source, spark_types, write
+from support.simulated_spark import frame, source, spark_types, write
 
 T0 = 1_700_000_000_000
 

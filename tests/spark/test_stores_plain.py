@@ -39,7 +39,7 @@ from pyspark_logcore.ranges import DataLossError
 from pyspark_logcore.reader import RangePartition
 from pyspark_logcore.stores import StoreFS
 from support.s3 import upload
-from support.tasks import source
+from support.simulated_spark import source
 
 T0 = 1_700_000_000_000
 URI = "s3://bucket/logs"

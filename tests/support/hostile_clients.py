@@ -63,7 +63,7 @@ from netshim.settings import Settings
 from netshim.wire.codec import Api
 from support.conformance import Asker, Script, build
 from support.conformance.report import SCRIPTS, served
-from support.hostileframes import Variants, changed
+from support.hostile_frames import Variants, changed
 
 PATH = "/data"
 #: How long a script waits for a response, in the broker's time, and the part of it that

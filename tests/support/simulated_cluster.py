@@ -48,7 +48,7 @@ from netshim import wire
 from netshim.cluster import broker_connections, node, replicas
 from netshim.cluster.fetcher import FollowedPartition
 from netshim.wire import codes
-from support.replicaworld import InvariantBroken, require
+from support.replica_world import InvariantBroken, require
 from support.simulated_brokers import (
     BROKERS,
     BrokerLife,

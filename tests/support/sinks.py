@@ -19,7 +19,7 @@ import logcore
 from logcore.fs import FS
 from pyspark_logcore import rows, staged, stream_writer, writer
 from pyspark_logcore.stream_writer import LogcoreStreamWriter
-from support.tasks import frame, source
+from support.simulated_spark import frame, source
 
 QUERY = "5a0c3a4e-query"
 PARTITIONS = 2

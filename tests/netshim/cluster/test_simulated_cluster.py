@@ -16,7 +16,7 @@ from netshim.cluster.fetcher import LeaderFetcher
 from netshim.cluster.node import ClusterNode
 from netshim.cluster.replicas import ClusterReplicas
 from netshim.loop_host import LoopHost
-from support.replicabugs import Bug, find, seeded
+from support.replica_bugs import Bug, find, seeded
 from support.simulated_cluster import run_schedule
 
 #: Schedules in the fast tests, of one to two seconds.

@@ -15,7 +15,7 @@ import attrs
 import logcore
 from logcore.fs import FS, OS
 from pyspark_logcore.local import LocalWriter, WriteReceipt
-from support.tasks import frame, spark_types
+from support.simulated_spark import frame, spark_types
 
 
 def rows(batch: int, task: int, count: int = 20, size: int = 10) -> list[bytes]:

@@ -1,17 +1,17 @@
 """A topic that is deleted and created again under the same name.
 
-The world is that of replicaworld, with topic ids. A client requests the deletion of the
+The world is that of replica_world, with topic ids. A client requests the deletion of the
 topic, the controller removes its nodes in steps, and a client creates a topic of the
 same name, whose leader epochs begin again. Brokers that are paused, cut off or restarted
 read some of this late, or in one step. They drive logcore.replication.identity.
 
     run_topics(seed)                   # raises InvariantBroken, with the seed and steps
 
-Each topic has its own records, and the invariants of replicaworld are judged for each.
+Each topic has its own records, and the invariants of replica_world are judged for each.
 The path of a state contains the id of its topic, so the registry refuses a write if the
 topic of its writer does not exist any more.
 
-Invariant, besides those of replicaworld:
+Invariant, besides those of replica_world:
     R14  a topic that was created again contains no record of the former one
 """
 
@@ -29,7 +29,7 @@ from logcore.replication.following import FetchAnswer
 from logcore.replication.identity import ReplicaFate, fate_of_replicas, is_replica_of
 from logcore.replication.leading import FollowerFetch
 from logcore.replication.state import LeaderAndIsr, ReplicationError
-from support.replicaworld import (
+from support.replica_world import (
     FAULTS_END_MS,
     SESSION_MS,
     Disk,

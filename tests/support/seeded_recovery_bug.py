@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def believe_memory(fs: Any, segment: Any, position: int) -> bool:
+def recover_from_memory(fs: Any, segment: Any, position: int) -> bool:
     """Replace recovery._sync_and_reread: sync a segment, and assume that the disk has
     the content of the memory.
     """

@@ -134,7 +134,7 @@ def forms() -> dict[str, list[str]]:
     found = {
         name: _FORMS[field.metadata["type"]]
         for name, field in CONFIGS.items()
-        if not field.metadata.get("ours")
+        if not field.metadata.get("is_extension")
     }
     return found | {name: ["true", "false", "3.0"] for name in REMOVED}
 

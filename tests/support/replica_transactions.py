@@ -1,6 +1,6 @@
 """Transactions over two replicated partitions on three simulated brokers.
 
-The log of the coordinator and the two partitions with data are a World of replicaworld
+The log of the coordinator and the two partitions with data are a World of replica_world
 each, with one clock and one network. A broker that fails does so in all of them. The
 world drives the code of the brokers:
 - logcore.coordination.transactions: the coordinator;
@@ -16,7 +16,7 @@ committed, messages, timers, and clients that repeat their requests.
 A broker has a session of its own for each partition here, and one for all in reality.
 So the model contains more schedules than a cluster.
 
-Invariant, besides those of replicaworld:
+Invariant, besides those of replica_world:
     R12  the batches of a transaction are committed in both partitions or in none, as its
          client was answered, and no transaction remains open
 """
@@ -64,7 +64,7 @@ from netshim.cluster.transaction_shards import TransactionShard, TransactionShar
 from netshim.topology import NO_NODE
 from netshim.transactions import add_or_verify
 from netshim.wire import codes
-from support.replicaworld import (
+from support.replica_world import (
     FAULTS_END_MS,
     Batch,
     InvariantBroken,

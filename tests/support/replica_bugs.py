@@ -21,9 +21,9 @@ from logcore.partition.producers import Producers
 from logcore.replication import electing, following, identity, leading, state
 from netshim.cluster.transaction_shards import TransactionShard, TransactionShards
 from netshim.refused_batches import RefusedBatches
-from support.replicatopics import TopicsWorld, run_topics
-from support.replicatransactions import DataWorld, HomeWorld, run_transactions
-from support.replicaworld import (
+from support.replica_topics import TopicsWorld, run_topics
+from support.replica_transactions import DataWorld, HomeWorld, run_transactions
+from support.replica_world import (
     Disk,
     InvariantBroken,
     Options,
