@@ -192,20 +192,23 @@ def start(path: Any, **options: Any) -> Kafka:
     clock="virtual", the test moves the time of the broker by Kafka.clock.
 
     Raises:
-        InvalidConfigError: `clock` has another value. Other errors are those of serve().
+        InvalidConfigError: `clock` is another text. Other errors are those of serve().
     """
     # With 15 s, the default, a test of compaction would wait that long.
     options.setdefault("cleaner_backoff_ms", 100)
     options.setdefault("group_consumer_heartbeat_interval_ms", 100)
     options.setdefault("group_consumer_session_timeout_ms", 3_000)
-    clock = options.pop("clock", None)
+    clock = options.get("clock")
     if clock == "virtual":
+        del options["clock"]
         # A clock belongs to one broker, so these files are not shared.
         files = options.setdefault("fs", UnsyncedVirtualFiles())
         server = serve(path, **options)
         return Kafka(server, clock=BrokerClock(server, files))
-    if clock is not None:
-        raise InvalidConfigError("clock", expected='"virtual"', found=repr(clock))
+    if isinstance(clock, str):
+        raise InvalidConfigError(
+            "clock", expected='"virtual" or a netshim.server.Clock', found=repr(clock)
+        )
     # Tests do not survive a power cut, so they need not wait for the disk.
     options.setdefault("fs", unsynced_files())
     return Kafka(serve(path, **options))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import logcore
 from logcore import InvalidConfigError
+from logcore.fs import OS
 from netshim import wire
 from netshim.follow.connection import ClientSettings, SourceConnection
-from netshim.testing import Kafka
+from netshim.testing import Kafka, start
 from netshim.wire import codes
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -139,6 +141,25 @@ def test_impossible_time_is_refused(virtual: Kafka, given: dict[str, Any]) -> No
 def test_clock_of_the_system_cannot_be_moved(kafka: Kafka) -> None:
     with pytest.raises(RuntimeError, match='clock="virtual"'):
         _ = kafka.clock
+
+
+class OldClock:
+    """A clock that is far behind the clock of the system."""
+
+    def now_ms(self) -> int:
+        return 1_000_000_000_000
+
+    def monotonic_ms(self) -> int:
+        return OS.monotonic_ms()
+
+
+def test_clock_object_replaces_the_clock_of_the_system(tmp_path: Path) -> None:
+    """The check of the name "virtual" refused all other clocks."""
+    kafka = start(tmp_path / "data", clock=OldClock())
+    try:
+        assert kafka.server.call(kafka.server.server.now_ms) < 1_000_001_000_000
+    finally:
+        kafka.stop()
 
 
 def test_unknown_clock_is_refused(kafka_factory: Callable[..., Kafka]) -> None:
