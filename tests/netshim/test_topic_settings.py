@@ -100,5 +100,7 @@ def test_all_settings_of_kafka_are_known() -> None:
         if any(verdicts.values())
     }
     assert known == {
-        name for name, field in CONFIGS.items() if not field.metadata.get("is_extension")
+        name
+        for name, field in CONFIGS.items()
+        if not field.metadata.get("is_extension")
     }

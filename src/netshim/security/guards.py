@@ -85,6 +85,26 @@ def _refuse_election(request: Any, error: dict[str, Any]) -> Any:
     )
 
 
+def _refuse_reassignments(request: Any, error: dict[str, Any]) -> Any:
+    response_type = wire.ALTER_PARTITION_REASSIGNMENTS.Response
+    topic_type = response_type.Topic
+    return response_type(
+        **error,
+        responses=[
+            topic_type(
+                name=topic.name,
+                partitions=[
+                    topic_type.Partition(
+                        partition_index=partition.partition_index, **error
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
 def _refuse_user_list(request: Any, error: dict[str, Any]) -> Any:
     response_type = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Response
     return response_type(
@@ -235,7 +255,11 @@ GUARDS: Final[dict[int, Guard]] = {
         ),
         (
             wire.ALTER_PARTITION_REASSIGNMENTS,
-            _cluster(wire.ALTER_PARTITION_REASSIGNMENTS, AclOperation.ALTER),
+            _cluster(
+                wire.ALTER_PARTITION_REASSIGNMENTS,
+                AclOperation.ALTER,
+                _refuse_reassignments,
+            ),
         ),
         (
             wire.LIST_PARTITION_REASSIGNMENTS,

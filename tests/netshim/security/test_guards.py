@@ -82,6 +82,30 @@ def test_user_without_describe_gets_no_page(broker_harness: BrokerHarness) -> No
     assert response.topics == [] and response.next_cursor is None
 
 
+def test_refused_reassignment_names_each_partition(
+    broker_harness: BrokerHarness,
+) -> None:
+    """Kafka repeats the error for each partition. Admin clients read only these."""
+    request = wire.ALTER_PARTITION_REASSIGNMENTS.Request
+    partition = request.Topic.Partition
+    topic = request.Topic(
+        name="a",
+        partitions=[
+            partition(partition_index=number, replicas=[0]) for number in (0, 1)
+        ],
+    )
+    response = broker_harness.ask(
+        wire.ALTER_PARTITION_REASSIGNMENTS, 0, request(topics=[topic])
+    )
+    refused = codes.CLUSTER_AUTHORIZATION_FAILED
+    assert response.error_code == refused
+    assert [
+        (topic.name, part.partition_index, part.error_code)
+        for topic in response.responses
+        for part in topic.partitions
+    ] == [("a", 0, refused), ("a", 1, refused)]
+
+
 class CountedName(str):
     """A name that counts how often any name is compared with another."""
 
