@@ -1333,19 +1333,19 @@ MISTAKES: Final = (
     ),
     Mistake(
         "later_request_overtakes_a_chunked_request", "netshim/connection.py",
-        "            or (len(self._slots) > 0 and self._is_in_pieces())\n",
+        "            or (len(self._slots) > 0 and self._is_in_steps())\n",
         "",
         "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "waiting_requests_are_overtaken_between_chunks", "netshim/broker.py",
-        "response.runs_in_steps or entries > scheduling.PIECE",
+        "response.runs_in_steps or entries > scheduling.CHUNK_ENTRIES",
         "response.runs_in_steps",
         "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "chunks_run_outside_the_lock_of_shared_groups", "netshim/sharing.py",
-        "return whole(steps)",
+        "return run_all_steps(steps)",
         "return self._state.run_in_steps(steps)",
         "netshim/test_chunked_requests.py",
     ),
@@ -1601,9 +1601,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "each_partition_sends_one_batch_beyond_the_limit", "netshim/handlers/fetch.py",
-        "                pieces = log.stored(\n"
+        "                buffers = log.stored(\n"
         "                    offset, stable, max_bytes=most, at_least_one=not total\n"
-        "                )", "                pieces = log.stored(offset, stable, max_bytes=most, at_least_one=True)",
+        "                )", "                buffers = log.stored(offset, stable, max_bytes=most, at_least_one=True)",
         "netshim/test_requests.py::test_size_limit_of_a_fetch_covers_all_partitions",
     ),
     Mistake(
@@ -1613,7 +1613,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "deletion_wakes_no_fetch", "netshim/handlers/offsets.py",
-        "        state.fetches.wake(keys, call.now_ms)\n        answer.set(error", "        answer.set(error",
+        "        state.fetches.wake(keys, call.now_ms)\n        pending.set(error", "        pending.set(error",
         "netshim/test_requests.py::test_waiting_fetch_is_answered_when_its_offset_is_deleted",
     ),
     Mistake(
@@ -1667,7 +1667,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "answers_of_clients_that_left_early_go_on", "netshim/scheduling.py",
-        "    if answer.is_cancelled:\n        answer.cancel()\n",
+        "    if pending.is_cancelled:\n        pending.cancel()\n",
         "",
         "netshim/test_cycles.py",
     ),
@@ -1713,25 +1713,25 @@ MISTAKES: Final = (
     ),
     Mistake(
         "stop_leaves_requests_in_pieces", "netshim/broker.py",
-        "        self.state.pieces.finish()\n",
+        "        self.state.step_runner.finish()\n",
         "",
         "netshim/test_chunked_requests.py",
     ),
     Mistake(
         "answers_keep_their_callbacks", "netshim/scheduling.py",
-        "            self._then = self._cancel = None\n            if then",
-        "            if then",
+        "            self._callback = self._cancel = None\n            if callback",
+        "            if callback",
         "netshim/test_cycles.py",
     ),
     Mistake(
         "refused_batches_keep_their_frames", "netshim/scheduling.py",
-        "        each.__traceback__ = None\n",
+        "        link.__traceback__ = None\n",
         "",
         "netshim/test_cycles.py",
     ),
     Mistake(
         "cancelled_fetch_stays_parked", "netshim/handlers/fetch.py",
-        "        answer.when_cancelled(self._forget)\n", "",
+        "        pending.when_cancelled(self._forget)\n", "",
         "netshim/test_requests.py::test_fetch_of_a_disconnected_client_stops_waiting",
     ),
     # -- the registry
@@ -2023,8 +2023,8 @@ MISTAKES: Final = (
     # -- transactions of a cluster
     Mistake(
         "answer_of_the_coordinator_outlives_a_marker", "netshim/cluster/transaction_shards.py",
-        "unknown - found.keys() - preparation.changed",
-        "unknown - found.keys()",
+        "unknown - errors.keys() - preparation.changed",
+        "unknown - errors.keys()",
         "netshim/cluster/test_transaction_shards.py",
     ),
     Mistake(
@@ -2073,8 +2073,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "record_counts_before_it_is_on_disk", "netshim/internal_topics.py",
-        "            self._unsynced.setdefault(log, deque()).append((end, done))\n",
-        "            done(None)\n",
+        "            self._unsynced.setdefault(log, deque()).append((end, callback))\n",
+        "            callback(None)\n",
         "netshim/test_transaction_crashes.py",
     ),
     Mistake(

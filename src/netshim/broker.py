@@ -25,11 +25,11 @@ from netshim.request_counts import RequestCounts
 from netshim.request_log import shown
 from netshim.response_errors import errors_in
 from netshim.scheduling import (
+    CallLater,
     CloseConnection,
-    CutResponse,
-    Later,
     PendingResponse,
     Submit,
+    TruncatedResponse,
 )
 from netshim.security.guards import GUARDS
 from netshim.security.requester import Requester
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("netshim")
 
-Piece = wire.Buffer
+Buffer = wire.Buffer
 #: APIs whose requests wait for records or for other members, and not for work of the
 #: broker.
 _PARKED: Final = wire.keys_of(wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP)
@@ -131,7 +131,7 @@ def _complete_fetch(
     """Return the response to a Fetch of a session."""
     if complete is not None:
         value = complete(value)
-    if isinstance(value, CutResponse):
+    if isinstance(value, TruncatedResponse):
         return attrs.evolve(value, response=session_fetch.complete(value.response))
     return session_fetch.complete(value)
 
@@ -160,7 +160,7 @@ class Broker:
         settings: Settings,
         submit: Submit,
         new_id: Callable[[], str] | None = None,
-        later: Later | None = None,
+        later: CallLater | None = None,
         security: Security | None = None,
         services: Callable[[BrokerState], None] | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ class Broker:
 
     def handle(
         self, session: ClientSession, frame: memoryview, now_ms: int
-    ) -> list[Piece] | PendingResponse | None:
+    ) -> list[Buffer] | PendingResponse | None:
         """Return the response to one frame, or the PendingResponse that will hold it.
 
         The response is None if the API has none.
@@ -228,7 +228,7 @@ class Broker:
 
     def _handle_in_general(
         self, session: ClientSession, frame: memoryview, now_ms: int
-    ) -> list[Piece] | PendingResponse | None:
+    ) -> list[Buffer] | PendingResponse | None:
         """Handle a frame of any API, see handle()."""
         # Step 1: decode the request, and refuse APIs and versions that are not served.
         # A connection that must authenticate first reaches no handler.
@@ -264,7 +264,7 @@ class Broker:
         except wire.ProtocolError as error:
             self._log_unknown(frame, session.peer, now_ms)
             raise CloseConnection(str(error)) from error
-        if entries > _LARGE_ENTRIES and self.state.pieces.is_full:
+        if entries > _LARGE_ENTRIES and self.state.step_runner.is_full:
             raise CloseConnection(
                 f"{api.name} of {entries} entries, where many large requests are in work already"
             )
@@ -310,7 +310,7 @@ class Broker:
         if isinstance(response, PendingResponse):
             # Step 3: encode the response, when it is available. A request that waits is
             # not processed in chunks yet; a later request would overtake its chunks.
-            is_large = response.runs_in_steps or entries > scheduling.PIECE
+            is_large = response.runs_in_steps or entries > scheduling.CHUNK_ENTRIES
             encoded = PendingResponse(
                 is_parked=api.key in _PARKED, runs_in_steps=is_large
             )
@@ -344,10 +344,10 @@ class Broker:
             response = complete(response)
         if counts is not None:
             counts.count(api, response, began_s, is_parked=False)
-        pieces: list[Piece] | None = self._finished_response(
+        buffers: list[Buffer] | None = self._finished_response(
             call, api, header.correlation_id, response
         )
-        return pieces
+        return buffers
 
     def _begin_fetch(self, request: Any, call: Call) -> SessionFetch | int | None:
         """Apply a Fetch to its session.
@@ -419,7 +419,7 @@ class Broker:
 
         def complete(value: Any) -> Any:
             cut = None
-            if isinstance(value, CutResponse):
+            if isinstance(value, TruncatedResponse):
                 cut = value
                 value = cut.response
             if value is None or isinstance(value, Exception):
@@ -483,7 +483,7 @@ class Broker:
         """
         if response is None or isinstance(response, CloseConnection):
             return response
-        if isinstance(response, CutResponse):
+        if isinstance(response, TruncatedResponse):
             return response.cut(
                 self._finished_response(call, api, correlation_id, response.response)
             )
@@ -496,7 +496,7 @@ class Broker:
         version: int,
         correlation_id: int,
         response: object,
-    ) -> list[Piece]:
+    ) -> list[Buffer]:
         """Encode a response as frames.
 
         For an exception of the handler, or a response that cannot be encoded, encode
@@ -542,4 +542,4 @@ class Broker:
         self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
         self.state.groups.stop(now_ms)
         self.state.transactions.stop(now_ms)
-        self.state.pieces.finish()
+        self.state.step_runner.finish()

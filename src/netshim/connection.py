@@ -40,10 +40,10 @@ from netshim.settings import Settings
 if TYPE_CHECKING:  # imported only if it is used
     from netshim.recording.recorder import ConnectionRecorder
 
-Piece = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview
 #: Result of a frame handler: the pieces of a response, None for no response, or a
 #: PendingResponse, which will hold pieces, None or a CloseConnection.
-Reply = list[Piece] | PendingResponse | None
+Reply = list[Buffer] | PendingResponse | None
 Handle = Callable[[memoryview, int], Reply]
 
 #: Initial size of the receive buffer. The budget counts only the bytes beyond it.
@@ -53,7 +53,7 @@ _KEPT_BYTES: Final = 4 << 20
 #: An empty buffer is kept until the client has been silent for this time.
 _KEPT_MS: Final = 1_000
 #: Pieces smaller than this are joined, which costs less than a system call for each.
-_SMALL_PIECE_BYTES: Final = 16 << 10
+_SMALL_BUFFER_BYTES: Final = 16 << 10
 #: Maximum number of bytes for one send.
 _SEND_BYTES: Final = 1 << 20
 #: If an incomplete frame grows by less than this in a request timeout, the connection
@@ -65,7 +65,7 @@ def _do_nothing() -> None:
     """Replace the `ready` callback of a closed connection."""
 
 
-def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
+def _ignore_frame(frame: memoryview, now_ms: int) -> Reply:
     """Replace the frame handler of a closed connection."""
     return None
 
@@ -303,16 +303,16 @@ class Connection:
         self._settings = settings
         self._budget = budget
         self._workload = workload
-        #: Called when next_piece() may have bytes, or when reading may resume.
+        #: Called when next_buffer() may have bytes, or when reading may resume.
         self._ready = ready
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
         # _buffer[_start:_end] holds the received bytes that are not processed.
         self._start = self._end = 0
         #: Responses from the first pending one on, in the order of their requests.
-        self._slots: deque[list[Piece] | PendingResponse] = deque()
+        self._slots: deque[list[Buffer] | PendingResponse] = deque()
         #: Pieces of responses that were not sent.
-        self.outgoing: deque[Piece] = deque()
+        self.outgoing: deque[Buffer] = deque()
         #: Number of bytes in `outgoing`.
         self.unsent_bytes = 0
         self._draining = self._is_closed = False
@@ -543,12 +543,12 @@ class Connection:
             or self._session.is_ending
             or self._session.mutes > 0
             or (self._is_behind and self._is_changing())
-            or (len(self._slots) > 0 and self._is_in_pieces())
+            or (len(self._slots) > 0 and self._is_in_steps())
             or len(self._slots) >= self._settings.max_pipelined_requests
             or self.unsent_bytes > self._settings.max_unread_bytes
         )
 
-    def _is_in_pieces(self) -> bool:
+    def _is_in_steps(self) -> bool:
         """Return whether the latest of the pending requests is processed in chunks."""
         last = self._slots[-1]
         return (
@@ -624,14 +624,14 @@ class Connection:
                 self._queue(head)
         self._ready()
 
-    def _queue(self, pieces: list[Piece]) -> None:
+    def _queue(self, buffers: list[Buffer]) -> None:
         if self.recorder is not None:
-            self.recorder.response(pieces)
-        self.outgoing += pieces
-        for piece in pieces:
-            self.unsent_bytes += len(piece)
+            self.recorder.response(buffers)
+        self.outgoing += buffers
+        for buffer in buffers:
+            self.unsent_bytes += len(buffer)
 
-    def next_piece(self, max_bytes: int = _SEND_BYTES) -> Piece | None:
+    def next_buffer(self, max_bytes: int = _SEND_BYTES) -> Buffer | None:
         """Return the next bytes to send, or None if there are none.
 
         At most max_bytes are returned: a view of a large piece, or several small pieces
@@ -640,35 +640,35 @@ class Connection:
         outgoing = self.outgoing
         if not outgoing:
             return None
-        piece = outgoing.popleft()
-        if len(piece) > max_bytes:
-            view = memoryview(piece)
+        buffer = outgoing.popleft()
+        if len(buffer) > max_bytes:
+            view = memoryview(buffer)
             outgoing.appendleft(view[max_bytes:])
-            piece = view[:max_bytes]
-        elif outgoing and len(piece) < _SMALL_PIECE_BYTES:
-            small = [piece]
-            size = len(piece)
+            buffer = view[:max_bytes]
+        elif outgoing and len(buffer) < _SMALL_BUFFER_BYTES:
+            small = [buffer]
+            size = len(buffer)
             while (
                 outgoing
-                and len(outgoing[0]) < _SMALL_PIECE_BYTES
-                and size < max_bytes - _SMALL_PIECE_BYTES
+                and len(outgoing[0]) < _SMALL_BUFFER_BYTES
+                and size < max_bytes - _SMALL_BUFFER_BYTES
             ):
                 small.append(outgoing.popleft())
                 size += len(small[-1])
-            piece = b"".join(small)
-        self.unsent_bytes -= len(piece)
-        return piece
+            buffer = b"".join(small)
+        self.unsent_bytes -= len(buffer)
+        return buffer
 
-    def next_pieces(self) -> list[Piece]:
+    def next_buffers(self) -> list[Buffer]:
         """Return the next pieces, which one system call may send."""
-        pieces: list[Piece] = []
+        buffers: list[Buffer] = []
         left = _SEND_BYTES
         while self.outgoing and left > 0:
-            piece = self.next_piece(left)
-            assert piece is not None
-            pieces.append(piece)
-            left -= len(piece)
-        return pieces
+            buffer = self.next_buffer(left)
+            assert buffer is not None
+            buffers.append(buffer)
+            left -= len(buffer)
+        return buffers
 
     def drain(self) -> None:
         """Start no further requests. Requests in progress are still answered."""
@@ -696,7 +696,7 @@ class Connection:
         self._start = self._end = 0
         self._budget.stop_waiting(self)
         self._budget.free(self, held)
-        self._handle = _answer_nothing
+        self._handle = _ignore_frame
         self._ready = _do_nothing
         self._session.wake = None
         if self._session.gate is not None:

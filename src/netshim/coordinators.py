@@ -28,7 +28,7 @@ from netshim.scheduling import PendingResponse, Steps
 _T = TypeVar("_T")
 #: Called with the result of a request about a group. The coordinator identifies the
 #: request by this callable.
-Done = Callable[[Any], None]
+Callback = Callable[[Any], None]
 #: Called with None for success, or with the error.
 GroupOutcome = Callable[[GroupError | None], None]
 #: A transactional id, and the id and the epoch of its producer.
@@ -39,7 +39,7 @@ TransactionErrors = Mapping[Partition, TransactionError]
 FoundTransactions = Callable[[dict[str, StoredTransaction] | Exception], None]
 
 
-class GroupService(GroupHost[Done]):
+class GroupService(GroupHost[Callback]):
     """All groups of a broker.
 
     Handlers call the methods of GroupHost inside of when_known(), which loads the groups
@@ -51,8 +51,8 @@ class GroupService(GroupHost[Done]):
     def is_loaded(self) -> bool: ...
 
     @abstractmethod
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Read the stored groups. Call done(True), or done(False) if that failed."""
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
+        """Read the stored groups. Call callback(True), or callback(False) if that failed."""
 
     @abstractmethod
     def when_known(
@@ -91,10 +91,12 @@ class GroupService(GroupHost[Done]):
         """Handle the marker of a producer in a partition of `__consumer_offsets`."""
 
     @abstractmethod
-    def topics_deleted(self, names: set[str], now_ms: int, done: GroupOutcome) -> None:
+    def topics_deleted(
+        self, names: set[str], now_ms: int, callback: GroupOutcome
+    ) -> None:
         """Delete the offsets of deleted topics.
 
-        Call done(None) once that is durable, or done(error).
+        Call callback(None) once that is durable, or callback(error).
         """
 
     @abstractmethod
@@ -114,12 +116,15 @@ class TransactionService(ABC):
         """Load the stored transactions if their topic exists, when the broker starts."""
 
     @abstractmethod
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Load the stored transactions. Call done(True), or done(False) if that failed."""
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
+        """Load the stored transactions. Call callback(True), or callback(False) if that failed."""
 
     @abstractmethod
     def request(
-        self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
+        self,
+        request: Request,
+        now_ms: int,
+        callback: Callable[[TransactionResult], None],
     ) -> None:
         """Execute a request after load(), and deliver its result."""
 
@@ -146,11 +151,11 @@ class TransactionService(ABC):
         producer: TransactionalProducer,
         partitions: Collection[Partition],
         now_ms: int,
-        done: Callable[[TransactionErrors], None],
+        callback: Callable[[TransactionErrors], None],
         *,
         adds: bool,
     ) -> None:
-        """Load or request what verified() needs to know, then call done(errors).
+        """Load or request what verified() needs to know, then call callback(errors).
 
         With `adds`, first add the partitions to the open transaction of the producer, or
         begin one (KIP-890). The producer must not write to partitions with an error.
@@ -160,10 +165,10 @@ class TransactionService(ABC):
         def add(is_loaded: bool) -> None:
             if not is_loaded:
                 error = TransactionError.COORDINATOR_NOT_AVAILABLE
-                done(dict.fromkeys(partitions, error))
+                callback(dict.fromkeys(partitions, error))
                 return
             if not adds:
-                done({})
+                callback({})
                 return
             request = AddPartitions(
                 transactional_id=producer[0],
@@ -176,9 +181,9 @@ class TransactionService(ABC):
 
         def added(result: TransactionResult) -> None:
             if isinstance(result, TransactionError):
-                done(dict.fromkeys(partitions, result))
+                callback(dict.fromkeys(partitions, result))
             else:
-                done({})
+                callback({})
 
         self.load(now_ms, add)
 
@@ -203,7 +208,7 @@ class TransactionService(ABC):
 
     @abstractmethod
     def find_stored(
-        self, names: Collection[str] | None, done: FoundTransactions
+        self, names: Collection[str] | None, callback: FoundTransactions
     ) -> None:
         """Find the last durable records of transactional ids. None requests all."""
 

@@ -36,7 +36,7 @@ from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS, session_context
 from netshim.handlers.produce import name_leaders, record_refused_batch, refuse
-from netshim.scheduling import PendingResponse, Waiting, answer_with
+from netshim.scheduling import PendingResponse, Waiting, resolve_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("netshim")
 
-Piece = wire.Buffer
+Buffer = wire.Buffer
 #: Handles a frame in the general way.
 GeneralPath = Callable[
-    ["ClientSession", memoryview, int], list[Piece] | PendingResponse | None
+    ["ClientSession", memoryview, int], list[Buffer] | PendingResponse | None
 ]
 
 
@@ -70,7 +70,7 @@ class FastPath:
         frame: memoryview,
         now_ms: int,
         counts: RequestCounts | None = None,
-    ) -> list[Piece] | PendingResponse | None:
+    ) -> list[Buffer] | PendingResponse | None:
         """Return the response to a usual request, or None for an unusual one.
 
         `counts` counts the requests that are answered here.
@@ -115,7 +115,7 @@ class FastPath:
         frame: memoryview,
         now_ms: int,
         counts: RequestCounts | None,
-    ) -> list[Piece] | PendingResponse | None:
+    ) -> list[Buffer] | PendingResponse | None:
         """Do what handle() does for a Fetch of a follower."""
         state = self._state
         if not state.leadership.is_clustered or not state.security.may_follow(session):
@@ -155,7 +155,7 @@ class FastPath:
         frame: memoryview,
         now_ms: int,
         counter: _Counter | None,
-    ) -> list[Piece] | PendingResponse | None:
+    ) -> list[Buffer] | PendingResponse | None:
         leadership = self._state.leadership
         # The general path decides about appends to internal topics.
         if key[0] in INTERNAL_TOPICS:
@@ -203,10 +203,10 @@ class FastPath:
             self._state,
             counter,
         )
-        waiting.answer.held_bytes = len(frame)
+        waiting.pending.held_bytes = len(frame)
         deadline_ms = now_ms + max(0, request.timeout_ms)
         leadership.when_committed(key, log, end, waiting.committed, deadline_ms)
-        return waiting.answer
+        return waiting.pending
 
     def _may_append(self, request: UsualProduce, key: Key) -> bool:
         """Return whether nothing is unusual about an append in a cluster."""
@@ -230,7 +230,7 @@ class FastPath:
         frame: memoryview,
         now_ms: int,
         counter: _Counter | None,
-    ) -> list[Piece] | PendingResponse | None:
+    ) -> list[Buffer] | PendingResponse | None:
         if request.min_bytes > 1:  # handlers/fetch.py estimates when there are enough
             return None
         wait_ms = min(request.max_wait_ms, MAX_WAIT_MS)
@@ -273,7 +273,7 @@ class FastPath:
         log: Log,
         *,
         may_wait: bool,
-    ) -> list[Piece] | None:
+    ) -> list[Buffer] | None:
         """Return the response to a Fetch, or None if the log or the range is unusual.
 
         The response is empty if the request must wait, which it does if `may_wait` and
@@ -301,7 +301,7 @@ class FastPath:
             return None
         high_watermark = state.visible
         log_start = state.log_start
-        response: list[Piece] | None
+        response: list[Buffer] | None
         if request.offset < stable:
             # The response names no aborted transactions.
             if request.is_committed and request.offset < state.no_transactions_from:
@@ -350,7 +350,7 @@ class FastPath:
         log: Log,
         *,
         may_wait: bool,
-    ) -> list[Piece] | None:
+    ) -> list[Buffer] | None:
         """Do what read() does for a follower, which gets records up to the log end."""
         leadership = self._state.leadership
         state = log.host.writer.state
@@ -359,7 +359,7 @@ class FastPath:
         # This thread alone moves both in a cluster.
         high_watermark, log_start = state.visible, state.log_start
         has_records = request.offset < state.end
-        response: list[Piece] | None = None
+        response: list[Buffer] | None = None
         if has_records:
             response = self._records(request, log, state.end)
             if response is None:
@@ -383,7 +383,7 @@ class FastPath:
 
     def _records(
         self, request: UsualFetch, log: Log, stable: int
-    ) -> list[Piece] | None:
+    ) -> list[Buffer] | None:
         """Return the response with records below `stable`, or None after an error."""
         most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
         writer = log.host.writer
@@ -406,20 +406,22 @@ class FastPath:
         head, tail = request.respond_around(
             state.visible, stable, log_start, size_bytes
         )
-        pieces: list[Piece] = [head, *records]
+        buffers: list[Buffer] = [head, *records]
         if tail:
-            pieces.append(tail)
-        return pieces
+            buffers.append(tail)
+        return buffers
 
-    def answer_in_general(
+    def handle_in_general(
         self,
         session: ClientSession,
         frame: bytes,
         now_ms: int,
-        answer: PendingResponse,
+        pending: PendingResponse,
     ) -> None:
         """Set a PendingResponse to the response of the general path."""
-        answer_with(partial(self._general, session, memoryview(frame), now_ms), answer)
+        resolve_with(
+            partial(self._general, session, memoryview(frame), now_ms), pending
+        )
 
 
 class _Counter:
@@ -457,7 +459,7 @@ def _refusal(
     result: ProduceResponse.Topic.Partition,
     call: Call,
     state: BrokerState,
-) -> list[Piece]:
+) -> list[Buffer]:
     """Return the response to a batch for the topic `name` with an error."""
     topic = wire.PRODUCE.Response.Topic(name=name, partition_responses=[result])
     if request.topic_id is not None:
@@ -470,7 +472,7 @@ def _refusal(
     )
 
 
-def _session_refusal(request: UsualFetch) -> list[Piece]:
+def _session_refusal(request: UsualFetch) -> list[Buffer]:
     """Return the response to a request that a later one of its session has replaced."""
     response = wire.FETCH.Response(
         error_code=codes.INVALID_FETCH_SESSION_EPOCH, session_id=request.session_id
@@ -491,7 +493,7 @@ class _WaitingProduce:
         "_response",
         "_result",
         "_state",
-        "answer",
+        "pending",
     )
 
     def __init__(
@@ -513,20 +515,20 @@ class _WaitingProduce:
         self._state = state
         self._counter = counter
         #: The response to the request.
-        self.answer = PendingResponse()
+        self.pending = PendingResponse()
 
     def committed(self, error: LogcoreError | None) -> None:
         """Answer the request. `error` is why the batch may not be committed."""
         if error is None:
             if self._counter is not None:
                 self._counter.count(codes.NONE)
-            self.answer.set([self._response])
+            self.pending.set([self._response])
             return
         result = self._result
         refuse(result, code_of(error), message_of(error), self._call, self._state)
         if self._counter is not None:
             self._counter.count(result.error_code)
-        self.answer.set(
+        self.pending.set(
             _refusal(self._request, self._name, result, self._call, self._state)
         )
 
@@ -535,13 +537,13 @@ class _WaitingFetch:
     """A Fetch that waits for records, or for its deadline."""
 
     __slots__ = (
-        "_answer",
         "_counter",
         "_deadline_ms",
         "_fast",
         "_frame",
         "_key",
         "_keys",
+        "_pending",
         "_request",
         "_session",
         "_session_fetch",
@@ -570,7 +572,7 @@ class _WaitingFetch:
         #: The request, for the general path.
         self._frame = frame
         self._deadline_ms = deadline_ms
-        self._answer = PendingResponse(is_parked=True)
+        self._pending = PendingResponse(is_parked=True)
 
     def park(self, state: BrokerState) -> PendingResponse:
         """Start to wait for an append or the deadline."""
@@ -583,10 +585,10 @@ class _WaitingFetch:
             self._keys = [ANY_PARTITION]
             self._waiting = state.fetches.of_followers
         self._waiting.add(self._keys, self._read_again)
-        self._answer.when_cancelled(self._forget)
-        return self._answer
+        self._pending.when_cancelled(self._forget)
+        return self._pending
 
-    def _read(self, now_ms: int) -> list[Piece] | None:
+    def _read(self, now_ms: int) -> list[Buffer] | None:
         """Read like FastPath.read(), if the conditions of the fast path still hold."""
         state, request, session_fetch = self._state, self._request, self._session_fetch
         is_over = now_ms >= self._deadline_ms or state.is_stopping
@@ -625,7 +627,7 @@ class _WaitingFetch:
             self._forget()
             if self._counter is not None:
                 self._counter.count(codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
-            self._answer.set(_session_refusal(self._request))
+            self._pending.set(_session_refusal(self._request))
             return
         try:
             response = self._read(now_ms)
@@ -638,7 +640,7 @@ class _WaitingFetch:
         if response is not None:
             if self._counter is not None:
                 self._counter.count(codes.NONE, is_parked=True)
-            self._answer.set(response)
+            self._pending.set(response)
             return
         # The general path counts the request, and applies it to its session again.
         if session_fetch is not None:
@@ -646,9 +648,9 @@ class _WaitingFetch:
         left_ms = max(0, self._deadline_ms - now_ms)
         at = self._request.wait_position
         frame = self._frame
-        self._fast.answer_in_general(
+        self._fast.handle_in_general(
             self._session,
             frame[:at] + left_ms.to_bytes(4, "big") + frame[at + 4 :],
             now_ms,
-            self._answer,
+            self._pending,
         )

@@ -49,10 +49,10 @@ from logcore.coordination.group_requests import (
 from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.directory.group_settings import GroupSettings
 from logcore.metadata.filenames import OFFSETS_TOPIC
-from netshim.coordinators import Done, GroupOutcome, GroupService
+from netshim.coordinators import Callback, GroupOutcome, GroupService
 from netshim.loop_host import LoopHost
 from netshim.request_log import Journal, shown
-from netshim.scheduling import PendingResponse, Steps, answer_with, guarded
+from netshim.scheduling import PendingResponse, Steps, guarded, resolve_with
 from netshim.settings import Settings
 from netshim.state import BrokerState
 from netshim.stored_offsets import OffsetsTopic
@@ -160,16 +160,16 @@ def _ignore(_: GroupError | None) -> None:
 class _AllDone:
     """Joins several callbacks into one."""
 
-    def __init__(self, done: GroupOutcome) -> None:
+    def __init__(self, callback: GroupOutcome) -> None:
         #: Called once every callback of another() and one final callback have been
         #: called. The argument is the first error, or None.
-        self._done = done
+        self._callback = callback
         #: Number of callbacks that were not called yet, including the final one.
         self._left = 1
         self._error: GroupError | None = None
 
     def another(self) -> GroupOutcome:
-        """Return a callback that must be called before `done` is called."""
+        """Return a callback that must be called before `callback` is called."""
         self._left += 1
         return self.count_down
 
@@ -178,7 +178,7 @@ class _AllDone:
         self._left -= 1
         self._error = self._error or error
         if not self._left:
-            self._done(self._error)
+            self._callback(self._error)
 
 
 class BrokerGroups(LoopHost[Effect], GroupService):
@@ -214,12 +214,12 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 assert callable(waiter), waiter
                 guarded(waiter, result)
             case AppendRecords(group, records):
-                done = partial(self._on_stored, effect)
+                callback = partial(self._on_stored, effect)
                 self._offsets.append(
                     group.group_id,
                     [*records],
                     self._state.now_ms,
-                    done,
+                    callback,
                     effect.producer,
                 )
             case SetTimer(group_id, timeout, at_ms):
@@ -249,16 +249,16 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self._state.advance_clock(now_ms)
         if self._is_loaded:
             return handle()
-        answer = PendingResponse()
+        pending = PendingResponse()
 
         def when_loaded(is_loaded: bool) -> None:
             if is_loaded:
-                answer_with(handle, answer)
+                resolve_with(handle, pending)
             else:
-                answer.set(refuse(GroupError.COORDINATOR_NOT_AVAILABLE))
+                pending.set(refuse(GroupError.COORDINATOR_NOT_AVAILABLE))
 
         self.load(now_ms, when_loaded)
-        return answer
+        return pending
 
     def run_in_steps(self, steps: Steps[T]) -> T | PendingResponse:
         return self._state.run_in_steps(steps)
@@ -289,7 +289,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
 
     # -- requests
 
-    def request(self, group_id: str, request: GroupRequest, done: Done) -> None:
+    def request(self, group_id: str, request: GroupRequest, done: Callback) -> None:
         self._act(request(self._coordinator, done, self._state.now_ms))
 
     def step(self, group_id: str, step: GroupStep) -> None:
@@ -298,13 +298,13 @@ class BrokerGroups(LoopHost[Effect], GroupService):
     def consumer_heartbeat(
         self,
         request: ConsumerHeartbeat,
-        done: Done,
+        callback: Callback,
         *,
         may_lack_id: bool,
     ) -> None:
         """Process a heartbeat of the consumer protocol.
 
-        Call done(HeartbeatAccepted or HeartbeatRefused). With `may_lack_id`, a new member without an id
+        Call callback(HeartbeatAccepted or HeartbeatRefused). With `may_lack_id`, a new member without an id
         gets one of 22 characters, as in Kafka.
         """
         # The broker chooses the ids only in version 0 of the heartbeat. Later clients
@@ -319,7 +319,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             lambda coordinator, waiter, now_ms: coordinator.consumer_heartbeat(
                 request, waiter, now_ms, may_lack_id=may_lack_id
             ),
-            done,
+            callback,
         )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
@@ -332,22 +332,22 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         )
 
     def topics_deleted(
-        self, names: set[str], now_ms: int, done: GroupOutcome = _ignore
+        self, names: set[str], now_ms: int, callback: GroupOutcome = _ignore
     ) -> None:
         self._state.advance_clock(now_ms)
         # The records of all groups were in this topic. A group that is used again has
         # no offsets.
         if OFFSETS_TOPIC in names:
             self.unload()
-            done(None)
+            callback(None)
             return
 
         def forget(is_loaded: bool) -> None:
             if not is_loaded:
-                done(GroupError.COORDINATOR_NOT_AVAILABLE)
+                callback(GroupError.COORDINATOR_NOT_AVAILABLE)
                 return
-            # One deletion for each group: done() is called after the last of them.
-            waiting = _AllDone(done)
+            # One deletion for each group: callback() is called after the last of them.
+            waiting = _AllDone(callback)
             self._act(self._coordinator.forget_topics(names, waiting.another))
             waiting.count_down(None)
 

@@ -284,13 +284,13 @@ def health(address: str) -> None:
     )
     try:
         connection.request("GET", "/ready")
-        answer = json.loads(connection.getresponse().read())
+        response = json.loads(connection.getresponse().read())
     except (OSError, ValueError, http.client.HTTPException) as error:
         reasons = [
             f"{address} does not answer; is it the address of --metrics? {error}"
         ]
     else:
-        reasons = answer.get("reasons", [])
+        reasons = response.get("reasons", [])
     finally:
         connection.close()
     for reason in reasons:

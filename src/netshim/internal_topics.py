@@ -21,7 +21,7 @@ from typing import Any
 
 from logcore import Log, LogcoreError, Receipt
 from logcore.format.group_records import partition_of
-from netshim.scheduling import as_value
+from netshim.scheduling import without_tracebacks
 from netshim.state import BrokerState
 
 #: Called with None, or with the error.
@@ -85,28 +85,28 @@ class InternalTopic:
             numbers = (self._only,)
         return [self._state.logs.open(self.name, number) for number in numbers]
 
-    def when_committed(self, done: Outcome) -> None:
-        """Call done(None) once all records of the only partition are committed.
+    def when_committed(self, callback: Outcome) -> None:
+        """Call callback(None) once all records of the only partition are committed.
 
-        Without a cluster, that is immediately. Call done(error) if another broker leads
+        Without a cluster, that is immediately. Call callback(error) if another broker leads
         the partition.
         """
         number = self._only
         # Without a cluster, records are committed once they are on disk, and only those
         # on disk were read.
         if number is None:
-            done(None)
+            callback(None)
             return
         state = self._state
 
         def opened(result: Any) -> None:
             if isinstance(result, Exception):
-                done(result)
+                callback(result)
                 return
             # The end includes records of the previous leader that may not be committed
             # yet.
             key, end = (self.name, number), result.log_end_offset
-            state.leadership.when_committed(key, result, end, done)
+            state.leadership.when_committed(key, result, end, callback)
 
         state.work.submit(self.name, lambda: state.logs.open(self.name, number), opened)
 
@@ -116,13 +116,13 @@ class InternalTopic:
         size_bytes: int,
         write: Callable[[Log], Receipt],
         now_ms: int,
-        done: Outcome,
+        callback: Outcome,
         *,
         has_producer: bool = False,
     ) -> None:
         """Append with write() to the partition of an id.
 
-        Call done(None) once the records are stored safely, or done(error).
+        Call callback(None) once the records are stored safely, or callback(error).
         """
         state = self._state
 
@@ -152,13 +152,13 @@ class InternalTopic:
 
         def written(result: Any) -> None:
             if isinstance(result, Exception):
-                done(result)
+                callback(result)
                 return
             log, number, receipt = result
             end = receipt.last_offset + 1
             # Queued before the sync is requested: the callback of a sync may run
             # immediately.
-            self._unsynced.setdefault(log, deque()).append((end, done))
+            self._unsynced.setdefault(log, deque()).append((end, callback))
             key = self.name, number
             leadership = state.leadership
             leadership.appended(key, log, end, now_ms)
@@ -178,7 +178,7 @@ class InternalTopic:
         try:
             result: Any = work()
         except (LogcoreError, OSError) as error:
-            result = as_value(error)
+            result = without_tracebacks(error)
         written(result)
 
     def _run_callbacks(self, log: Log, end: int, error: LogcoreError | None) -> None:

@@ -82,18 +82,18 @@ class Leadership(ABC):
         key: Key,
         log: Log,
         end: int,
-        done: WhenCommitted,
+        callback: WhenCommitted,
         deadline_ms: int | None = None,
     ) -> None:
-        """Call done(None) when an append up to `end` may be acknowledged with acks=all.
+        """Call callback(None) when an append up to `end` may be acknowledged with acks=all.
 
-        Call done(error) if this broker no longer leads, if a sync fails, or at the
+        Call callback(error) if this broker no longer leads, if a sync fails, or at the
         deadline. The records may be committed nevertheless.
         """
 
     @abstractmethod
-    def when_safe(self, key: Key, log: Log, end: int, done: WhenCommitted) -> None:
-        """Call done(None) when an append of the broker itself is safe.
+    def when_safe(self, key: Key, log: Log, end: int, callback: WhenCommitted) -> None:
+        """Call callback(None) when an append of the broker itself is safe.
 
         In a cluster, it is then committed. Otherwise, it is durable if the durability
         policy makes an append wait for the disk.
@@ -155,13 +155,13 @@ class SoleLeadership(Leadership):
         key: Key,
         log: Log,
         end: int,
-        done: WhenCommitted,
+        callback: WhenCommitted,
         deadline_ms: int | None = None,
     ) -> None:
-        self._syncs.when_durable(log, end, done)
+        self._syncs.when_durable(log, end, callback)
 
-    def when_safe(self, key: Key, log: Log, end: int, done: WhenCommitted) -> None:
-        self._syncs.when_safe(log, end, done)
+    def when_safe(self, key: Key, log: Log, end: int, callback: WhenCommitted) -> None:
+        self._syncs.when_safe(log, end, callback)
 
     def follower_fetched(
         self, key: Key, log: Log, fetch: FollowerFetch

@@ -39,8 +39,8 @@ from netshim.scheduling import (
     StepRunner,
     Steps,
     Syncs,
-    answer_with,
-    pass_on,
+    chain_response,
+    resolve_with,
 )
 from netshim.served_directory import ServedDirectory
 
@@ -77,7 +77,7 @@ class BrokerLogs:
         work: WorkQueues,
         fetches: WaitingFetches,
         syncs: Syncs,
-        pieces: StepRunner,
+        step_runner: StepRunner,
     ) -> None:
         self._logdir = logdir
         self._lifecycle = lifecycle
@@ -89,7 +89,7 @@ class BrokerLogs:
         #: Requests that wait for a sync. Their logs are not closed either.
         self._syncs = syncs
         #: Runs requests in steps.
-        self._pieces = pieces
+        self._step_runner = step_runner
         #: Requests that run in order, by their logs.
         self._requests = RequestQueues()
         # Keys of logs whose requests or work are not done; they change with the queues.
@@ -205,7 +205,7 @@ class BrokerLogs:
         error, unless the request `needs_all`.
         """
         unique = list(dict.fromkeys(keys))
-        if len(unique) > scheduling.PIECE:
+        if len(unique) > scheduling.CHUNK_ENTRIES:
             return self.run_in_steps(
                 self._find_and_open(unique, handle, needs_all=needs_all)
             )
@@ -217,9 +217,9 @@ class BrokerLogs:
     ) -> Steps[_T | PendingResponse]:
         """Run when_open() for many keys: check in chunks which logs are not open."""
         missing = []
-        pace = ChunkCounter()
+        chunk_counter = ChunkCounter()
         for key in keys:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             if self._must_open(key):
                 missing.append(key)
@@ -261,16 +261,16 @@ class BrokerLogs:
             for key in keys:
                 if self._logdir.host.opened(*key) is not None:
                     self._used_ms[key] = self._lifecycle.now_ms
-        answer = PendingResponse()
-        self._open_next(missing, failures, handle, answer)
-        return answer
+        pending = PendingResponse()
+        self._open_next(missing, failures, handle, pending)
+        return pending
 
     def _open_next(
         self,
         missing: list[Key],
         failures: dict[Key, LogcoreError],
         handle: Callable[[], object],
-        answer: PendingResponse,
+        pending: PendingResponse,
     ) -> None:
         """Open the last of the missing logs, then the others.
 
@@ -284,7 +284,7 @@ class BrokerLogs:
         if missing:
             key = missing.pop()
             self.make_room()
-            opened = partial(self._opened, key, missing, failures, handle, answer)
+            opened = partial(self._opened, key, missing, failures, handle, pending)
             self._work.submit(_OPENING, lambda: self.open(*key), opened)
             return
         # log() raises these errors, while handle() runs.
@@ -297,7 +297,7 @@ class BrokerLogs:
             response = error
         finally:
             self._failures = {}
-        pass_on(response, answer)
+        chain_response(response, pending)
 
     def _opened(
         self,
@@ -305,7 +305,7 @@ class BrokerLogs:
         missing: list[Key],
         failures: dict[Key, LogcoreError],
         handle: Callable[[], object],
-        answer: PendingResponse,
+        pending: PendingResponse,
         result: Any,
     ) -> None:
         if isinstance(result, LogcoreError):
@@ -328,7 +328,7 @@ class BrokerLogs:
         else:
             # Otherwise, it could be closed for the next log of the same request.
             self._used_ms[key] = self._lifecycle.now_ms
-        self._open_next(missing, failures, handle, answer)
+        self._open_next(missing, failures, handle, pending)
 
     def make_room(self) -> None:
         """Close the least recently used logs if the limit of open logs is reached.
@@ -396,7 +396,7 @@ class BrokerLogs:
         # Requests in steps run after handle() has returned.
         if self._failures:
             steps = self._with_failures(steps, self._failures)
-        return self._pieces.run(steps)
+        return self._step_runner.run(steps)
 
     def _with_failures(
         self, steps: Steps[_T], failures: Mapping[Key, LogcoreError]
@@ -425,7 +425,7 @@ class BrokerLogs:
             self._requests.is_busy(key) or self._must_open(key) for key in unique
         ):
             return self.run_in_steps(begin())
-        answer = PendingResponse()
+        pending = PendingResponse()
 
         def start(own: QueuedRequest) -> None:
             def until_over() -> Steps[_T]:
@@ -444,10 +444,10 @@ class BrokerLogs:
                     self._requests.leave(own)
                     raise
 
-            answer_with(begin_when_open, answer)
+            resolve_with(begin_when_open, pending)
 
         self._requests.enter(QueuedRequest(unique, start))
-        return answer
+        return pending
 
     def open(self, topic: str, partition: int) -> Log:
         """Open a log and return it. This blocks on the disk.

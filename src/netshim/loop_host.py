@@ -71,15 +71,15 @@ class LoopHost(ABC, Generic[EffectT]):
     def is_loaded(self) -> bool:
         return self._is_loaded
 
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Read the stored records once. Call done(True), or done(False) if that failed."""
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
+        """Read the stored records once. Call callback(True), or callback(False) if that failed."""
         self._state.advance_clock(now_ms)
         if self._is_loaded:
-            done(True)
+            callback(True)
         elif self._loading is not None:
-            self._loading.append(done)
+            self._loading.append(callback)
         else:
-            self._loading = [done]
+            self._loading = [callback]
             if self._topic.exists:
                 self._topic.when_committed(self._read_committed)
             else:
@@ -121,8 +121,8 @@ class LoopHost(ABC, Generic[EffectT]):
             self._is_loaded = True
             self._act(self._begin(result))
             self._check_later()
-        for done in waiting:
-            guarded(done, self._is_loaded)
+        for callback in waiting:
+            guarded(callback, self._is_loaded)
 
     # -- expiry
 

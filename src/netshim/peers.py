@@ -348,11 +348,11 @@ class Peer(asyncio.BufferedProtocol):
             return
         while connection.outgoing and not self.is_blocked:
             unsent_bytes = connection.unsent_bytes
-            pieces = connection.next_pieces()
-            if len(pieces) == 1:
-                transport.write(pieces[0])
+            buffers = connection.next_buffers()
+            if len(buffers) == 1:
+                transport.write(buffers[0])
             else:
-                transport.writelines(pieces)
+                transport.writelines(buffers)
             counts = self.server.broker.counts
             if counts is not None:
                 counts.sent_bytes += unsent_bytes - connection.unsent_bytes

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from logcore import LogcoreError
 from logcore.metadata.checkpoint import Key
-from netshim.scheduling import Submit, as_value
+from netshim.scheduling import Submit, without_tracebacks
 
 _log = logging.getLogger("netshim")
 
@@ -40,7 +40,7 @@ def _outcome(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except (LogcoreError, OSError) as error:
-        return as_value(error)
+        return without_tracebacks(error)
     except Exception as error:
         return error
 
@@ -72,7 +72,7 @@ class WorkQueues:
         self,
         key: Hashable,
         work: Callable[[], Any],
-        done: Callable[[Any], None],
+        callback: Callable[[Any], None],
         *,
         is_urgent: bool = False,
     ) -> None:
@@ -87,9 +87,9 @@ class WorkQueues:
         """
         waiting = self._waiting.get(key)
         if waiting is not None:
-            waiting.append((work, done))
+            waiting.append((work, callback))
             return
-        self._waiting[key] = deque([(work, done)])
+        self._waiting[key] = deque([(work, callback)])
         if is_urgent:
             self._ready.appendleft(key)
         else:

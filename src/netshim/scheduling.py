@@ -37,16 +37,16 @@ _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
 #: Number of partitions, topics or names of a request in one chunk. A chunk takes some
 #: 10 ms with the most expensive kind of entry.
-PIECE: Final = 1_000
+CHUNK_ENTRIES: Final = 1_000
 #: Maximum number of requests that are processed in chunks at the same time. Each of
 #: them holds its partial result in memory.
 MAX_IN_STEPS: Final = 16
 
-#: Runs work that may block on the disk, then calls done(result or exception) in the
+#: Runs work that may block on the disk, then calls callback(result or exception) in the
 #: broker's thread.
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 #: Calls a function in another iteration of the event loop.
-Later = Callable[[Callable[[], None]], object]
+CallLater = Callable[[Callable[[], None]], object]
 
 
 class Lifecycle:
@@ -70,16 +70,18 @@ class CloseConnection(Exception):
 
 
 @attrs.frozen
-class CutResponse:
+class TruncatedResponse:
     """A response of which only the first bytes are sent. Fault rules create it."""
 
     response: Any
     #: Number of bytes that are sent.
     after_bytes: int
 
-    def cut(self, pieces: Iterable[bytes | bytearray | memoryview]) -> list[memoryview]:
+    def cut(
+        self, buffers: Iterable[bytes | bytearray | memoryview]
+    ) -> list[memoryview]:
         """Return the first bytes of the encoded response."""
-        return [memoryview(b"".join(pieces))[: self.after_bytes]]
+        return [memoryview(b"".join(buffers))[: self.after_bytes]]
 
 
 class PendingResponse:
@@ -91,8 +93,8 @@ class PendingResponse:
     """
 
     __slots__ = (
+        "_callback",
         "_cancel",
-        "_then",
         "held_bytes",
         "is_cancelled",
         "is_parked",
@@ -113,7 +115,7 @@ class PendingResponse:
         self.is_set = False
         self.is_cancelled = False
         self.value: Any = None
-        self._then: Callable[[Any], None] | None = None
+        self._callback: Callable[[Any], None] | None = None
         self._cancel: Callable[[], None] | None = None
 
     def set(self, value: Any) -> None:
@@ -121,10 +123,10 @@ class PendingResponse:
         if not self.is_set:
             self.value = value
             self.is_set = True
-            then = self._then
-            self._then = self._cancel = None
-            if then is not None:
-                then(value)
+            callback = self._callback
+            self._callback = self._cancel = None
+            if callback is not None:
+                callback(value)
 
     def when_cancelled(self, action: Callable[[], None]) -> None:
         """Call `action` if the client disconnects before the response is set."""
@@ -137,7 +139,7 @@ class PendingResponse:
         Work that cannot be undone continues, and its result is dropped.
         """
         action = self._cancel
-        self._then = self._cancel = None
+        self._callback = self._cancel = None
         self.is_cancelled = True
         if not self.is_set and action is not None:
             action()
@@ -147,23 +149,23 @@ class PendingResponse:
         if self.is_set:
             callback(self.value)
         elif not self.is_cancelled:
-            self._then = callback
+            self._callback = callback
 
 
 _E = TypeVar("_E", bound=BaseException)
 
 
-def as_value(error: _E) -> _E:
+def without_tracebacks(error: _E) -> _E:
     """Return the error without tracebacks, so that it can be kept like a result.
 
     The tracebacks of its causes are removed too. The frames of a traceback, and their
     callers, refer to the object that holds the error. Such a cycle would keep the
     request and the bytes of its connection until the cycle collector runs.
     """
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
     return error
 
 
@@ -178,18 +180,18 @@ def guarded(action: Callable[[Any], None], argument: Any) -> None:
         _log.exception("a waiting action failed")
 
 
-def pass_on(response: object, answer: PendingResponse) -> None:
+def chain_response(response: object, pending: PendingResponse) -> None:
     """Set a PendingResponse to a response, now or once that response is available."""
     if not isinstance(response, PendingResponse):
-        answer.set(response)
+        pending.set(response)
         return
-    answer.when_cancelled(response.cancel)
-    response.then(answer.set)
-    if answer.is_cancelled:
-        answer.cancel()
+    pending.when_cancelled(response.cancel)
+    response.then(pending.set)
+    if pending.is_cancelled:
+        pending.cancel()
 
 
-def answer_with(handle: Callable[[], object], answer: PendingResponse) -> None:
+def resolve_with(handle: Callable[[], object], pending: PendingResponse) -> None:
     """Set a PendingResponse to the result of handle().
 
     An exception of handle() becomes the value, because no caller would pass it to the
@@ -199,20 +201,20 @@ def answer_with(handle: Callable[[], object], answer: PendingResponse) -> None:
         response = handle()
     except Exception as error:
         response = error
-    pass_on(response, answer)
+    chain_response(response, pending)
 
 
-def changed(response: Any, change: Callable[[Any], Any]) -> Any:
+def map_response(response: Any, change: Callable[[Any], Any]) -> Any:
     """Return a changed response, now or once it is available."""
     if not isinstance(response, PendingResponse):
         return change(response)
-    answer = PendingResponse(
+    pending = PendingResponse(
         is_parked=response.is_parked, runs_in_steps=response.runs_in_steps
     )
-    answer.held_bytes = response.held_bytes
-    answer.when_cancelled(response.cancel)
-    response.then(lambda value: answer_with(lambda: change(value), answer))
-    return answer
+    pending.held_bytes = response.held_bytes
+    pending.when_cancelled(response.cancel)
+    response.then(lambda value: resolve_with(lambda: change(value), pending))
+    return pending
 
 
 class ChunkCounter:
@@ -221,7 +223,7 @@ class ChunkCounter:
     __slots__ = ("_left",)
 
     def __init__(self) -> None:
-        self._left = PIECE
+        self._left = CHUNK_ENTRIES
 
     def is_over(self) -> bool:
         """Return whether the chunk is complete.
@@ -231,11 +233,11 @@ class ChunkCounter:
         self._left -= 1
         if self._left > 0:
             return False
-        self._left = PIECE
+        self._left = CHUNK_ENTRIES
         return True
 
 
-def whole(steps: Steps[_T]) -> _T:
+def run_all_steps(steps: Steps[_T]) -> _T:
     """Run all steps without yielding to the event loop, and return the response."""
     while True:
         try:
@@ -251,14 +253,14 @@ class StepRunner:
     Each iteration of the event loop runs one chunk of one request.
     """
 
-    def __init__(self, later: Later) -> None:
-        self._later = later
-        self._line: deque[tuple[Steps[Any], PendingResponse]] = deque()
+    def __init__(self, call_later: CallLater) -> None:
+        self._call_later = call_later
+        self._queue: deque[tuple[Steps[Any], PendingResponse]] = deque()
         self._is_called = False
 
     @property
     def is_full(self) -> bool:
-        return len(self._line) >= MAX_IN_STEPS
+        return len(self._queue) >= MAX_IN_STEPS
 
     def run(self, steps: Steps[_T]) -> _T | PendingResponse:
         """Run the first chunk and return the response if that completed the request.
@@ -274,26 +276,26 @@ class StepRunner:
         except StopIteration as end:
             response: _T = end.value
             return response
-        answer = PendingResponse(runs_in_steps=True)
-        self._line.append((steps, answer))
+        pending = PendingResponse(runs_in_steps=True)
+        self._queue.append((steps, pending))
         self._call()
-        return answer
+        return pending
 
     def _call(self) -> None:
-        if self._line and not self._is_called:
+        if self._queue and not self._is_called:
             self._is_called = True
-            self._later(self._next)
+            self._call_later(self._next)
 
     def finish(self) -> None:
         """Run all remaining chunks, because the event loop may not run again."""
-        while self._line:
+        while self._queue:
             self._next()
 
     def _next(self) -> None:
         self._is_called = False
-        if not self._line:
+        if not self._queue:
             return
-        steps, answer = self._line.popleft()
+        steps, pending = self._queue.popleft()
         try:
             next(steps)
         except StopIteration as end:
@@ -301,11 +303,11 @@ class StepRunner:
         except Exception as error:
             response = error
         else:
-            self._line.append((steps, answer))
+            self._queue.append((steps, pending))
             self._call()
             return
         self._call()
-        guarded(partial(pass_on, response), answer)
+        guarded(partial(chain_response, response), pending)
 
 
 class LoopTimers:
@@ -376,8 +378,8 @@ class Waiting:
         """Call each action that waits for any of the keys, once."""
         if not self.by_key:
             return
-        woken = {action: None for key in keys for action in self.by_key.get(key, ())}
-        for action in woken:
+        actions = {action: None for key in keys for action in self.by_key.get(key, ())}
+        for action in actions:
             guarded(action, now_ms)
 
     def waited_for(self) -> list[Key]:
@@ -408,32 +410,34 @@ class Syncs:
         return log in self._running or self._queue.is_waiting_for(log)
 
     def when_durable(
-        self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
+        self, log: Log, end: int, callback: Callable[[LogcoreError | None], None]
     ) -> None:
-        """Call done(None) once all records below `end` are durable.
+        """Call callback(None) once all records below `end` are durable.
 
-        If the sync failed, call done(error).
+        If the sync failed, call callback(error).
         """
         if log.durable_end_offset >= end:
-            done(None)
+            callback(None)
             return
-        self._queue.add({log: end}, lambda failures: guarded(done, failures.get(log)))
+        self._queue.add(
+            {log: end}, lambda failures: guarded(callback, failures.get(log))
+        )
         if log not in self._running:
             self._start(log)
 
     def when_safe(
-        self, log: Log, end: int, done: Callable[[LogcoreError | None], None]
+        self, log: Log, end: int, callback: Callable[[LogcoreError | None], None]
     ) -> None:
-        """Call done(None) once the records below `end` are safe.
+        """Call callback(None) once the records below `end` are safe.
 
         The durability policy defines whether that requires a sync. If the policy waits
-        for the disk, this is when_durable(). Otherwise, done(None) is called
+        for the disk, this is when_durable(). Otherwise, callback(None) is called
         immediately.
         """
         if self._policy_waits:
-            self.when_durable(log, end, done)
+            self.when_durable(log, end, callback)
         else:
-            done(None)
+            callback(None)
 
     def _start(self, log: Log) -> None:
         self._running.add(log)

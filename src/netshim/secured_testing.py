@@ -113,23 +113,23 @@ class SecuredKafka(Kafka):
 
     def _change(self, change: Callable[[SecurityStore], object]) -> None:
         """Change stored users or rules, and wait until the broker uses the change."""
-        done = threading.Event()
+        finished = threading.Event()
         outcome: list[object] = []
 
         def begin() -> None:
             state = self.server.server.broker.state
-            answer = state.change_security(
+            pending = state.change_security(
                 lambda: change(state.security.store()), lambda result: result
             )
 
             def finish(result: object) -> None:
                 outcome.append(result)
-                done.set()
+                finished.set()
 
-            answer.then(finish)
+            pending.then(finish)
 
         self.server.call(begin)
-        if not done.wait(_CHANGE_S):
+        if not finished.wait(_CHANGE_S):
             raise TimeoutError("the broker has not stored a user or a rule")
         if isinstance(outcome[0], BaseException):
             raise outcome[0]

@@ -82,7 +82,7 @@ class SecurityLoader:
         """Begin to read again after a change. For the broker's thread."""
         security = self._security
 
-        def done(facts: object) -> None:
+        def finish(facts: object) -> None:
             if isinstance(facts, SecurityFacts):
                 security.publish(facts)
             elif isinstance(facts, BaseException):
@@ -96,6 +96,6 @@ class SecurityLoader:
         if state.work.is_busy(SECURITY):
             return
         if security.has_store:
-            state.work.submit(SECURITY, lambda: security.refresh(now_ms), done)
+            state.work.submit(SECURITY, lambda: security.refresh(now_ms), finish)
         elif now_ms - self._checked_ms >= _FIRST_CHECK_MS:
-            state.work.submit(SECURITY, lambda: self.read(now_ms), done)
+            state.work.submit(SECURITY, lambda: self.read(now_ms), finish)

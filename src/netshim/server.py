@@ -1091,29 +1091,29 @@ class Server:
     # -- the broker's host -------------------------------------------------------------
 
     def _submit_login(
-        self, work: Callable[[], Any], done: Callable[[Any], None]
+        self, work: Callable[[], Any], callback: Callable[[Any], None]
     ) -> None:
-        self._submit_to(self._logins, work, done)
+        self._submit_to(self._logins, work, callback)
 
-    def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self._submit_to(self._workers, work, done)
+    def _submit(self, work: Callable[[], Any], callback: Callable[[Any], None]) -> None:
+        self._submit_to(self._workers, work, callback)
 
     def _submit_to(
-        self, workers: Workers, work: Callable[[], Any], done: Callable[[Any], None]
+        self, workers: Workers, work: Callable[[], Any], callback: Callable[[Any], None]
     ) -> None:
         try:
-            workers.submit(work, done)
+            workers.submit(work, callback)
         except RuntimeError:
             self._end_at_once()  # no request waits for the result any more
         else:
             self._outstanding += 1
 
-    def _deliver(self, done: Callable[[Any], None], outcome: Any) -> None:
+    def _deliver(self, callback: Callable[[Any], None], outcome: Any) -> None:
         """Pass the result of submitted work to the broker."""
         self._outstanding -= 1
         self.broker.state.advance_clock(self.now_ms())
         try:
-            self.watched("the result of work in a thread", partial(done, outcome))
+            self.watched("the result of work in a thread", partial(callback, outcome))
         except Exception:
             self.log(
                 logging.ERROR, "work", "an internal error after some work", error=True
@@ -1185,7 +1185,7 @@ class Server:
         Raises:
             ConsumerStateError: the groups did not remove the topic.
         """
-        done: Future[object] = Future()
+        forgotten: Future[object] = Future()
 
         def forget() -> None:
             state = self.broker.state
@@ -1193,14 +1193,14 @@ class Server:
                 [key for key in state.fetches.waited_for() if key[0] == name],
                 self.now_ms(),
             )
-            state.groups.topics_deleted({name}, self.now_ms(), done.set_result)
+            state.groups.topics_deleted({name}, self.now_ms(), forgotten.set_result)
 
         if threading.get_ident() == self._thread_id:
             forget()
             return
         try:
             self.loop.call_soon_threadsafe(forget)
-            failure = done.result(_FORGET_S)
+            failure = forgotten.result(_FORGET_S)
         except (RuntimeError, TimeoutError) as error:
             # The broker is stopping, or its disk has stalled.
             raise ConsumerStateError(

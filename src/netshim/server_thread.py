@@ -65,20 +65,20 @@ class ServerHandle:
         Raises:
             RuntimeError: the broker has stopped.
         """
-        done: Future[_T] = Future()
+        future: Future[_T] = Future()
 
         def run() -> None:
             try:
-                done.set_result(function())
+                future.set_result(function())
             except BaseException as error:  # raised in the calling thread
-                done.set_exception(error)
+                future.set_exception(error)
 
         self.post(run)
         while True:
             try:
-                return done.result(_ALIVE_S)
+                return future.result(_ALIVE_S)
             except TimeoutError:
-                if done.done():
+                if future.done():
                     raise  # raised by the function
                 if not self._is_alive():
                     raise RuntimeError("the broker has stopped") from None

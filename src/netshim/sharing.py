@@ -50,7 +50,7 @@ from logcore.errors import InvalidNodeError, NodeTooLargeError
 from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from netshim.coordinators import (
-    Done,
+    Callback,
     FoundTransactions,
     GroupOutcome,
     GroupService,
@@ -58,7 +58,13 @@ from netshim.coordinators import (
     TransactionService,
 )
 from netshim.groups import group_rules, report
-from netshim.scheduling import PendingResponse, Steps, guarded, pass_on, whole
+from netshim.scheduling import (
+    PendingResponse,
+    Steps,
+    chain_response,
+    guarded,
+    run_all_steps,
+)
 from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
@@ -77,7 +83,7 @@ _LATER_MS: Final = 50
 class _Wait:
     """A client that waits for an answer. If the broker stops first, it is refused."""
 
-    answer: PendingResult
+    pending: PendingResult
     #: Called with the result in the broker's thread.
     deliver: Callable[[Any], None]
 
@@ -114,9 +120,9 @@ class SharedDirectoryGroups(GroupService):
     ) -> _T | PendingResponse:
         """Run handle() in a worker thread, after earlier calls. See GroupService."""
         self._now_ms = max(self._now_ms, now_ms)
-        answer = PendingResponse()
+        pending = PendingResponse()
 
-        def done(result: Any) -> None:
+        def finish(result: Any) -> None:
             if isinstance(result, LogcoreError | OSError):
                 # An InvalidNodeError is the fault of the client.
                 if not isinstance(result, InvalidNodeError):
@@ -125,23 +131,23 @@ class SharedDirectoryGroups(GroupService):
                         logging.ERROR, "groups", self._now_ms, text, str(result)
                     )
                 result = refuse(_error_of(result))
-            pass_on(result, answer)
-            self._deliver_answers()
+            chain_response(result, pending)
+            self._deliver_results()
 
         def run() -> object:
             # Opening reads the directory, so the worker thread does it.
             self._open()
             return handle()
 
-        self._state.work.submit(_GROUPS, run, done)
-        return answer
+        self._state.work.submit(_GROUPS, run, finish)
+        return pending
 
     def run_in_steps(self, steps: Steps[_T]) -> _T:
         """Return the response of all steps.
 
         The steps run without pauses, because they have a thread of their own.
         """
-        return whole(steps)
+        return run_all_steps(steps)
 
     def _open(self) -> SharedGroups:
         if self._groups is None:
@@ -153,7 +159,7 @@ class SharedDirectoryGroups(GroupService):
             self._groups = groups
         return self._groups
 
-    def _deliver_answers(self) -> None:
+    def _deliver_results(self) -> None:
         """Deliver the available answers and schedule polling for the others.
 
         This runs in the broker's thread after each request.
@@ -165,10 +171,10 @@ class SharedDirectoryGroups(GroupService):
             outcome()
         # Another process may have answered, such as the one whose member was the last
         # to join.
-        answered = [wait for wait in self._waits if wait.answer.is_done]
-        for wait in answered:
+        completed = [wait for wait in self._waits if wait.pending.is_done]
+        for wait in completed:
             self._waits.remove(wait)
-            guarded(wait.deliver, wait.answer.result)
+            guarded(wait.deliver, wait.pending.result)
         news = self._news[:]
         del self._news[: len(news)]
         for effect in news:
@@ -195,13 +201,13 @@ class SharedDirectoryGroups(GroupService):
     def _poll(self, now_ms: int) -> None:
         self._now_ms = max(self._now_ms, now_ms)
 
-        def done(result: Any) -> None:
+        def finish(result: Any) -> None:
             self._is_polling = False
             if isinstance(result, Exception):
                 _log.error("the groups cannot be read: %s", result)
-            self._deliver_answers()
+            self._deliver_results()
 
-        self._state.work.submit(_GROUPS, self._open().poll, done)
+        self._state.work.submit(_GROUPS, self._open().poll, finish)
 
     # -- requests, called in the worker thread
 
@@ -209,9 +215,9 @@ class SharedDirectoryGroups(GroupService):
     def is_loaded(self) -> bool:
         return True
 
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Call done(True) immediately: each request reads new records."""
-        done(True)
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
+        """Call callback(True) immediately: each request reads new records."""
+        callback(True)
 
     def create_topic(self) -> None:
         home_of(self._state.logdir, "")
@@ -224,18 +230,18 @@ class SharedDirectoryGroups(GroupService):
     def all(self) -> list[Group]:
         return self._open().all()
 
-    def request(self, group_id: str, request: GroupRequest, done: Done) -> None:
+    def request(self, group_id: str, request: GroupRequest, done: Callback) -> None:
         if not group_id:
             self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
             return
-        answer = PendingResult()
-        self._open().request(group_id, request, answer)
-        self._waits.append(_Wait(answer, done))
+        pending = PendingResult()
+        self._open().request(group_id, request, pending)
+        self._waits.append(_Wait(pending, done))
 
     def step(self, group_id: str, step: GroupStep) -> None:
         self._open().step(group_id, step)
 
-    def join(self, request: Join, done: Done) -> None:
+    def join(self, request: Join, done: Callback) -> None:
         def joined(result: Result) -> None:
             if isinstance(result, GroupError):
                 result = JoinRefused(result, request.member_id)
@@ -254,9 +260,11 @@ class SharedDirectoryGroups(GroupService):
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
         """Do nothing: the groups read the marker from the log."""
 
-    def topics_deleted(self, names: set[str], now_ms: int, done: GroupOutcome) -> None:
+    def topics_deleted(
+        self, names: set[str], now_ms: int, callback: GroupOutcome
+    ) -> None:
         """Do nothing: LogDir.delete_topic() deletes the offsets."""
-        done(None)
+        callback(None)
 
     def stop(self, now_ms: int) -> None:
         """Answer all requests that wait for other members.
@@ -292,9 +300,9 @@ class TransactionsBesideOthers(TransactionService):
         if not self._is_loaded and TRANSACTIONS_TOPIC in self._state.logdir:
             self.load(now_ms, lambda _: None)
 
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
         if self._is_loaded:
-            done(True)
+            callback(True)
             return
 
         def loaded(result: Any) -> None:
@@ -306,21 +314,24 @@ class TransactionsBesideOthers(TransactionService):
                 )
             else:
                 self._is_loaded = True
-            done(self._is_loaded)
+            callback(self._is_loaded)
 
         self._state.work.submit(_TRANSACTIONS, lambda: self._open().all(), loaded)
 
     def request(
-        self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
+        self,
+        request: Request,
+        now_ms: int,
+        callback: Callable[[TransactionResult], None],
     ) -> None:
-        def answered(result: Any) -> None:
+        def finish(result: Any) -> None:
             if isinstance(result, Exception):
                 _log.error("the transactions are not available: %s", result)
                 result = TransactionError.COORDINATOR_NOT_AVAILABLE
-            guarded(done, result)
+            guarded(callback, result)
 
         self._state.work.submit(
-            _TRANSACTIONS, lambda: self._open().request(request), answered
+            _TRANSACTIONS, lambda: self._open().request(request), finish
         )
 
     def create_topic(self) -> None:
@@ -336,7 +347,7 @@ class TransactionsBesideOthers(TransactionService):
         return self._open().verified(producer, partition, write)
 
     def find_stored(
-        self, names: Collection[str] | None, done: FoundTransactions
+        self, names: Collection[str] | None, callback: FoundTransactions
     ) -> None:
         def work() -> dict[str, StoredTransaction]:
             found = self._open().all()
@@ -347,7 +358,7 @@ class TransactionsBesideOthers(TransactionService):
         def found_all(result: Any) -> None:
             if isinstance(result, Exception):
                 _log.error("transactions cannot be read: %s", result)
-            done(result)
+            callback(result)
 
         self._state.work.submit(_TRANSACTIONS, work, found_all)
 

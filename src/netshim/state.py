@@ -36,7 +36,7 @@ from netshim.refused_batches import RefusedBatches
 from netshim.request_log import Journal
 from netshim.request_order import WorkQueues
 from netshim.scheduling import (
-    Later,
+    CallLater,
     Lifecycle,
     LoopTimers,
     PendingResponse,
@@ -99,7 +99,7 @@ class BrokerState:
         logdir: ServedDirectory,
         settings: Settings,
         submit: Submit,
-        later: Later | None = None,
+        later: CallLater | None = None,
         security: Security | None = None,
     ) -> None:
         self.security = security or Security(
@@ -116,8 +116,8 @@ class BrokerState:
         #: The directory, which is open for writing.
         self.logdir = logdir
         self.settings = settings
-        #: submit(work, done) runs work that may block on the disk. Then, in the
-        #: broker's thread, it passes the time to advance_clock() and calls done(result
+        #: submit(work, callback) runs work that may block on the disk. Then, in the
+        #: broker's thread, it passes the time to advance_clock() and calls callback(result
         #: or exception).
         self.submit = submit
         #: The release of Kafka that a test has chosen. Without one, the broker serves
@@ -145,7 +145,7 @@ class BrokerState:
         self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)
         self.topology: Topology = SoleTopology(logdir, settings.max_replication_factor)
         #: Runs large requests in chunks.
-        self.pieces = StepRunner(later or partial(_after_work, submit))
+        self.step_runner = StepRunner(later or partial(_after_work, submit))
         self.logs = BrokerLogs(
             logdir,
             self.lifecycle,
@@ -153,7 +153,7 @@ class BrokerState:
             work=self.work,
             fetches=self.fetches,
             syncs=self.syncs,
-            pieces=self.pieces,
+            step_runner=self.step_runner,
         )
 
     def advance_clock(self, now_ms: int) -> None:
@@ -188,16 +188,16 @@ class BrokerState:
 
     def in_background(self, work: Callable[[], Any]) -> PendingResponse:
         """Run work() in a thread. The response is its result, or its exception."""
-        answer = PendingResponse()
-        self.submit(work, answer.set)
-        return answer
+        pending = PendingResponse()
+        self.submit(work, pending.set)
+        return pending
 
-    def allocate_producer_id(self, done: Callable[[Any], None]) -> None:
-        """Call done() with a new producer id, or with the error.
+    def allocate_producer_id(self, callback: Callable[[Any], None]) -> None:
+        """Call callback() with a new producer id, or with the error.
 
         Allocations run one at a time, because the first one may read all logs.
         """
-        self.work.submit(_PRODUCER_IDS, self.logdir.host.next_producer_id, done)
+        self.work.submit(_PRODUCER_IDS, self.logdir.host.next_producer_id, callback)
 
     def change_security(
         self,
@@ -211,25 +211,25 @@ class BrokerState:
         `refuse` turns the error of a change into the response. The change may be in
         effect nevertheless.
         """
-        answer = PendingResponse()
+        pending = PendingResponse()
 
         def work() -> tuple[Any, SecurityFacts]:
             result = change()
             return result, self.security.store().load()
 
-        def done(outcome: Any) -> None:
+        def finish(outcome: Any) -> None:
             if isinstance(outcome, LogcoreError) and refuse is not None:
-                answer.set(refuse(outcome))
+                pending.set(refuse(outcome))
                 return
             if isinstance(outcome, BaseException):
-                answer.set(outcome)
+                pending.set(outcome)
                 return
             result, facts = outcome
             self.security.publish(facts)
-            answer.set(respond(result))
+            pending.set(respond(result))
 
-        self.work.submit(SECURITY, work, done)
-        return answer
+        self.work.submit(SECURITY, work, finish)
+        return pending
 
     def wall_ms(self) -> int:
         """Return the wall clock, which is compared with the times in tokens."""

@@ -70,13 +70,13 @@ class OffsetsTopic:
         group_id: str,
         records: list[GroupRecord],
         now_ms: int,
-        done: Callable[[GroupError | None], None],
+        callback: Callable[[GroupError | None], None],
         producer: tuple[int, int] | None = None,
     ) -> None:
         """Append records as one batch.
 
-        After they are on disk, call done(None), in the order of the log. If that failed,
-        call done(error). `producer` contains the id and the epoch of the producer whose
+        After they are on disk, call callback(None), in the order of the log. If that failed,
+        call callback(error). `producer` contains the id and the epoch of the producer whose
         transaction contains the records.
         """
         rows = [(key, value, (), now_ms) for key, value in records]
@@ -89,7 +89,7 @@ class OffsetsTopic:
             )
 
         def stored(error: Exception | None) -> None:
-            done(None if error is None else _error_of(group_id, error))
+            callback(None if error is None else _error_of(group_id, error))
 
         size_bytes = sum(len(key) + len(value or b"") + 32 for key, value in records)
         self.topic.append(

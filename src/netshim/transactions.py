@@ -80,7 +80,7 @@ from netshim.coordinators import (
 from netshim.internal_topics import InternalTopic
 from netshim.loop_host import LoopHost
 from netshim.request_log import shown
-from netshim.scheduling import ChunkCounter, Steps, as_value, guarded
+from netshim.scheduling import ChunkCounter, Steps, guarded, without_tracebacks
 from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
@@ -92,7 +92,7 @@ _MARKER_BYTES: Final = 100
 Marked = Callable[[TransactionMachine, frozenset[Partition]], None]
 #: Called with the result of a request. The coordinator identifies a request by this
 #: function.
-Done = Callable[[Result], None]
+Callback = Callable[[Result], None]
 T = TypeVar("T")
 
 
@@ -191,7 +191,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 raise LogcoreError("the coordinator of this record has ended")
             return log.append(value, key=key, timestamp_ms=now_ms, durability="os")
 
-        def done(error: Exception | None) -> None:
+        def finish(error: Exception | None) -> None:
             if error is not None and not coordinator.is_over:
                 _log.error(
                     "%s: a record of %r was not stored: %s",
@@ -203,12 +203,14 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 coordinator.stored(effect, self._state.now_ms, failed=error is not None)
             )
 
-        self._topic.append(name, len(key) + len(value or b"") + 32, write, now_ms, done)
+        self._topic.append(
+            name, len(key) + len(value or b"") + 32, write, now_ms, finish
+        )
 
     def _write_markers(
-        self, coordinator: TransactionMachine, effect: WriteMarkers, done: Marked
+        self, coordinator: TransactionMachine, effect: WriteMarkers, callback: Marked
     ) -> None:
-        Markers(self._state, coordinator, effect, self._state.now_ms, done).write()
+        Markers(self._state, coordinator, effect, self._state.now_ms, callback).write()
 
     def _on_marked(
         self,
@@ -267,12 +269,12 @@ class TransactionHost(LoopHost[Effect], TransactionService):
 
     # -- requests
 
-    def request(self, request: Request, now_ms: int, done: Done) -> None:
+    def request(self, request: Request, now_ms: int, callback: Callback) -> None:
         self._state.advance_clock(now_ms)
         if self._is_loaded:
-            self._act(self._coordinator.handle(request, done, now_ms))
+            self._act(self._coordinator.handle(request, callback, now_ms))
         else:  # the previous coordinator has ended, and its successor is not loaded yet
-            done(TransactionError.COORDINATOR_NOT_AVAILABLE)
+            callback(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
     def create_topic(self) -> None:
         self._topic.create()
@@ -289,9 +291,9 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         return write() if error is None else error
 
     def find_stored(
-        self, names: Collection[str] | None, done: FoundTransactions
+        self, names: Collection[str] | None, callback: FoundTransactions
     ) -> None:
-        done(self.stored(names))
+        callback(self.stored(names))
 
     def stored(self, names: Collection[str] | None) -> dict[str, StoredTransaction]:
         """Return the last durable records of transactional ids, by default of all."""
@@ -318,7 +320,7 @@ def add_or_verify(
     producer: TransactionalProducer,
     partitions: Collection[Partition],
     now_ms: int,
-    done: Callable[[TransactionErrors], None],
+    callback: Callable[[TransactionErrors], None],
     *,
     adds: bool,
 ) -> None:
@@ -328,31 +330,31 @@ def add_or_verify(
     one is verified.
     """
     errors: dict[Partition, TransactionError] = {}
-    parts = [frozenset(partitions)]
+    groups = [frozenset(partitions)]
     if not adds:
-        parts = [frozenset({partition}) for partition in partitions]
-    left = len(parts)
+        groups = [frozenset({partition}) for partition in partitions]
+    remaining = len(groups)
 
-    def answered(part: frozenset[Partition], result: Result) -> None:
-        nonlocal left
+    def collect(group: frozenset[Partition], result: Result) -> None:
+        nonlocal remaining
         if isinstance(result, TransactionError):
-            errors.update(dict.fromkeys(part, result))
-        left -= 1
-        if not left:
-            done(errors)
+            errors.update(dict.fromkeys(group, result))
+        remaining -= 1
+        if not remaining:
+            callback(errors)
 
-    for part in parts:
+    for group in groups:
         request = AddPartitions(
             transactional_id=producer[0],
             producer_id=producer[1],
             producer_epoch=producer[2],
-            partitions=part,
+            partitions=group,
             client_version=2,
             only_verifies=not adds,
         )
-        transactions.request(request, now_ms, partial(answered, part))
-    if not parts:
-        done(errors)
+        transactions.request(request, now_ms, partial(collect, group))
+    if not groups:
+        callback(errors)
 
 
 @attrs.define(eq=False)
@@ -365,7 +367,7 @@ class Markers:
     _effect: WriteMarkers
     _now_ms: int
     #: Called with the coordinator and the partitions whose markers must be retried.
-    _done: Callable[[Any, frozenset[Partition]], None] | None = None
+    _callback: Callable[[Any, frozenset[Partition]], None] | None = None
     #: The epoch in the request of an admin tool. None for the broker's own markers.
     _coordinator_epoch: int | None = attrs.field(
         default=None, kw_only=True, alias="coordinator_epoch"
@@ -388,9 +390,9 @@ class Markers:
             begun.then(_log_failure)
 
     def _begin_each(self) -> Steps[None]:
-        pace = ChunkCounter()
+        chunk_counter = ChunkCounter()
         for partition in sorted(self._effect.partitions):
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             if partition[0] == OFFSETS_TOPIC:
                 # Groups that are loaded before the marker is stored, but used
@@ -408,9 +410,11 @@ class Markers:
             self._settle(partition, LogcoreError("the groups cannot be read"))
 
     def _when_open(self, partition: Partition) -> None:
-        answer = self._state.logs.when_open([partition], lambda: self._enter(partition))
-        if answer is not None:
-            answer.then(partial(self._opened, partition))
+        pending = self._state.logs.when_open(
+            [partition], lambda: self._enter(partition)
+        )
+        if pending is not None:
+            pending.then(partial(self._opened, partition))
 
     def _opened(self, partition: Partition, result: Any) -> None:
         """Complete the partition if _enter() raised an exception."""
@@ -443,7 +447,7 @@ class Markers:
         try:
             result: Any = work()
         except (LogcoreError, OSError) as error:
-            result = as_value(error)
+            result = without_tracebacks(error)
         then(result)
 
     def _append(self, log: Log) -> Receipt:
@@ -497,8 +501,8 @@ class Markers:
             )
             self._left.add(partition)
         self._waits_for.discard(partition)
-        if not self._waits_for and self._done is not None:
-            self._done(self._coordinator, frozenset(self._left))
+        if not self._waits_for and self._callback is not None:
+            self._callback(self._coordinator, frozenset(self._left))
 
     def _is_refused(self, error: Exception) -> bool:
         """Return whether the marker is refused permanently and not retried."""

@@ -17,7 +17,7 @@ from typing import Any
 
 _log = logging.getLogger("netshim")
 
-_Done = Callable[[Any], None]
+_Callback = Callable[[Any], None]
 
 
 class Workers:
@@ -32,7 +32,7 @@ class Workers:
         call_soon: Callable[[Callable[[], None]], object],
         name: str,
         count: int,
-        deliver: Callable[[_Done, Any], None],
+        deliver: Callable[[_Callback, Any], None],
     ) -> None:
         """Initialize without threads. Calls of submit() start at most `count` of them."""
         #: The event loop's call_soon_threadsafe().
@@ -40,19 +40,21 @@ class Workers:
         #: Start of the names of the threads.
         self._name = name
         self._count = count
-        #: deliver(done, outcome) is called in the event loop after each item of work.
+        #: deliver(callback, outcome) is called in the event loop after each item of work.
         #: It must not raise.
         self._deliver = deliver
         #: Work to run. None ends one thread.
-        self._works: SimpleQueue[tuple[Callable[[], Any], _Done] | None] = SimpleQueue()
+        self._works: SimpleQueue[tuple[Callable[[], Any], _Callback] | None] = (
+            SimpleQueue()
+        )
         #: Results that the event loop has not delivered yet.
-        self._results: deque[tuple[_Done, Any]] = deque()
+        self._results: deque[tuple[_Callback, Any]] = deque()
         #: Whether the event loop will call _deliver_all().
         self._is_called = False
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
-    def submit(self, work: Callable[[], Any], done: _Done) -> None:
+    def submit(self, work: Callable[[], Any], callback: _Callback) -> None:
         """Run work() in a thread, and then deliver its result or its exception.
 
         Raises:
@@ -62,7 +64,7 @@ class Workers:
             raise RuntimeError("the threads were shut down")
         if len(self._threads) < self._count:
             self._start_thread()
-        self._works.put((work, done))
+        self._works.put((work, callback))
 
     def _start_thread(self) -> None:
         name = f"{self._name}_{len(self._threads)}"
@@ -99,14 +101,14 @@ class Workers:
             item = self._works.get()
             if item is None:
                 return
-            work, done = item
+            work, callback = item
             try:
                 outcome = work()
             except BaseException as error:
                 outcome = error
-            self._results.append((done, outcome))
+            self._results.append((callback, outcome))
             # Without these references, the objects live only until they are delivered.
-            del item, work, done, outcome
+            del item, work, callback, outcome
             # Set before the call: a result that is added later needs another one.
             if not self._is_called:
                 self._is_called = True

@@ -35,13 +35,13 @@ from support.group_harness import GroupHarness, in_both_homes
 from support.hostile_clients import Errors, HostileSimulation, Scripted, WireClient
 
 #: Chunks are small here, so that few partitions make several chunks.
-PIECE = 10
+CHUNK_ENTRIES = 10
 MANY = 35
 
 
 def use_chunks_of_one(patch: pytest.MonkeyPatch) -> None:
     """Make each chunk one partition, topic or name."""
-    patch.setattr(scheduling, "PIECE", 1)
+    patch.setattr(scheduling, "CHUNK_ENTRIES", 1)
 
 
 class Turns:
@@ -49,7 +49,7 @@ class Turns:
 
     def __init__(self, broker_harness: BrokerHarness) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
-        broker_harness.broker.state.pieces._later = self.waiting.append
+        broker_harness.broker.state.step_runner._call_later = self.waiting.append
 
     def turn(self) -> None:
         self.waiting.popleft()()
@@ -65,7 +65,7 @@ class Turns:
 
 @pytest.fixture
 def turns(broker_harness: BrokerHarness, monkeypatch: pytest.MonkeyPatch) -> Turns:
-    monkeypatch.setattr(scheduling, "PIECE", PIECE)
+    monkeypatch.setattr(scheduling, "CHUNK_ENTRIES", CHUNK_ENTRIES)
     broker_harness.logdir.create_topic("t", MANY)
     broker_harness.ask(wire.OFFSET_FETCH, 5, offsets_of(1))  # loads the groups
     return Turns(broker_harness)
@@ -115,33 +115,34 @@ def counted(entries: int, found: list[int]) -> Any:
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=12))
 def test_each_turn_processes_one_chunk_of_one_request(sizes: list[int]) -> None:
     later: deque[Callable[[], None]] = deque()
-    pieces = StepRunner(later.append)
+    step_runner = StepRunner(later.append)
     found: list[list[int]] = [[] for _ in sizes]
     answers = [
-        pieces.run(counted(size, into)) for size, into in zip(sizes, found, strict=True)
+        step_runner.run(counted(size, into))
+        for size, into in zip(sizes, found, strict=True)
     ]
     while later:
         before = sum(map(len, found))
         assert len(later) == 1, "only one turn is scheduled"
         later.popleft()()
-        assert sum(map(len, found)) - before <= scheduling.PIECE
+        assert sum(map(len, found)) - before <= scheduling.CHUNK_ENTRIES
     for answer, size, into in zip(answers, sizes, found, strict=True):
         assert into == list(range(size))
         value = answer.value if isinstance(answer, PendingResponse) else answer
         assert value == size
-        assert isinstance(answer, PendingResponse) == (size >= scheduling.PIECE)
+        assert isinstance(answer, PendingResponse) == (size >= scheduling.CHUNK_ENTRIES)
 
 
 def test_request_beyond_the_limit_of_chunked_requests_is_processed_whole() -> None:
     later: deque[Callable[[], None]] = deque()
-    pieces = StepRunner(later.append)
+    step_runner = StepRunner(later.append)
     for _ in range(scheduling.MAX_IN_STEPS):
-        assert isinstance(pieces.run(counted(1_500, [])), PendingResponse)
-    assert pieces.is_full
-    assert pieces.run(counted(9_000, [])) == 9_000
+        assert isinstance(step_runner.run(counted(1_500, [])), PendingResponse)
+    assert step_runner.is_full
+    assert step_runner.run(counted(9_000, [])) == 9_000
     while later:
         later.popleft()()
-    assert not pieces.is_full
+    assert not step_runner.is_full
 
 
 def test_error_in_a_later_chunk_is_returned_and_others_continue() -> None:
@@ -150,9 +151,9 @@ def test_error_in_a_later_chunk_is_returned_and_others_continue() -> None:
         raise CloseConnection("no answer would be right")
 
     later: deque[Callable[[], None]] = deque()
-    pieces = StepRunner(later.append)
-    failed = pieces.run(failing())
-    other = pieces.run(counted(1_500, []))
+    step_runner = StepRunner(later.append)
+    failed = step_runner.run(failing())
+    other = step_runner.run(counted(1_500, []))
     while later:
         later.popleft()()
     assert isinstance(failed, PendingResponse) and isinstance(
@@ -168,9 +169,9 @@ def test_error_in_a_callback_does_not_block_other_requests(
         raise ValueError("the host cannot take it")
 
     later: deque[Callable[[], None]] = deque()
-    pieces = StepRunner(later.append)
-    first = pieces.run(counted(1_500, []))
-    other = pieces.run(counted(1_500, []))
+    step_runner = StepRunner(later.append)
+    first = step_runner.run(counted(1_500, []))
+    other = step_runner.run(counted(1_500, []))
     assert isinstance(first, PendingResponse) and isinstance(other, PendingResponse)
     first.then(refuse)
     while later:
@@ -326,7 +327,7 @@ def pipelined(
         turns.run()
         connection.process(0)
     received = bytearray()
-    while (piece := connection.next_piece()) is not None:
+    while (piece := connection.next_buffer()) is not None:
         received += piece
     responses = []
     while received:
@@ -360,7 +361,7 @@ def test_later_commit_of_a_connection_waits_for_a_chunked_commit(
     """Without the wait, the commit of 5 would take effect after the later commit of 6.
     The order is also kept if both commits wait until the groups are loaded.
     """
-    monkeypatch.setattr(scheduling, "PIECE", PIECE)
+    monkeypatch.setattr(scheduling, "CHUNK_ENTRIES", CHUNK_ENTRIES)
     with contextlib.closing(BrokerHarness(tmp_path / "other")) as broker_harness:
         broker_harness.logdir.create_topic("t", MANY)
         turns = Turns(broker_harness)
@@ -836,7 +837,7 @@ def test_clients_are_served_in_chunks(
     """
     confluent_kafka = pytest.importorskip("confluent_kafka")
     kafka_python = pytest.importorskip("kafka")
-    monkeypatch.setattr(scheduling, "PIECE", 3)
+    monkeypatch.setattr(scheduling, "CHUNK_ENTRIES", 3)
     broker = kafka_factory(tmp_path / "data", num_partitions=20)
     address = broker.bootstrap_servers
     producer = confluent_kafka.Producer(

@@ -81,7 +81,7 @@ class Host:
 
     def sent(self) -> bytes:
         return b"".join(
-            bytes(piece) for piece in iter(self.connection.next_piece, None)
+            bytes(buffer) for buffer in iter(self.connection.next_buffer, None)
         )
 
 
@@ -363,10 +363,10 @@ class Crowd:
         for host in [host for host in self.hosts if host not in self.ended]:
             while self.coming[host] and host.connection.has_room():
                 room = host.connection.get_buffer()
-                piece = self.coming[host][: len(room)]
-                self.coming[host] = self.coming[host][len(piece) :]
-                room[: len(piece)] = piece
-                host.connection.received(len(piece), self.now_ms)
+                buffer = self.coming[host][: len(room)]
+                self.coming[host] = self.coming[host][len(buffer) :]
+                room[: len(buffer)] = buffer
+                host.connection.received(len(buffer), self.now_ms)
         for connection, reason in self.budget.end_slow(self.now_ms, 30_000).items():
             connection.fail(reason)
         for host in self.hosts:
@@ -569,12 +569,12 @@ def test_small_buffers_are_joined_and_large_buffers_are_not_copied() -> None:
     large = memoryview(bytes(100_000))
     host.connection._handle = lambda view, now_ms: [b"head", large, b"tail"]
     host.feed(frame(b"x") * 2)
-    pieces = list(iter(host.connection.next_piece, None))
-    assert [len(piece) for piece in pieces] == [4, 100_000, 8, 100_000, 4]
-    assert pieces[1] is large
+    buffers = list(iter(host.connection.next_buffer, None))
+    assert [len(buffer) for buffer in buffers] == [4, 100_000, 8, 100_000, 4]
+    assert buffers[1] is large
     host.feed(frame(b"x"))
-    pieces = list(iter(lambda: host.connection.next_piece(40_000), None))
-    assert [len(piece) for piece in pieces] == [4, 40_000, 40_000, 20_000, 4]
+    buffers = list(iter(lambda: host.connection.next_buffer(40_000), None))
+    assert [len(buffer) for buffer in buffers] == [4, 40_000, 40_000, 20_000, 4]
 
 
 def test_unread_responses_of_a_client_are_limited() -> None:
@@ -583,7 +583,7 @@ def test_unread_responses_of_a_client_are_limited() -> None:
     host.feed(frame(b"fetch") * 100)
     assert host.connection.unsent_bytes == 1_200_000 and host.connection.is_full
     answered = 3
-    while host.connection.next_piece(100_000) is not None:
+    while host.connection.next_buffer(100_000) is not None:
         host.connection.process(0)
         assert host.connection.unsent_bytes <= 1_200_000 + 400_000
         answered += 1

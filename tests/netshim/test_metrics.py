@@ -72,7 +72,7 @@ def test_metrics_count_requests_bytes_and_lag(broker: CountedBroker) -> None:
 
 def test_groups_may_commit_between_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scrape failed: the dictionary had changed its size."""
-    monkeypatch.setattr(scheduling, "PIECE", 1)
+    monkeypatch.setattr(scheduling, "CHUNK_ENTRIES", 1)
     committed = SimpleNamespace(offset=3)
     group = SimpleNamespace(offsets={"t": {0: committed, 1: committed}})
     groups = SimpleNamespace(is_loaded=True, all=lambda: [group])

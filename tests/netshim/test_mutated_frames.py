@@ -63,7 +63,7 @@ def run_simulation(
     before = resident_bytes()
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
-            patch.setattr(scheduling, "PIECE", 3)
+            patch.setattr(scheduling, "CHUNK_ENTRIES", 3)
         simulation = HostileSimulation(seed, strangers, errors, is_secured=is_secured)
         try:
             simulation.run_scripts()

@@ -81,11 +81,11 @@ class Client:
 
     def produce(self, acks: int) -> None:
         self._send(self.producer, self.produce_frame(acks))
-        assert self.producer.next_piece() is not None
+        assert self.producer.next_buffer() is not None
 
     def fetch(self, offset: int) -> None:
         self._send(self.consumer, self.fetch_frame(offset))
-        assert self.consumer.next_piece() is not None
+        assert self.consumer.next_buffer() is not None
 
     def calls(self, *frames: tuple[Connection, Callable[[], bytes]]) -> float:
         """Return the calls for the frames, which all are answered at the end."""
@@ -105,7 +105,7 @@ class Client:
                 sys.setprofile(None)
             for connection, _ in frames:
                 sys.setprofile(profile)
-                assert connection.next_pieces()
+                assert connection.next_buffers()
                 sys.setprofile(None)
         return count / ROUNDS
 
@@ -129,7 +129,7 @@ def test_a_produce_of_an_idempotent_producer_calls_few_functions(
     client: Client,
 ) -> None:
     client._send(client.producer, client.produce_frame(-1, producer_id=7))
-    assert client.producer.next_piece() is not None
+    assert client.producer.next_buffer() is not None
     calls = client.calls(
         (client.producer, lambda: client.produce_frame(-1, producer_id=7))
     )

@@ -289,7 +289,7 @@ class WireClient:
         by the API and version of its request.
         """
         received = bytearray()
-        while (piece := self.connection.next_piece()) is not None:
+        while (piece := self.connection.next_buffer()) is not None:
             received += piece
         at = 0
         while at < len(received):
@@ -738,7 +738,7 @@ class HostileSimulation:
         gate = client.session.gate
         if gate is None or gate.is_open:
             raise InvariantViolated("a client without a password is logged in")
-        while client.connection.next_piece() is not None:
+        while client.connection.next_buffer() is not None:
             pass
         # A failed login is answered after a delay, and then ends.
         if client.session.is_ending or not client.connection.is_idle:

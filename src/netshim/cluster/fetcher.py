@@ -401,12 +401,12 @@ class LeaderFetcher:
             if followed_partition.is_dropped:
                 return
             try:
-                answer = _answer_of(part)
+                response = _answer_of(part)
                 own_end = (-1, -1)
-                if answer.diverging is not None:
-                    own_end = followed_partition.log.end_of_epoch(answer.diverging[0])
+                if response.diverging is not None:
+                    own_end = followed_partition.log.end_of_epoch(response.diverging[0])
                 followed_partition.book, effects = following.answered(
-                    followed_partition.book, fetch, answer, own_end
+                    followed_partition.book, fetch, response, own_end
                 )
                 for effect in effects:
                     self._execute(followed_partition, effect)

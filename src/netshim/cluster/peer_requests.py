@@ -109,11 +109,11 @@ class PeerQueue(Generic[_Entry, _Result]):
         self._thread.start()
 
     def add(
-        self, entry: _Entry, done: Callable[[_Result | LogcoreError], None]
+        self, entry: _Entry, callback: Callable[[_Result | LogcoreError], None]
     ) -> None:
-        """Send an entry soon, and call done() with its result or the error."""
+        """Send an entry soon, and call callback() with its result or the error."""
         with self._changed:
-            self._waiting.append((entry, done))
+            self._waiting.append((entry, callback))
             self._changed.notify()
 
     def interrupt(self) -> None:
@@ -164,7 +164,7 @@ class PeerQueue(Generic[_Entry, _Result]):
             results = [error] * len(taken)
 
         def deliver() -> None:
-            for (_, done), result in zip(taken, results, strict=True):
-                guarded(done, result)
+            for (_, callback), result in zip(taken, results, strict=True):
+                guarded(callback, result)
 
         self._call_in_loop(deliver)

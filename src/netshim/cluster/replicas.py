@@ -85,7 +85,7 @@ class _CommitWait:
     """An append that waits for the high watermark."""
 
     end: int
-    done: WhenCommitted
+    callback: WhenCommitted
     timer: int | None
 
 
@@ -355,7 +355,7 @@ class ClusterReplicas(Leadership):
         for wait in led.waits:
             if wait.timer is not None:
                 self._state.timers.cancel(wait.timer)
-            guarded(wait.done, error)
+            guarded(wait.callback, error)
         self._roles.on_resign(key)
         self._state.fetches.wake([key], self._state.now_ms)
 
@@ -380,7 +380,7 @@ class ClusterReplicas(Leadership):
             for wait in committed:
                 if wait.timer is not None:
                     self._state.timers.cancel(wait.timer)
-                guarded(wait.done, None)
+                guarded(wait.callback, None)
             self._state.fetches.wake_consumers(led.key, self._state.now_ms)
             # Followers that get records learn of the high watermark with them.
             if led.report_timer is None and book.followers:
@@ -713,17 +713,17 @@ class ClusterReplicas(Leadership):
         key: Key,
         log: Log,
         end: int,
-        done: WhenCommitted,
+        callback: WhenCommitted,
         deadline_ms: int | None = None,
     ) -> None:
         led = self._led.get(key)
         if led is None or led.log is not log:
-            done(NotLeaderError("another broker leads this partition now"))
+            callback(NotLeaderError("another broker leads this partition now"))
             return
         if log.high_watermark >= end:
-            done(None)
+            callback(None)
             return
-        wait = _CommitWait(end, done, None)
+        wait = _CommitWait(end, callback, None)
         if deadline_ms is not None:
             wait.timer = self._state.timers.at(
                 deadline_ms, lambda _: self._give_up(led, wait)
@@ -733,14 +733,14 @@ class ClusterReplicas(Leadership):
     def _give_up(self, led: _LedPartition, wait: _CommitWait) -> None:
         led.waits.remove(wait)
         guarded(
-            wait.done,
+            wait.callback,
             CommitTimeoutError(
                 "the in-sync replicas did not confirm the append in time"
             ),
         )
 
-    def when_safe(self, key: Key, log: Log, end: int, done: WhenCommitted) -> None:
-        self.when_committed(key, log, end, done)
+    def when_safe(self, key: Key, log: Log, end: int, callback: WhenCommitted) -> None:
+        self.when_committed(key, log, end, callback)
 
     def follower_fetched(
         self, key: Key, log: Log, fetch: FollowerFetch

@@ -30,7 +30,7 @@ from logcore.format.group_records import partition_of
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.cluster.member import ClusterMember
-from netshim.coordinators import Done, GroupOutcome, GroupService
+from netshim.coordinators import Callback, GroupOutcome, GroupService
 from netshim.groups import BrokerGroups
 from netshim.scheduling import PendingResponse, Steps
 from netshim.state import BrokerState
@@ -52,7 +52,7 @@ class Shard(Protocol):
 
     @property
     def is_loaded(self) -> bool: ...
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None: ...
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -165,9 +165,9 @@ class GroupShards(GroupService):
     def is_loaded(self) -> bool:
         return True
 
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Call done(True) immediately: partitions are loaded one by one."""
-        done(True)
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
+        """Call callback(True) immediately: partitions are loaded one by one."""
+        callback(True)
 
     def when_known(
         self,
@@ -186,7 +186,7 @@ class GroupShards(GroupService):
     def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
         return self._state.run_in_steps(steps)
 
-    def request(self, group_id: str, request: GroupRequest, done: Done) -> None:
+    def request(self, group_id: str, request: GroupRequest, done: Callback) -> None:
         shard = self._find(group_id)
         if isinstance(shard, GroupError):
             done(shard)
@@ -198,7 +198,7 @@ class GroupShards(GroupService):
         assert isinstance(shard, BrokerGroups), "when_known() has refused the request"
         shard.step(group_id, step)
 
-    def join(self, request: Join, done: Done) -> None:
+    def join(self, request: Join, done: Callback) -> None:
         def joined(result: Any) -> None:
             if isinstance(result, GroupError):
                 # A refused Join has a form of its own, with the member id.
@@ -208,13 +208,13 @@ class GroupShards(GroupService):
         super().join(request, joined)
 
     def consumer_heartbeat(
-        self, request: ConsumerHeartbeat, done: Done, *, may_lack_id: bool
+        self, request: ConsumerHeartbeat, callback: Callback, *, may_lack_id: bool
     ) -> None:
         shard = self._find(request.group_id)
         if isinstance(shard, GroupError):
-            done(HeartbeatRefused(shard, "another broker coordinates the group"))
+            callback(HeartbeatRefused(shard, "another broker coordinates the group"))
         else:
-            shard.consumer_heartbeat(request, done, may_lack_id=may_lack_id)
+            shard.consumer_heartbeat(request, callback, may_lack_id=may_lack_id)
 
     def get(self, group_id: str) -> Group | None:
         shard = self._find(group_id)
@@ -241,8 +241,10 @@ class GroupShards(GroupService):
             lambda shard: shard.transaction_ended(producer_id, number, commit=commit),
         )
 
-    def topics_deleted(self, names: set[str], now_ms: int, done: GroupOutcome) -> None:
-        # One more than the coordinators, so that done() is not called before all are
+    def topics_deleted(
+        self, names: set[str], now_ms: int, callback: GroupOutcome
+    ) -> None:
+        # One more than the coordinators, so that callback() is not called before all are
         # started.
         left = 1
         failure: GroupError | None = None
@@ -252,7 +254,7 @@ class GroupShards(GroupService):
             left -= 1
             failure = failure or error
             if not left:
-                done(failure)
+                callback(failure)
 
         # A deleted `__consumer_offsets` has no offsets to delete.
         others = names - {OFFSETS_TOPIC}

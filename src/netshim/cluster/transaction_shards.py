@@ -197,9 +197,9 @@ class TransactionPeers:
         self,
         broker: int,
         markers: _MarkersOf,
-        done: Callable[[dict[Partition, int] | LogcoreError], None],
+        callback: Callable[[dict[Partition, int] | LogcoreError], None],
     ) -> None:
-        """Send the markers of a transaction, and call done() with codes by partition."""
+        """Send the markers of a transaction, and call callback() with codes by partition."""
         queue = self._markers.get(broker)
         if queue is None:
             queue = self._markers[broker] = PeerQueue(
@@ -210,15 +210,15 @@ class TransactionPeers:
                 self._connect,
                 self._call_in_loop,
             )
-        queue.add(markers, done)
+        queue.add(markers, callback)
 
     def request(
         self,
         broker: int,
         question: _TransactionQuestion,
-        done: Callable[[TransactionErrors | LogcoreError], None],
+        callback: Callable[[TransactionErrors | LogcoreError], None],
     ) -> None:
-        """Ask a coordinator, and call done() with errors by partition."""
+        """Ask a coordinator, and call callback() with errors by partition."""
         queue = self._questions.get(broker)
         if queue is None:
             queue = self._questions[broker] = PeerQueue(
@@ -229,7 +229,7 @@ class TransactionPeers:
                 self._connect,
                 self._call_in_loop,
             )
-        queue.add(question, done)
+        queue.add(question, callback)
 
     def take_view(self, view: ClusterView) -> None:
         """Give up the requests to brokers that are not registered any more."""
@@ -260,7 +260,7 @@ class TransactionShard(TransactionHost):
         self._peers = peers
 
     def _write_markers(
-        self, coordinator: TransactionMachine, effect: WriteMarkers, done: Marked
+        self, coordinator: TransactionMachine, effect: WriteMarkers, callback: Marked
     ) -> None:
         """Append the markers of own partitions, and send the others to their leaders."""
         by_leader: dict[int, set[Partition]] = {}
@@ -271,7 +271,7 @@ class TransactionShard(TransactionHost):
                 by_leader.setdefault(leader, set()).add(partition)
         # Partitions without a leader are tried again later.
         left = set(by_leader.pop(NO_NODE, ()))
-        # One more, so that done() is not called before all leaders are started.
+        # One more, so that callback() is not called before all leaders are started.
         waits_for = len(by_leader) + 1
 
         def finish(failed: Collection[Partition] = ()) -> None:
@@ -279,7 +279,7 @@ class TransactionShard(TransactionHost):
             left.update(failed)
             waits_for -= 1
             if not waits_for:
-                done(coordinator, frozenset(left))
+                callback(coordinator, frozenset(left))
 
         for leader, partitions in by_leader.items():
             if leader == self._peers.own_number:
@@ -329,7 +329,7 @@ class _Preparation:
     producer: TransactionalProducer
     partitions: frozenset[Partition]
     adds: bool
-    done: Callable[[TransactionErrors], None]
+    callback: Callable[[TransactionErrors], None]
     is_requesting: bool = False
     errors: TransactionErrors = attrs.field(factory=dict)
     #: Partitions with a marker after the question: its answer may be older.
@@ -388,9 +388,9 @@ class TransactionShards(TransactionService):
     def begin(self, now_ms: int) -> None:
         """Do nothing: each coordinator begins when its partition is led here."""
 
-    def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """Call done(True) immediately: partitions are loaded one by one."""
-        done(True)
+    def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
+        """Call callback(True) immediately: partitions are loaded one by one."""
+        callback(True)
 
     def create_topic(self) -> None:
         self._state.logdir.create_topic(
@@ -401,29 +401,34 @@ class TransactionShards(TransactionService):
         )
 
     def request(
-        self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]
+        self,
+        request: Request,
+        now_ms: int,
+        callback: Callable[[TransactionResult], None],
     ) -> None:
         shard = self.shards.find(request.transactional_id)
         if isinstance(shard, NoShard):
-            done(TransactionError[shard.name])
+            callback(TransactionError[shard.name])
         else:
-            shard.request(request, now_ms, done)
+            shard.request(request, now_ms, callback)
 
     def find_stored(
-        self, names: Collection[str] | None, done: FoundTransactions
+        self, names: Collection[str] | None, callback: FoundTransactions
     ) -> None:
         shards = self.shards.loaded()
         if names is not None:
             each = {self.shards.find(name) for name in names}
             # The list would be incomplete without these ids.
             if any(isinstance(shard, NoShard) for shard in each):
-                done(NotLeaderError("another broker coordinates a transactional id"))
+                callback(
+                    NotLeaderError("another broker coordinates a transactional id")
+                )
                 return
             shards = [shard for shard in each if isinstance(shard, TransactionShard)]
         found: dict[str, StoredTransaction] = {}
         for shard in shards:
             found |= shard.stored(names)
-        done(found)
+        callback(found)
 
     def stop(self, now_ms: int) -> None:
         for shard in self.shards.loaded():
@@ -459,11 +464,11 @@ class TransactionShards(TransactionService):
         producer: TransactionalProducer,
         partitions: Collection[Partition],
         now_ms: int,
-        done: Callable[[TransactionErrors], None],
+        callback: Callable[[TransactionErrors], None],
         *,
         adds: bool,
     ) -> None:
-        preparation = _Preparation(producer, frozenset(partitions), adds, done)
+        preparation = _Preparation(producer, frozenset(partitions), adds, callback)
         self._preparations.setdefault(producer[1], deque()).append(preparation)
         self._prepare_next(producer[1])
 
@@ -477,7 +482,7 @@ class TransactionShards(TransactionService):
                 self._request_errors(preparation, unknown)
                 continue
             waiting.popleft()
-            guarded(preparation.done, preparation.errors)
+            guarded(preparation.callback, preparation.errors)
         if not waiting:
             self._preparations.pop(producer_id, None)
 
@@ -489,13 +494,13 @@ class TransactionShards(TransactionService):
         preparation.changed.clear()
         has_returned = False
 
-        def answered(found: TransactionErrors | LogcoreError) -> None:
+        def finish(errors: TransactionErrors | LogcoreError) -> None:
             preparation.is_requesting = False
-            if isinstance(found, LogcoreError):
+            if isinstance(errors, LogcoreError):
                 error = TransactionError.COORDINATOR_NOT_AVAILABLE
-                found = dict.fromkeys(unknown, error)
-            preparation.errors = found
-            for partition in unknown - found.keys() - preparation.changed:
+                errors = dict.fromkeys(unknown, error)
+            preparation.errors = errors
+            for partition in unknown - errors.keys() - preparation.changed:
                 self._verified.setdefault(partition, {})[producer[1]] = producer[2]
             if has_returned:
                 self._prepare_next(producer[1])
@@ -505,15 +510,15 @@ class TransactionShards(TransactionService):
         if coordinator == self.peers.own_number:
             now_ms = self._state.now_ms
             add_or_verify(
-                self, producer, unknown, now_ms, answered, adds=preparation.adds
+                self, producer, unknown, now_ms, finish, adds=preparation.adds
             )
         elif coordinator is None or coordinator == NO_NODE:
-            answered(LogcoreError("the transaction has no coordinator now"))
+            finish(LogcoreError("the transaction has no coordinator now"))
         else:
             self.peers.request(
                 coordinator,
                 _TransactionQuestion(producer, unknown, preparation.adds),
-                answered,
+                finish,
             )
         has_returned = True
 

@@ -18,7 +18,7 @@ import attrs
 from logcore.metadata.checkpoint import Key
 from logcore.reporting import Incident
 from netshim.request_counts import BUCKETS_S, Histogram, RequestCounts, name_of
-from netshim.scheduling import ChunkCounter, PendingResponse, Steps, pass_on
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, chain_response
 from netshim.security.acls import (
     Acl,
     AclOperation,
@@ -58,16 +58,16 @@ def wait_for(
         raise RuntimeError("the broker is starting or stopping")
     result: Future[Any] = Future()
 
-    def done(value: Any) -> None:
-        # The first result counts: begin() may raise after it has called done().
+    def finish(value: Any) -> None:
+        # The first result counts: begin() may raise after it has called finish().
         with contextlib.suppress(InvalidStateError):
             result.set_result(value)
 
     def run() -> None:
         try:
-            begin(done)
+            begin(finish)
         except Exception as error:  # raised in the page
-            done(error)
+            finish(error)
 
     handle.post(run)
     found = result.result(WAIT_S)
@@ -93,17 +93,17 @@ def groups_reader(handle: ServerHandle) -> Callable[[], dict[str, LiveGroup]]:
     It returns no groups of a shared directory, because each process has its own members.
     """
 
-    def begin(done: Callable[[Any], None]) -> None:
+    def begin(callback: Callable[[Any], None]) -> None:
         server = handle.server
         state = server.broker.state
         if state.is_shared:
-            done({})
+            callback({})
             return
-        answer = PendingResponse()
-        answer.then(done)
+        pending = PendingResponse()
+        pending.then(callback)
         state.groups.load(
             server.now_ms(),
-            lambda _: pass_on(state.run_in_steps(_live_groups(state)), answer),
+            lambda _: chain_response(state.run_in_steps(_live_groups(state)), pending),
         )
 
     return lambda: wait_for(handle, begin)
@@ -112,9 +112,9 @@ def groups_reader(handle: ServerHandle) -> Callable[[], dict[str, LiveGroup]]:
 def _live_groups(state: BrokerState) -> Steps[dict[str, LiveGroup]]:
     found: dict[str, LiveGroup] = {}
     left = MAX_OFFSETS
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for group in list(state.groups.all()):
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         count = sum(map(len, group.offsets.values()))
         offsets: dict[Key, int] = {}
@@ -208,11 +208,11 @@ def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
     stopped.
     """
 
-    def begin(done: Callable[[Any], None]) -> None:
+    def begin(callback: Callable[[Any], None]) -> None:
         state = handle.server.broker.state
-        answer = PendingResponse()
-        answer.then(done)
-        pass_on(state.run_in_steps(_cluster_facts(state)), answer)
+        pending = PendingResponse()
+        pending.then(callback)
+        chain_response(state.run_in_steps(_cluster_facts(state)), pending)
 
     def read() -> BrokerPageFacts:
         server = handle.server
@@ -256,10 +256,10 @@ def _cluster_facts(state: BrokerState) -> Steps[ClusterFacts]:
     replicas: Counter[int] = Counter()
     lagging: list[LaggingPartition] = []
     count = 0
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for topic in state.logdir.topics():
         for number in state.logs.numbers_of(topic):
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             replica = state.topology.partition(topic, number)
             leaders[replica.leader] += 1

@@ -19,7 +19,7 @@ from netshim import wire
 from netshim.console.access import ConsoleViewer
 from netshim.console.broker import WAIT_S, wait_for
 from netshim.request_counts import name_of
-from netshim.scheduling import CloseConnection, PendingResponse, pass_on
+from netshim.scheduling import CloseConnection, PendingResponse, chain_response
 from netshim.session import ClientSession
 from netshim.wire import codes
 from netshim.wire.codec import Api
@@ -77,16 +77,16 @@ class BrokerChanges:
         # A connection removes the size before it calls the broker.
         frame = wire.encode_request(api, version, 1, _CLIENT, request)[4:]
 
-        def begin(done: Callable[[Any], None]) -> None:
-            answer = PendingResponse()
-            answer.then(done)
-            pass_on(
+        def begin(callback: Callable[[Any], None]) -> None:
+            pending = PendingResponse()
+            pending.then(callback)
+            chain_response(
                 server.broker.handle(session, memoryview(frame), server.now_ms()),
-                answer,
+                pending,
             )
 
         try:
-            pieces = wait_for(self.handle, begin)
+            buffers = wait_for(self.handle, begin)
         except CloseConnection as error:
             raise HTTPException(
                 409, f"The broker refuses {api.name}: {error}"
@@ -94,7 +94,7 @@ class BrokerChanges:
         except (RuntimeError, TimeoutError) as error:
             # The change may take effect later nevertheless.
             raise HTTPException(503, f"The broker does not answer: {error}") from None
-        _, response = wire.decode_response(api, version, b"".join(pieces)[4:])
+        _, response = wire.decode_response(api, version, b"".join(buffers)[4:])
         return response
 
     def set_offsets(

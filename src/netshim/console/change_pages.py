@@ -84,7 +84,7 @@ class ChangePages:
         The change runs in a worker thread because it writes files.
         """
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             form = await read_form(request)
             token = form.get("token", "")
             # Another site could otherwise submit the form in the name of the user.
@@ -96,7 +96,7 @@ class ChangePages:
             # A reload of the page then does not repeat the change.
             return RedirectResponse(address, 303)
 
-        return answer
+        return respond
 
     def _show(self, request: Request, **facts: Any) -> Response:
         given = {"warning": "", "confirm": "", "is_refused": False, **facts}

@@ -71,10 +71,10 @@ def content_of(
     data = record.key if is_key else record.value
     if decoder is None or data is None:
         return ShownContent(data)
-    piece = decoder.decode(data, record.headers, is_key=is_key)
-    if piece.schema is None:
+    decoded = decoder.decode(data, record.headers, is_key=is_key)
+    if decoded.schema is None:
         return ShownContent(data)
-    if piece.error is not None:
-        return ShownContent(data, f"not decoded: {piece.error}")
-    kind = _TYPES.get(piece.schema["type"], "")
-    return ShownContent(piece.text.encode(), f"{kind} schema {piece.schema['id']}")
+    if decoded.error is not None:
+        return ShownContent(data, f"not decoded: {decoded.error}")
+    kind = _TYPES.get(decoded.schema["type"], "")
+    return ShownContent(decoded.text.encode(), f"{kind} schema {decoded.schema['id']}")

@@ -256,7 +256,7 @@ class ConsolePages:
             with self._view.opened(viewer_of(request)) as directory:
                 return function(request, directory)
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return await run_in_threadpool(run, request)
             # console_app() has handlers for these.
@@ -265,7 +265,7 @@ class ConsolePages:
             except Exception as error:
                 return self._bug_page(request, error)
 
-        return answer
+        return respond
 
     def _budget(self, seconds: float | None = None) -> TimeBudget:
         if seconds is None:

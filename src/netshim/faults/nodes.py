@@ -26,7 +26,7 @@ from netshim import wire
 from netshim.faults.refusals import Handler, refusal, refuse_parts
 from netshim.faults.requests import seen_request
 from netshim.listeners import Listener
-from netshim.scheduling import changed
+from netshim.scheduling import map_response
 from netshim.session import ClientSession
 from netshim.state import BrokerState, Call
 from netshim.topology import BrokerAddress, Placement, ReplicaFacts, SoleTopology
@@ -161,9 +161,9 @@ class AdvertisedNodes:
             return self._handle_partitions(handler, request, call, state, here)
         serve = partial(handler, request, call, state)
         if key == wire.LIST_GROUPS.key:
-            return changed(serve(), partial(self._local_groups, here, state))
+            return map_response(serve(), partial(self._local_groups, here, state))
         if key == wire.LIST_TRANSACTIONS.key:
-            return changed(serve(), partial(self._local_transactions, here, state))
+            return map_response(serve(), partial(self._local_transactions, here, state))
         if key not in _OF_GROUPS and key not in _OF_TRANSACTIONS:
             return serve()
         seen = seen_request(wire.APIS[key].name, request, call, state)

@@ -36,10 +36,10 @@ from netshim.faults.rules import (
 from netshim.response_errors import error_fields
 from netshim.scheduling import (
     CloseConnection,
-    CutResponse,
     PendingResponse,
-    answer_with,
-    changed,
+    TruncatedResponse,
+    map_response,
+    resolve_with,
 )
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
@@ -144,7 +144,7 @@ class RequestFaultPlan:
             response = self._act(chosen, seen, handler, request, call, state)
         # The error codes are known when the response is.
         if isinstance(response, PendingResponse):
-            return changed(response, partial(_record, seen))
+            return map_response(response, partial(_record, seen))
         return _record(seen, response)
 
     def _act(
@@ -168,7 +168,9 @@ class RequestFaultPlan:
             case Disconnect(0):
                 raise CloseConnection("a fault rule closes the connection")
             case Disconnect(after_bytes):
-                return changed(serve(), lambda value: _cut(value, after_bytes, call))
+                return map_response(
+                    serve(), lambda value: _cut(value, after_bytes, call)
+                )
             case Intercept(function):
                 response = function(request, call)
                 return serve() if response is None else response
@@ -202,7 +204,7 @@ def _lose(
         rule.waiting.append(close)
     lost.when_cancelled(cancel)
     # The request is served, and its response is lost, as after a network failure.
-    answer_with(serve, served)
+    resolve_with(serve, served)
     served.then(finish)
     return lost
 
@@ -219,7 +221,7 @@ def _delay(
     pending = PendingResponse(runs_in_steps=True, is_parked=True)
 
     def release() -> None:
-        answer_with(serve, pending)
+        resolve_with(serve, pending)
 
     rule.waiting.append(release)
 
@@ -253,7 +255,7 @@ def _answer(
     if call.api_key == wire.METADATA.key:
         # A request may name no topic, and its response lists them.
         response = handler(request, call, state)
-        return changed(response, lambda value: _mark_topics(value, rule, code))
+        return map_response(response, lambda value: _mark_topics(value, rule, code))
     if not rule.selects_partitions:
         return refusal(request, code, call, state)
     return refuse_parts(rule.selects, code, handler, request, call, state)
@@ -264,12 +266,12 @@ def _cut(value: Any, after_bytes: int, call: Call) -> Any:
         return CloseConnection("a fault rule closes the connection")
     # No request of the connection is served after the cut.
     call.session.is_ending = True
-    return CutResponse(value, after_bytes)
+    return TruncatedResponse(value, after_bytes)
 
 
 def _record(seen: SeenRequest, response: Any) -> Any:
     """Store the error codes of a response with its request, and return the response."""
-    whole = response.response if isinstance(response, CutResponse) else response
+    whole = response.response if isinstance(response, TruncatedResponse) else response
     if isinstance(whole, Exception) and not isinstance(whole, CloseConnection):
         seen.codes = (codes.UNKNOWN_SERVER_ERROR,)
     elif seen.codes is None:

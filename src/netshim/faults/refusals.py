@@ -19,7 +19,7 @@ from netshim.faults.requests import (
     topic_name,
 )
 from netshim.response_errors import error_fields
-from netshim.scheduling import changed
+from netshim.scheduling import map_response
 from netshim.security.acls import (
     WILDCARD,
     Acl,
@@ -60,7 +60,7 @@ def refuse_parts(
     response = handler(others, call, state)
     # Like Kafka, Produce with acks=0 closes the connection after the other appends.
     refused = refusal(faulted, code, call, state, rules=_all_but_topics)
-    return changed(response, lambda value: _joined(value, refused))
+    return map_response(response, lambda value: _joined(value, refused))
 
 
 def refusal(

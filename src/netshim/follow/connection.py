@@ -274,12 +274,12 @@ class SourceConnection:
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
-        done = 0
-        while done < size:
-            count = self._sock.recv_into(view[done:])
+        received = 0
+        while received < size:
+            count = self._sock.recv_into(view[received:])
             if not count:
                 raise ConnectionError("the connection was closed")
-            done += count
+            received += count
         return view
 
     def _unavailable(self, reason: object) -> RemoteUnavailableError:
@@ -347,11 +347,11 @@ class SourceConnection:
         signature = hmac.digest(stored_key, signed, digest)
         proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
         text = f"{final},p={base64.b64encode(proof).decode()}"
-        answer = self._token(text.encode())
+        server_final = self._token(text.encode())
         # 4. The signature shows the client that the broker knows it, too.
         server_key = hmac.digest(salted, b"Server Key", digest)
         expected = base64.b64encode(hmac.digest(server_key, signed, digest))
-        if not hmac.compare_digest(answer, b"v=" + expected):
+        if not hmac.compare_digest(server_final, b"v=" + expected):
             raise LoginError(f"{self._address} does not know the password")
 
     def _token(self, token: bytes) -> bytes:

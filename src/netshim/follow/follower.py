@@ -363,25 +363,25 @@ class Follower:
         total = 0
         # An interrupt between two answers closes the connections, because the unread
         # answers would be mistaken for answers to the next fetch.
-        with contextlib.closing(self._source.fetch(wanted)) as answers:
-            for name, answer in answers:
+        with contextlib.closing(self._source.fetch(wanted)) as responses:
+            for name, response in responses:
                 copy = self._copies[name]
-                if answer.high_watermark >= 0:
-                    copy.source_end = answer.high_watermark
+                if response.high_watermark >= 0:
+                    copy.source_end = response.high_watermark
                 try:
-                    total += self._apply(name, copy, answer)
+                    total += self._apply(name, copy, response)
                 except LogcoreError as error:
                     # One damaged or full log must not stop the others.
                     self._stop(name, copy, error)
         self._size_bytes += total
         return total
 
-    def _apply(self, name: Partition, copy: _PartitionCopy, answer: Any) -> int:
+    def _apply(self, name: Partition, copy: _PartitionCopy, response: Any) -> int:
         """Carry out the decision about an answer; return the number of appended bytes."""
         position = CopyPosition(
             f"{name[0]}-{name[1]}", copy.next_offset, copy.source_start, copy.source_end
         )
-        match rules.decide(answer, position, self._policies):
+        match rules.decide(response, position, self._policies):
             case Append(data):
                 copy.log.append_as_follower(data)
                 copy.skip_to = None

@@ -113,11 +113,11 @@ class CopyPosition:
     source_end: int
 
 
-def decide(answer: Any, copy: CopyPosition, policies: Policies) -> Decision:
+def decide(response: Any, copy: CopyPosition, policies: Policies) -> Decision:
     """Return the decision about a partition of a Fetch response. None: do nothing."""
     # 1. The divergence comes before the error code and the records. The high watermark
     # in such an answer belongs to a log that the copy does not follow (KAFKA-13141).
-    diverging = answer.diverging_epoch
+    diverging = response.diverging_epoch
     if diverging.end_offset >= 0:
         if policies.on_divergence == "stop":
             return StopCopy(
@@ -129,9 +129,9 @@ def decide(answer: Any, copy: CopyPosition, policies: Policies) -> Decision:
             )
         return Truncate(diverging.epoch, diverging.end_offset)
     # 2. Records.
-    code = answer.error_code
+    code = response.error_code
     if code == codes.NONE:
-        return _append(answer.records, copy)
+        return _append(response.records, copy)
     # 3. Errors that depend on the position of the copy.
     if code == codes.OFFSET_OUT_OF_RANGE:
         return _outside(copy, policies)

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
         SaslHandshakeResponse,
     )
 
-Piece = wire.Buffer
+Buffer = wire.Buffer
 #: The result of a frame; see Connection.
-Reply = list[Piece] | PendingResponse | None
+Reply = list[Buffer] | PendingResponse | None
 _MAX_SALTED_BYTES: Final = 64
 _MAX_NAME_CHARS: Final = 1_024
 _MAX_SALT_BYTES: Final = 1_024
@@ -192,8 +192,8 @@ class SaslGate:
         self, header: wire.Header, frame: memoryview, now_ms: int
     ) -> Reply:
         request: SaslAuthenticateRequest = _decoded(header, frame)
-        answer = partial(self._framed, header)
-        return self._authenticate(bytes(request.auth_bytes), now_ms, answer)
+        respond = partial(self._framed, header)
+        return self._authenticate(bytes(request.auth_bytes), now_ms, respond)
 
     def _refuse(self, header: wire.Header, reason: str) -> Reply:
         """Answer with ILLEGAL_SASL_STATE in the form of the request's API, and close.
@@ -214,33 +214,33 @@ class SaslGate:
     # -- tokens ------------------------------------------------------------------------
 
     def _authenticate(
-        self, token: bytes, now_ms: int, answer: Callable[[Step, int], list[Piece]]
+        self, token: bytes, now_ms: int, respond: Callable[[Step, int], list[Buffer]]
     ) -> Reply:
         """Pass a token to the exchange, and return the response or a PendingResponse."""
         assert self._exchange is not None, "no mechanism was chosen"
         # Tokens contain times of the wall clock.
         step = self._exchange.step(token, self._state.wall_ms())
         if isinstance(step, Challenge):
-            return answer(step, now_ms)
+            return respond(step, now_ms)
         if isinstance(step, Accepted):
-            return self._accept(step, now_ms, answer)
+            return self._accept(step, now_ms, respond)
         # Until the response is set, no other frame of this connection is handled.
         pending = PendingResponse(runs_in_steps=True)
         if isinstance(step, Rejected):
-            self._reject(step, now_ms, answer, pending)
+            self._reject(step, now_ms, respond, pending)
             return pending
 
         def finished(outcome: object) -> None:
             later_ms = self._state.now_ms
             if isinstance(outcome, Challenge):
-                pending.set(answer(outcome, later_ms))
+                pending.set(respond(outcome, later_ms))
             elif isinstance(outcome, Accepted):
                 try:
-                    pending.set(self._accept(outcome, later_ms, answer))
+                    pending.set(self._accept(outcome, later_ms, respond))
                 except CloseConnection as closing:
                     pending.set(closing)
             elif isinstance(outcome, Rejected):
-                self._reject(outcome, later_ms, answer, pending)
+                self._reject(outcome, later_ms, respond, pending)
             else:
                 pending.set(CloseConnection(f"authentication failed: {outcome!r}"))
 
@@ -254,8 +254,8 @@ class SaslGate:
         self,
         step: Accepted,
         now_ms: int,
-        answer: Callable[[Step, int], list[Piece]],
-    ) -> list[Piece]:
+        respond: Callable[[Step, int], list[Buffer]],
+    ) -> list[Buffer]:
         principal = step.principal
         if self._first is not None and self._first[0] != principal:
             self._log_failure("another user than before", step.user, self._mechanism)
@@ -274,7 +274,7 @@ class SaslGate:
             self._expires_ms = now_ms + lifetime_ms
         elif not self._state.security.reauthenticates:
             session.gate = None
-        return answer(step, now_ms)
+        return respond(step, now_ms)
 
     def _lifetime_ms(self, step: Accepted, now_ms: int) -> int:
         """Return the lifetime of an authentication; 0 if it does not expire."""
@@ -295,7 +295,7 @@ class SaslGate:
         self,
         step: Rejected,
         now_ms: int,
-        answer: Callable[[Step, int], list[Piece]],
+        respond: Callable[[Step, int], list[Buffer]],
         pending: PendingResponse,
     ) -> None:
         """Answer a failed authentication after a delay, which slows down guessing."""
@@ -306,17 +306,17 @@ class SaslGate:
                 pending.set(CloseConnection("authentication failed"))
                 return
             self._session.is_ending = True
-            pending.set(answer(step, later_ms))
+            pending.set(respond(step, later_ms))
 
         delay_ms = self._state.security.failed_delay_ms
         self._state.timers.at(now_ms + delay_ms, send)
 
-    def _bare(self, step: Step, now_ms: int) -> list[Piece]:
+    def _bare(self, step: Step, now_ms: int) -> list[Buffer]:
         """Return a token as a frame without a header."""
         assert isinstance(step, Challenge | Accepted), step
         return [len(step.token).to_bytes(4, "big") + step.token]
 
-    def _framed(self, header: wire.Header, step: Step, now_ms: int) -> list[Piece]:
+    def _framed(self, header: wire.Header, step: Step, now_ms: int) -> list[Buffer]:
         """Return a step as the response of SaslAuthenticate."""
         response = wire.SASL_AUTHENTICATE.Response(auth_bytes=b"")
         if isinstance(step, Rejected):
@@ -356,7 +356,7 @@ def _decoded(header: wire.Header, frame: memoryview) -> Any:
         raise CloseConnection(str(error)) from error
 
 
-def _encoded(header: wire.Header, response: object) -> list[Piece]:
+def _encoded(header: wire.Header, response: object) -> list[Buffer]:
     api = wire.APIS[header.api_key]
     return wire.encode_response(
         api, header.api_version, header.correlation_id, response

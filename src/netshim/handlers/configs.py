@@ -20,7 +20,7 @@ from netshim import wire
 from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of
 from netshim.request_log import shown
-from netshim.scheduling import PendingResponse, as_value
+from netshim.scheduling import PendingResponse, without_tracebacks
 from netshim.settings import TOPIC_DEFAULTS
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
@@ -463,9 +463,9 @@ def _change_in_order(state: BrokerState, work: Callable[[], Any]) -> PendingResp
 
     Changes run one at a time, because a change of one group writes all groups.
     """
-    answer = PendingResponse()
-    state.work.submit(_SETTINGS, work, answer.set)
-    return answer
+    pending = PendingResponse()
+    state.work.submit(_SETTINGS, work, pending.set)
+    return pending
 
 
 def _only_deletes_of_a_broker(resource: Any) -> bool:
@@ -548,7 +548,7 @@ def _alter(
         try:
             groups.save()
         except LogcoreError as error:
-            failure = as_value(error)
+            failure = without_tracebacks(error)
     for result, wanted in changed:
         if failure is not None and result.resource_type == _GROUP_RESOURCE:
             result.error_code = code_of(failure)

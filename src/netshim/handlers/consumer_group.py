@@ -83,13 +83,13 @@ def consumer_group_heartbeat(
         owned=None if owned is None else frozenset(_partitions_of(owned)),
         may_see=partial(state.security.may_describe, call.session),
     )
-    answer = PendingResponse()
+    pending = PendingResponse()
     groups.consumer_heartbeat(
         heartbeat,
-        lambda result: answer.set(_heartbeat_response(result, call)),
+        lambda result: pending.set(_heartbeat_response(result, call)),
         may_lack_id=call.version < _OWN_ID_SINCE,
     )
-    return answer
+    return pending
 
 
 def _partitions_of(
@@ -159,9 +159,9 @@ def consumer_group_describe(
         GROUP_OPERATIONS if request.include_authorized_operations else NOT_REQUESTED
     )
     described = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for group_id in request.group_ids:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         described.append(_described(group_id, groups.get(group_id), operations, state))
     return wire.CONSUMER_GROUP_DESCRIBE.Response(groups=described)

@@ -125,10 +125,10 @@ class _ListedPartitions:
     def find(self) -> Steps[None]:
         """List the partitions, each of them once. Duplicates are ignored."""
         seen: set[tuple[str | None, int]] = set()
-        pace = ChunkCounter()
+        chunk_counter = ChunkCounter()
         for name, topic in zip(self._names, self._request.topics, strict=True):
             for partition in topic.partitions:
-                if pace.is_over():
+                if chunk_counter.is_over():
                     yield
                 number = partition.partition
                 if (name, number) in seen and name is not None:
@@ -380,7 +380,9 @@ def _fetch(
     # request then reads again at once.
     wanted = partitions.to_read()
     watched = (
-        keys if request.max_wait_ms > 0 and len(wanted) >= scheduling.PIECE else []
+        keys
+        if request.max_wait_ms > 0 and len(wanted) >= scheduling.CHUNK_ENTRIES
+        else []
     )
     waiting = _waiting(request, state)
     waiting.add(watched, record_call)
@@ -475,7 +477,6 @@ class _ParkedFetch:
     """
 
     __slots__ = (
-        "_answer",
         "_call",
         "_deadline_ms",
         "_enough",
@@ -483,6 +484,7 @@ class _ParkedFetch:
         "_is_reading",
         "_keys",
         "_partitions",
+        "_pending",
         "_request",
         "_size",
         "_state",
@@ -518,7 +520,7 @@ class _ParkedFetch:
         self._is_reading = False
         self._was_called = False
         self._waiting = _waiting(request, state)
-        self._answer = PendingResponse()
+        self._pending = PendingResponse()
         #: The last result of a request that compares all partitions, which is the
         #: response at the deadline. Otherwise None.
         self.found: FetchResponse | None = None
@@ -528,13 +530,13 @@ class _ParkedFetch:
 
         `reads_again` means that records may have arrived since the logs were read.
         """
-        answer = self._answer
+        pending = self._pending
         self._timer = self._state.timers.at(self._deadline_ms, self._retry)
         self._waiting.add(self._keys, self._retry)
-        answer.when_cancelled(self._forget)
+        pending.when_cancelled(self._forget)
         if reads_again:
             self._retry(self._state.now_ms)
-        return answer
+        return pending
 
     def _forget(self) -> None:
         self._waiting.remove(self._keys, self._retry)
@@ -542,7 +544,7 @@ class _ParkedFetch:
 
     def _finish(self, response: FetchResponse | Exception) -> None:
         self._forget()
-        self._answer.set(response)
+        self._pending.set(response)
 
     def _retry(self, now_ms: int) -> None:
         if self._is_reading:
@@ -667,9 +669,9 @@ def _collect(
     committed = request.isolation_level == 1
     follower = _follower_of(request, state)
     current = None
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for requested, name, partition in wanted:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         if requested is not current:
             current = requested
@@ -755,14 +757,14 @@ def _collect(
             # out of range.
             if offset < stable or not start <= offset <= log.log_end_offset:
                 most = min(left, partition.partition_max_bytes)
-                pieces = log.stored(
+                buffers = log.stored(
                     offset, stable, max_bytes=most, at_least_one=not total
                 )
-                size = sum(map(len, pieces))
-                if len(pieces) == 1:
-                    part.records = pieces[0]
+                size = sum(map(len, buffers))
+                if len(buffers) == 1:
+                    part.records = buffers[0]
                 elif size:
-                    part.records = pieces
+                    part.records = buffers
                 total += size
                 left -= size
             part.high_watermark = high_watermark
@@ -848,16 +850,16 @@ def _fetch_for_follower(
         return 0, True
     size = 0
     if requested.fetch_offset < log.log_end_offset:
-        pieces = log.stored(
+        buffers = log.stored(
             requested.fetch_offset,
             log.log_end_offset,
             max_bytes=min(most_bytes, requested.partition_max_bytes),
             at_least_one=not bytes_before,
             up_to="log_end",
         )
-        size = sum(map(len, pieces))
+        size = sum(map(len, buffers))
         if size:
-            part.records = pieces
+            part.records = buffers
     is_urgent = state.leadership.must_report(
         key, replica, part.high_watermark, has_records=size > 0
     )

@@ -29,7 +29,13 @@ from logcore.format.group_records import Committed
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.coordinators import GroupService
-from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with, whole
+from netshim.scheduling import (
+    ChunkCounter,
+    PendingResponse,
+    Steps,
+    resolve_with,
+    run_all_steps,
+)
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -209,10 +215,10 @@ def find_coordinator(
     create = state.transactions.create_topic
     if topic == OFFSETS_TOPIC:
         create = state.groups.create_topic
-    answer = PendingResponse()
+    pending = PendingResponse()
     # If the topic cannot be created, find() returns COORDINATOR_NOT_AVAILABLE.
-    state.submit(create, lambda _: answer_with(find, answer))
-    return answer
+    state.submit(create, lambda _: resolve_with(find, pending))
+    return pending
 
 
 def _find_coordinator(
@@ -241,9 +247,9 @@ def _find_coordinator(
     if call.version < 4:
         return response_type(**place(request.key))
     coordinators = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for key in request.coordinator_keys:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         coordinators.append(response_type.Coordinator(key=key, **place(key)))
     return response_type(coordinators=coordinators)
@@ -286,9 +292,9 @@ def join_group(
         takes_id_first=call.version >= _MEMBER_ID_SINCE,
         may_skip_assignment=call.version >= _SKIP_ASSIGNMENT_SINCE,
     )
-    answer = PendingResponse()
-    groups.join(join, lambda result: answer.set(_join_response(result, call)))
-    return answer
+    pending = PendingResponse()
+    groups.join(join, lambda result: pending.set(_join_response(result, call)))
+    return pending
 
 
 def _join_response(result: Result, call: Call) -> JoinGroupResponse:
@@ -329,9 +335,9 @@ def sync_group(
         # A leader may assign topics that the member must not see.
         may_see=partial(state.security.may_describe, call.session),
     )
-    answer = PendingResponse()
-    groups.sync(sync, lambda result: answer.set(_sync_response(result, call)))
-    return answer
+    pending = PendingResponse()
+    groups.sync(sync, lambda result: pending.set(_sync_response(result, call)))
+    return pending
 
 
 def _sync_response(result: Result, call: Call) -> SyncGroupResponse:
@@ -437,21 +443,21 @@ def offset_commit(
         request.group_instance_id,
         knows_epochs=call.version >= _EPOCHS_SINCE,
     )
-    answer = PendingResponse()
+    pending = PendingResponse()
 
-    def done(error: GroupError | None) -> None:
+    def finish(error: GroupError | None) -> None:
         code = code_of_group(error, call)
         for result in results:
             result.error_code = code or result.error_code
-        answer.set(response)
+        pending.set(response)
 
-    groups.request_commit(who, offsets, done)
-    return answer
+    groups.request_commit(who, offsets, finish)
+    return pending
 
 
 def offsets_in(
     topics: Sequence[Any],
-    answered_topics: Sequence[Any],
+    result_topics: Sequence[Any],
     call: Call,
     state: BrokerState,
     expire_ms: int = -1,
@@ -461,30 +467,32 @@ def offsets_in(
     """
     # Compared after the chunks, between which topics may change.
     version = state.logdir.host.topics_version
-    found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
+    found = yield from _offsets_in(topics, result_topics, call, state, expire_ms)
     if state.logdir.host.topics_version != version:
         # Topics were deleted or created between two chunks. A new topic must not
         # inherit offsets of an old one.
-        found = whole(_offsets_in(topics, answered_topics, call, state, expire_ms))
+        found = run_all_steps(
+            _offsets_in(topics, result_topics, call, state, expire_ms)
+        )
     return found
 
 
 def _offsets_in(
     topics: Sequence[Any],
-    answered_topics: Sequence[Any],
+    result_topics: Sequence[Any],
     call: Call,
     state: BrokerState,
     expire_ms: int,
 ) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
     offsets: dict[tuple[str, int], Committed] = {}
     results = []
-    pace = ChunkCounter()
-    for topic, answered in zip(topics, answered_topics, strict=True):
+    chunk_counter = ChunkCounter()
+    for topic, result_topic in zip(topics, result_topics, strict=True):
         numbers = state.logs.numbers_of(topic.name)
         for partition, result in zip(
-            topic.partitions, answered.partitions, strict=True
+            topic.partitions, result_topic.partitions, strict=True
         ):
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             if partition.partition_index not in numbers:
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
@@ -554,21 +562,25 @@ def offset_fetch(
     """
     response_type = wire.OFFSET_FETCH.Response
     is_strict = request.require_stable
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     if call.version < 8:
         group = groups.get(request.group_id)
         topics = yield from _fetched(
-            response_type.Topic, request.topics, group, is_strict, pace
+            response_type.Topic, request.topics, group, is_strict, chunk_counter
         )
         return response_type(topics=topics)
     fetched = []
     for requested in request.groups:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         fetched.append(
             (
                 yield from _fetched_group(
-                    requested, call, groups.get(requested.group_id), is_strict, pace
+                    requested,
+                    call,
+                    groups.get(requested.group_id),
+                    is_strict,
+                    chunk_counter,
                 )
             )
         )
@@ -580,7 +592,7 @@ def _fetched_group(
     call: Call,
     group: Group | None,
     is_strict: bool,
-    pace: ChunkCounter,
+    chunk_counter: ChunkCounter,
 ) -> Steps[OffsetFetchResponse.Group]:
     """Return the offsets of a group. A request with the id of a member of the consumer
     protocol must also have its present epoch.
@@ -598,7 +610,7 @@ def _fetched_group(
                 group_id=requested.group_id, error_code=code_of_group(error, call)
             )
     topics = yield from _fetched(
-        group_type.Topic, requested.topics, group, is_strict, pace
+        group_type.Topic, requested.topics, group, is_strict, chunk_counter
     )
     return group_type(group_id=requested.group_id, topics=topics)
 
@@ -608,7 +620,7 @@ def _fetched(
     topics: Any,
     group: Group | None,
     is_strict: bool,
-    pace: ChunkCounter,
+    chunk_counter: ChunkCounter,
 ) -> Steps[list[Any]]:
     if group is None:
         # As in Kafka, a group that does not exist has no offsets, and this is no error.
@@ -628,7 +640,7 @@ def _fetched(
     for name, numbers in wanted:
         partitions = []
         for number in numbers:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             partition = topic_type.Partition(
                 partition_index=number, committed_offset=-1, metadata=""
@@ -664,12 +676,12 @@ def offset_delete(
         return response_type(error_code=codes.INVALID_GROUP_ID)
     topics = []
     known = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for topic in request.topics:
         numbers = state.logs.numbers_of(topic.name)
         results = []
         for partition in topic.partitions:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             result = response_type.Topic.Partition(
                 partition_index=partition.partition_index
@@ -699,15 +711,15 @@ def offset_delete(
         elif group.has_offset(name, result.partition_index):
             keys.append((name, result.partition_index))
             stored.append(result)
-    answer = PendingResponse()
+    pending = PendingResponse()
 
-    def done(error: GroupError | None) -> None:
+    def finish(error: GroupError | None) -> None:
         for result in stored:
             result.error_code = code_of_group(error, call)
-        answer.set(response_type(topics=topics))
+        pending.set(response_type(topics=topics))
 
-    groups.request_delete_offsets(request.group_id, keys, done)
-    return answer
+    groups.request_delete_offsets(request.group_id, keys, finish)
+    return pending
 
 
 # -- requests of admin tools -----------------------------------------------------------
@@ -738,9 +750,9 @@ def describe_groups(
     if request.include_authorized_operations:
         operations = GROUP_OPERATIONS
     results = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for group_id in request.groups:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         group = groups.get(group_id)
         # ConsumerGroupDescribe describes groups of the consumer protocol.
@@ -792,10 +804,10 @@ def list_groups(
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
     listed = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     # A copy, because groups may be created and deleted between two chunks.
     for group in list(groups.all()):
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         if (not states or group.state.lower() in states) and (
             not types or _type_of(group) in types
@@ -839,18 +851,18 @@ def delete_groups(
     left = len(response.results)
     if not left:
         return response
-    answer = PendingResponse()
+    pending = PendingResponse()
 
-    def done(result: DeleteGroupsResponse.Group, error: GroupError | None) -> None:
+    def finish(result: DeleteGroupsResponse.Group, error: GroupError | None) -> None:
         nonlocal left
         result.error_code = code_of_group(error, call)
         left -= 1
         if not left:
-            answer.set(response)
+            pending.set(response)
 
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for result in response.results:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
-        groups.request_delete(result.group_id, partial(done, result))
-    return answer
+        groups.request_delete(result.group_id, partial(finish, result))
+    return pending

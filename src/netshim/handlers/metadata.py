@@ -20,7 +20,7 @@ from logcore.metadata.filenames import (
 )
 from netshim import wire
 from netshim.handlers.failures import code_of
-from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, resolve_with
 from netshim.state import BrokerState, Call
 from netshim.topic_ids import NO_ID
 from netshim.topology import NO_NODE
@@ -85,23 +85,23 @@ def metadata(
     # The topics are counted before their creation, because the client may send further
     # requests during the creation.
     call.session.topics_made += len(missing)
-    answer = PendingResponse()
+    pending = PendingResponse()
 
-    def done(failures: dict[str, int] | Exception) -> None:
+    def finish(failures: dict[str, int] | Exception) -> None:
         if isinstance(failures, Exception):
-            answer.set(failures)
+            pending.set(failures)
             return
         # Topics that were not created do not count.
         call.session.topics_made -= len(failures)
-        answer_with(
+        resolve_with(
             lambda: _metadata_when_known(
                 request, call, state, is_for_all, {**refused, **failures}
             ),
-            answer,
+            pending,
         )
 
-    state.submit(lambda: _create_topics(missing, state, call), done)
-    return answer
+    state.submit(lambda: _create_topics(missing, state, call), finish)
+    return pending
 
 
 def _refused_ids(request: MetadataRequest) -> MetadataResponse:
@@ -171,9 +171,9 @@ def _when_epochs_are_known(
             with contextlib.suppress(LogcoreError, OSError):
                 logdir.host.leader_epoch(name, number)
 
-    answer = PendingResponse()
-    state.submit(read, lambda _: answer_with(handle, answer))
-    return answer
+    pending = PendingResponse()
+    state.submit(read, lambda _: resolve_with(handle, pending))
+    return pending
 
 
 def _create_topics(names: list[str], state: BrokerState, call: Call) -> dict[str, int]:
@@ -212,17 +212,19 @@ def _metadata(
 ) -> Steps[MetadataResponse]:
     response_type = wire.METADATA.Response
     results = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     if is_for_all:
         for name in state.logdir.topics():
-            results.append((yield from _topic_metadata(name, request, state, pace)))
+            results.append(
+                (yield from _topic_metadata(name, request, state, chunk_counter))
+            )
     # A topic that is requested twice is returned once.
     once = {
         (requested.name, requested.topic_id): requested
         for requested in request.topics or ()
     }
     for requested in () if is_for_all else once.values():
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         name = requested.name or ""
         if call.version >= _IDS_SINCE and requested.topic_id != NO_ID:
@@ -237,10 +239,12 @@ def _metadata(
                 )
             else:
                 results.append(
-                    (yield from _topic_metadata(known, request, state, pace))
+                    (yield from _topic_metadata(known, request, state, chunk_counter))
                 )
         elif name in state.logdir:
-            results.append((yield from _topic_metadata(name, request, state, pace)))
+            results.append(
+                (yield from _topic_metadata(name, request, state, chunk_counter))
+            )
         else:
             # As in Kafka, an invalid name has an error of its own, so that clients do
             # not retry.
@@ -282,7 +286,7 @@ def _topic_metadata(
     name: str,
     request: MetadataRequest | _NoOptions,
     state: BrokerState,
-    pace: ChunkCounter,
+    chunk_counter: ChunkCounter,
 ) -> Steps[MetadataResponse.Topic]:
     topic_type = wire.METADATA.Response.Topic
     partition_type = topic_type.Partition
@@ -293,7 +297,7 @@ def _topic_metadata(
         return topic_type(error_code=code_of(error), name=name)
     partitions = []
     for number in numbers:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         found = state.topology.partition(name, number)
         partitions.append(
@@ -387,9 +391,9 @@ def _describe_topic_partitions(
     left = max(1, min(request.response_partition_limit, 2_000))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []
     next_cursor = None
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for name in names:
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         # Topics are returned in the order of their names. An earlier response contained
         # this one.
@@ -413,7 +417,7 @@ def _describe_topic_partitions(
         if cursor is not None and name == cursor.topic_name:
             # The page continues within this topic.
             first = cursor.partition_index
-        described = yield from _topic_metadata(name, _NO_OPTIONS, state, pace)
+        described = yield from _topic_metadata(name, _NO_OPTIONS, state, chunk_counter)
         partitions = [
             partition
             for partition in described.partitions

@@ -16,11 +16,11 @@ from logcore.reader import list_offset_for_max_timestamp, list_offset_for_timest
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import (
-    answer_into,
     log_of,
+    resolve_into,
     when_transactions_are_known,
 )
-from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, resolve_with
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -76,9 +76,9 @@ def _when_visible(
     for up to 100 ms.
     """
     unsynced = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for name, number in dict.fromkeys(requested):
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         # handle() reports the error for its partition.
         with contextlib.suppress(LogcoreError):
@@ -89,18 +89,18 @@ def _when_visible(
                 unsynced.append(log)
     if not unsynced:
         return None
-    answer = PendingResponse()
+    pending = PendingResponse()
     left = len(unsynced)
 
-    def done(_: object) -> None:
+    def finish(_: object) -> None:
         nonlocal left
         left -= 1
         if not left:
-            answer_with(handle, answer)
+            resolve_with(handle, pending)
 
     for log in unsynced:
-        state.syncs.when_durable(log, log.log_end_offset, done)
-    return answer
+        state.syncs.when_durable(log, log.log_end_offset, finish)
+    return pending
 
 
 def _list_offsets(
@@ -112,7 +112,7 @@ def _list_offsets(
     is_visible: bool = False,
     knows_transactions: bool = False,
 ) -> Steps[ListOffsetsResponse | PendingResponse]:
-    def again(knows_transactions: bool) -> ListOffsetsResponse | PendingResponse:
+    def list_again(knows_transactions: bool) -> ListOffsetsResponse | PendingResponse:
         return state.run_in_steps(
             _list_offsets(
                 request,
@@ -125,19 +125,19 @@ def _list_offsets(
         )
 
     if not is_visible:
-        later = yield from _when_visible(
-            requested, lambda: again(knows_transactions=False), state
+        pending = yield from _when_visible(
+            requested, lambda: list_again(knows_transactions=False), state
         )
-        if later is not None:
-            return later
+        if pending is not None:
+            return pending
     if request.isolation_level == 1 and not knows_transactions:
-        later = when_transactions_are_known(
-            requested, lambda: again(knows_transactions=True), state
+        pending = when_transactions_are_known(
+            requested, lambda: list_again(knows_transactions=True), state
         )
-        if later is not None:
-            return later
+        if pending is not None:
+            return pending
 
-    def answer(
+    def fill_result(
         key: tuple[str, int],
         requested: ListOffsetsRequest.Topic.Partition,
         result: ListOffsetsResponse.Topic.Partition,
@@ -174,36 +174,37 @@ def _list_offsets(
             if newest is not None and newest[0] < end:
                 result.offset, result.timestamp = newest
         else:
-            found = list_offset_for_timestamp(log, timestamp)
-            if found is not None and found[0] < end:
-                result.offset, result.timestamp = found
+            record = list_offset_for_timestamp(log, timestamp)
+            if record is not None and record[0] < end:
+                result.offset, result.timestamp = record
         # No record was found, so there is no offset to which an epoch could belong.
         if result.offset < 0:
             result.leader_epoch = -1
 
     seen: set[tuple[str, int]] = set()
-    twice: set[tuple[str, int]] = set()
+    duplicates: set[tuple[str, int]] = set()
     for topic in request.topics:
         for partition in topic.partitions:
             key = topic.name, partition.partition_index
             # Kafka refuses a partition that is named twice: the response has one entry
             # for each.
-            (twice if key in seen else seen).add(key)
+            (duplicates if key in seen else seen).add(key)
     topic_type = wire.LIST_OFFSETS.Response.Topic
     response = wire.LIST_OFFSETS.Response(topics=[])
     work: list[Callable[[], None]] = []
     reads = False
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for topic in request.topics:
         results = []
         for partition in {
-            each.partition_index: each for each in topic.partitions
+            partition_entry.partition_index: partition_entry
+            for partition_entry in topic.partitions
         }.values():
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             result = topic_type.Partition(partition_index=partition.partition_index)
             results.append(result)
-            if (topic.name, partition.partition_index) in twice:
+            if (topic.name, partition.partition_index) in duplicates:
                 result.error_code = codes.INVALID_REQUEST
                 continue
             log = log_of(
@@ -212,10 +213,10 @@ def _list_offsets(
             if log is not None:
                 work.append(
                     partial(
-                        answer_into,
+                        resolve_into,
                         result,
                         partial(
-                            answer,
+                            fill_result,
                             (topic.name, partition.partition_index),
                             partition,
                             result,
@@ -233,19 +234,19 @@ def _list_offsets(
     # The ends of logs are in memory, so a request for ends needs no other thread.
     if not reads:
         for step in work:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             step()
         return response
 
-    def answer_all() -> ListOffsetsResponse:
+    def run_work() -> ListOffsetsResponse:
         for step in work:
             step()
         return response
 
-    later = PendingResponse()
-    state.submit(answer_all, later.set)  # a search by time reads indexes and batches
-    return later
+    pending = PendingResponse()
+    state.submit(run_work, pending.set)  # a search by time reads indexes and batches
+    return pending
 
 
 def offset_for_leader_epoch(
@@ -264,7 +265,7 @@ def offset_for_leader_epoch(
 def _offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, state: BrokerState
 ) -> Steps[OffsetForLeaderEpochResponse]:
-    def answer(
+    def fill_result(
         requested: OffsetForLeaderEpochRequest.Topic.Partition,
         result: OffsetForLeaderEpochResponse.Topic.Partition,
         log: Log,
@@ -275,17 +276,17 @@ def _offset_for_leader_epoch(
 
     topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
     topics = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for topic in request.topics:
         results = []
         for partition in topic.partitions:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             result = topic_type.Partition(partition=partition.partition)
             results.append(result)
             log = log_of(topic.topic, partition.partition, partition, result, state)
             if log is not None:
-                answer_into(result, partial(answer, partition, result, log))
+                resolve_into(result, partial(fill_result, partition, result, log))
         topics.append(topic_type(topic=topic.topic, partitions=results))
     return wire.OFFSET_FOR_LEADER_EPOCH.Response(topics=topics)
 
@@ -365,9 +366,9 @@ def _delete_records(
             except LogcoreError as error:
                 result.error_code = code_of(error)
 
-    answer = PendingResponse()
+    pending = PendingResponse()
 
-    def done(error: object) -> None:
+    def finish(error: object) -> None:
         # Fetches that wait below the new start are refused now, not at the end of their
         # waits.
         keys = [
@@ -376,7 +377,7 @@ def _delete_records(
             for each in topic.partitions
         ]
         state.fetches.wake(keys, call.now_ms)
-        answer.set(error if isinstance(error, Exception) else response)
+        pending.set(error if isinstance(error, Exception) else response)
 
-    state.submit(delete_all, done)
-    return answer
+    state.submit(delete_all, finish)
+    return pending

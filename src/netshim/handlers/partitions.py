@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from logcore import Log, LogcoreError
 from logcore.reader import unsearched_offsets
 from netshim.handlers.failures import code_of
-from netshim.scheduling import PendingResponse, answer_with
+from netshim.scheduling import PendingResponse, resolve_with
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -87,7 +87,7 @@ def name_leader(
     ]
 
 
-def answer_into(result: Coded, step: Callable[[], None]) -> None:
+def resolve_into(result: Coded, step: Callable[[], None]) -> None:
     """Fill the result of one partition, or its error code."""
     try:
         step()
@@ -114,7 +114,7 @@ def when_transactions_are_known(
             logs.append(log)
     if not logs:
         return None
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def read_transactions() -> None:
         for log in logs:
@@ -122,5 +122,5 @@ def when_transactions_are_known(
             with contextlib.suppress(LogcoreError):
                 _ = log.last_stable_offset
 
-    state.submit(read_transactions, lambda _: answer_with(handle, answer))
-    return answer
+    state.submit(read_transactions, lambda _: resolve_with(handle, pending))
+    return pending

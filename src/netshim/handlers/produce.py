@@ -49,8 +49,8 @@ from netshim.scheduling import (
     CloseConnection,
     PendingResponse,
     Steps,
-    answer_with,
-    as_value,
+    resolve_with,
+    without_tracebacks,
 )
 from netshim.state import BrokerState, Call
 from netshim.wire import Buffer, codes
@@ -116,7 +116,7 @@ def produce(
     if state.transactions.is_prepared(producer, partitions, adds=adds):
         return _produce_in_order(request, call, state)
     _copy_records(request)
-    answer = PendingResponse()
+    pending = PendingResponse()
     state.transactions.prepare(
         producer,
         # A partition that does not exist is not added. Its append is refused later.
@@ -126,12 +126,12 @@ def produce(
             if number in state.logs.numbers_of(name)
         },
         call.now_ms,
-        lambda errors: answer_with(
-            lambda: _produce_in_order(request, call, state, errors), answer
+        lambda errors: resolve_with(
+            lambda: _produce_in_order(request, call, state, errors), pending
         ),
         adds=adds,
     )
-    return answer
+    return pending
 
 
 def _transactional(
@@ -232,22 +232,22 @@ def _produce_one(
     state.leadership.appended(key, log, end, call.now_ms)
     if request.acks == 1 or state.leadership.is_committed(log, end):
         return response
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def synced(error: LogcoreError | None) -> None:
         if error is not None:
             refuse(result, code_of(error), message_of(error), call, state)
-        answer.set(response)
+        pending.set(response)
 
     state.leadership.when_committed(key, log, end, synced)
-    return answer
+    return pending
 
 
 def _append(log: Log, records: Buffer) -> Receipt | Exception:
     try:
         return log.append_batch(records, durability="os")
     except LogcoreError as error:
-        return as_value(error)
+        return without_tracebacks(error)
 
 
 def _append_from_0(log: Log, records: Buffer) -> _Outcome:
@@ -265,7 +265,7 @@ def _append_from_0(log: Log, records: Buffer) -> _Outcome:
                 found=sequence,
             )
     except LogcoreError as error:
-        return as_value(error)
+        return without_tracebacks(error)
     return _append(log, records)
 
 
@@ -387,7 +387,7 @@ class _ProduceRound:
         self.call = call
         self.state = state
         self.response = wire.PRODUCE.Response(responses=[])
-        self.answer = PendingResponse()
+        self.pending = PendingResponse()
         #: Partitions without a result, plus 1 until all of them are started.
         self._left = 1
         self._has_failed = False
@@ -395,7 +395,7 @@ class _ProduceRound:
     def run(self) -> Steps[ProduceResponse | PendingResponse | None]:
         """Start each partition, in chunks. Return the response, or a PendingResponse."""
         topic_type = wire.PRODUCE.Response.Topic
-        pace = ChunkCounter()
+        chunk_counter = ChunkCounter()
         are_copied = False
         for topic in self.request.topic_data:
             # If the request names a partition twice, the last entry counts.
@@ -414,7 +414,7 @@ class _ProduceRound:
                 )
             )
             for requested, result in zip(requested_once.values(), results, strict=True):
-                if pace.is_over():
+                if chunk_counter.is_over():
                     if not are_copied:
                         _copy_records(self.request)
                         are_copied = True
@@ -422,12 +422,12 @@ class _ProduceRound:
                 self._left += 1
                 self.start(topic, requested, result)
         self.finish()
-        if not self.answer.is_set:
-            return self.answer
+        if not self.pending.is_set:
+            return self.pending
         # A request with acks=0 has failed.
-        if isinstance(self.answer.value, CloseConnection):
-            raise self.answer.value
-        value: ProduceResponse | None = self.answer.value
+        if isinstance(self.pending.value, CloseConnection):
+            raise self.pending.value
+        value: ProduceResponse | None = self.pending.value
         return value
 
     def start(
@@ -588,12 +588,12 @@ class _ProduceRound:
             # Only refused partitions name a leader.
             if self._has_failed:
                 name_leaders(self.response, self.call, self.state)
-            self.answer.set(self.response)
+            self.pending.set(self.response)
         elif self._has_failed:
             # As in Kafka: a producer with acks=0 gets no responses.
-            self.answer.set(CloseConnection("a produce request with acks=0 failed"))
+            self.pending.set(CloseConnection("a produce request with acks=0 failed"))
         else:
-            self.answer.set(None)
+            self.pending.set(None)
 
 
 def _is_still(topic: ProduceRequest.Topic, state: BrokerState) -> bool:

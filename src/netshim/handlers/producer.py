@@ -32,16 +32,16 @@ def init_producer_id(
     if request.transactional_id is not None:
         return init_transactional_id(request, call, state)
 
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def respond(result: object) -> None:
         if isinstance(result, int):
-            answer.set(response_type(producer_id=result, producer_epoch=0))
+            pending.set(response_type(producer_id=result, producer_epoch=0))
         elif isinstance(result, LogcoreError):
-            answer.set(response_type(error_code=code_of(result)))
+            pending.set(response_type(error_code=code_of(result)))
         else:
-            answer.set(result)
+            pending.set(result)
 
     # The disk may block: an id is recorded there before it is returned.
     state.allocate_producer_id(respond)
-    return answer
+    return pending

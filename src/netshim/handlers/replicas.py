@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from netshim import wire
-from netshim.scheduling import ChunkCounter, PendingResponse, Steps, whole
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, run_all_steps
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
@@ -37,7 +37,7 @@ def elect_leaders(
     if not state.leadership.is_clustered:
         return state.run_in_steps(_elect_leaders(request, state))
     # Each election writes to the registry.
-    return state.in_background(lambda: whole(_elect_leaders(request, state)))
+    return state.in_background(lambda: run_all_steps(_elect_leaders(request, state)))
 
 
 def _elect_leaders(
@@ -52,7 +52,7 @@ def _elect_leaders(
     is_known = request.election_type in _ELECTIONS
     is_unclean = request.election_type == _UNCLEAN
     topics = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     # null requests all partitions.
     if request.topic_partitions is None and is_known and state.leadership.is_clustered:
         for name in state.logdir.topics():
@@ -79,7 +79,7 @@ def _elect_leaders(
         numbers = state.logs.numbers_of(topic.topic)
         results = []
         for number in topic.partitions:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             # The error of the request is also the error of each partition, because some
             # tools read only that.
@@ -108,7 +108,7 @@ def alter_partition_reassignments(
     if not state.leadership.is_clustered:
         return state.run_in_steps(_reassign(request, state))
     # Each change writes to the registry.
-    return state.in_background(lambda: whole(_reassign(request, state)))
+    return state.in_background(lambda: run_all_steps(_reassign(request, state)))
 
 
 def _reassign(
@@ -118,12 +118,12 @@ def _reassign(
     response_type = wire.ALTER_PARTITION_REASSIGNMENTS.Response
     topic_type = response_type.Topic
     topics = []
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for topic in request.topics:
         numbers = state.logs.numbers_of(topic.name)
         results = []
         for requested in topic.partitions:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             code, message = codes.NONE, None
             if requested.partition_index not in numbers:

@@ -366,9 +366,9 @@ def delete_topics(
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
 
-    answer = PendingResponse()
+    pending = PendingResponse()
 
-    def done(error: object) -> None:
+    def finish(error: object) -> None:
         deleted = {name for name, result in to_delete if not result.error_code}
         # Fetches that wait for records of these topics are answered now.
         state.fetches.wake(
@@ -379,18 +379,18 @@ def delete_topics(
             error if isinstance(error, Exception) else response_type(responses=results)
         )
         if state.is_shared or not deleted:
-            answer.set(response)
+            pending.set(response)
             return
 
         def end_deletion(failure: object) -> None:
             def end() -> None:
                 state.logdir.host.end_deletion(deleted, is_forgotten=failure is None)
 
-            state.submit(end, lambda _: answer.set(response))
+            state.submit(end, lambda _: pending.set(response))
 
         # A name can be used again once no group has an offset of the topic. Otherwise,
         # a new topic of that name would inherit the offsets after a crash.
         state.groups.topics_deleted(deleted, call.now_ms, end_deletion)
 
-    state.submit(work, done)
-    return answer
+    state.submit(work, finish)
+    return pending

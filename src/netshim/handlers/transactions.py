@@ -42,7 +42,7 @@ from netshim import wire
 from netshim.coordinators import TransactionErrors
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.group import code_of_group, offsets_in
-from netshim.scheduling import ChunkCounter, PendingResponse, Steps, answer_with
+from netshim.scheduling import ChunkCounter, PendingResponse, Steps, resolve_with
 from netshim.state import BrokerState, Call
 from netshim.topic_patterns import compile_pattern
 from netshim.transactions import Markers, add_or_verify
@@ -128,17 +128,17 @@ def when_transactions_are_loaded(
     """
     if state.transactions.is_loaded:
         return handle()
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def when_loaded(is_loaded: bool) -> None:
         if is_loaded:
-            answer_with(handle, answer)
+            resolve_with(handle, pending)
         else:
             # The client retries. Each attempt reads the transactions again.
-            answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
+            pending.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
 
     state.transactions.load(call.now_ms, when_loaded)
-    return answer
+    return pending
 
 
 def _when_found(
@@ -153,20 +153,20 @@ def _when_found(
     """
 
     def handle() -> PendingResponse:
-        answer = PendingResponse()
+        pending = PendingResponse()
 
         def found_all(found: dict[str, StoredTransaction] | Exception) -> None:
             # After NOT_COORDINATOR, the client finds the new coordinator. After the other
             # code, it sends the request to this broker again.
             if isinstance(found, NotLeaderError):
-                answer.set(refuse(codes.NOT_COORDINATOR))
+                pending.set(refuse(codes.NOT_COORDINATOR))
             elif isinstance(found, Exception):
-                answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
+                pending.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
             else:
-                answer_with(lambda: state.run_in_steps(respond(found)), answer)
+                resolve_with(lambda: state.run_in_steps(respond(found)), pending)
 
         state.transactions.find_stored(names, found_all)
-        return answer
+        return pending
 
     return when_transactions_are_loaded(call, state, handle, refuse)
 
@@ -183,11 +183,11 @@ def init_transactional_id(
     )
 
     def handle() -> PendingResponse:
-        answer = PendingResponse()
+        pending = PendingResponse()
 
-        def done(result: Result) -> None:
+        def finish(result: Result) -> None:
             if isinstance(result, ProducerIdAndEpoch):
-                answer.set(
+                pending.set(
                     response_type(
                         producer_id=result.producer_id,
                         producer_epoch=result.producer_epoch,
@@ -197,12 +197,12 @@ def init_transactional_id(
                 # The third result, Unended, is for producers of this process that keep
                 # their transaction open (KIP-939).
                 assert isinstance(result, TransactionError), result
-                answer.set(
+                pending.set(
                     response_type(error_code=_code(result, call), producer_epoch=-1)
                 )
 
-        state.transactions.request(requested, call.now_ms, done)
-        return answer
+        state.transactions.request(requested, call.now_ms, finish)
+        return pending
 
     return when_transactions_are_loaded(
         call, state, handle, lambda code: response_type(error_code=code)
@@ -283,13 +283,13 @@ def _add_for_brokers(
     # The number of transactions without a result, plus one until all are requested: a
     # result that is available at once must not finish the response.
     left = 1
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def finish() -> None:
         nonlocal left
         left -= 1
         if not left:
-            answer.set(response)
+            pending.set(response)
 
     def complete(
         result: AddPartitionsToTxnResponse.Transaction,
@@ -348,9 +348,9 @@ def _add_for_brokers(
         )
     finish()
     # If all results came from memory, the connection need not wait.
-    if answer.is_set:
+    if pending.is_set:
         return response
-    return answer
+    return pending
 
 
 def _code_of_unknown(known: set[Partition], partition: Partition) -> int:
@@ -364,10 +364,10 @@ def _answer_with_code(
     requested: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
 ) -> PendingResponse:
     """Send a request to the coordinator, and return its code as a response."""
-    answer = PendingResponse()
+    pending = PendingResponse()
 
-    def done(result: Result) -> None:
-        answer.set(
+    def finish(result: Result) -> None:
+        pending.set(
             response(
                 _code(result, call)
                 if isinstance(result, TransactionError)
@@ -375,8 +375,8 @@ def _answer_with_code(
             )
         )
 
-    state.transactions.request(requested, call.now_ms, done)
-    return answer
+    state.transactions.request(requested, call.now_ms, finish)
+    return pending
 
 
 def add_offsets_to_txn(
@@ -416,16 +416,16 @@ def _with_offsets_topic(
     # A transaction may be the first to commit offsets.
     if OFFSETS_TOPIC in state.logdir:
         return handle()
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def made(result: Any) -> None:
         if isinstance(result, Exception):
-            answer.set(response(codes.COORDINATOR_NOT_AVAILABLE))
+            pending.set(response(codes.COORDINATOR_NOT_AVAILABLE))
         else:
-            answer_with(handle, answer)
+            resolve_with(handle, pending)
 
     state.submit(state.groups.create_topic, made)
-    return answer
+    return pending
 
 
 def _home_of(group_id: str, state: BrokerState) -> tuple[str, int]:
@@ -448,25 +448,25 @@ def end_txn(request: EndTxnRequest, call: Call, state: BrokerState) -> Any:
     )
 
     def handle() -> PendingResponse:
-        answer = PendingResponse()
+        pending = PendingResponse()
 
-        def done(result: Result) -> None:
+        def finish(result: Result) -> None:
             if isinstance(result, TransactionError):
-                answer.set(response_type(error_code=_code(result, call)))
+                pending.set(response_type(error_code=_code(result, call)))
             # The client continues with this id and epoch. The id is new after an epoch
             # of 32,767.
             elif isinstance(result, ProducerIdAndEpoch) and is_second:
-                answer.set(
+                pending.set(
                     response_type(
                         producer_id=result.producer_id,
                         producer_epoch=result.producer_epoch,
                     )
                 )
             else:
-                answer.set(response_type())
+                pending.set(response_type())
 
-        state.transactions.request(requested, call.now_ms, done)
-        return answer
+        state.transactions.request(requested, call.now_ms, finish)
+        return pending
 
     return when_transactions_are_loaded(
         call, state, handle, lambda code: response_type(error_code=code)
@@ -525,23 +525,23 @@ def txn_offset_commit(
         # partition.
         if state.transactions.is_prepared(who, home, adds=adds):
             return when_groups_are_known()
-        answer = PendingResponse()
+        pending = PendingResponse()
 
         def prepared(errors: TransactionErrors) -> None:
             if errors:
                 # A commit of offsets is about one partition of `__consumer_offsets`.
                 (error,) = errors.values()
-                answer.set(refuse(_code_of_offsets(error, call)))
+                pending.set(refuse(_code_of_offsets(error, call)))
             else:
-                answer_with(when_groups_are_known, answer)
+                resolve_with(when_groups_are_known, pending)
 
         state.transactions.prepare(who, home, call.now_ms, prepared, adds=adds)
-        return answer
+        return pending
 
-    answered: TxnOffsetCommitResponse | PendingResponse = _with_offsets_topic(
+    outcome: TxnOffsetCommitResponse | PendingResponse = _with_offsets_topic(
         state, response, when_added
     )
-    return answered
+    return outcome
 
 
 def _code_of_offsets(error: TransactionError, call: Call) -> int:
@@ -567,16 +567,16 @@ def _commit_offsets(
     # No partition of the request exists.
     if not results:
         return response
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def refuse_all(code: int) -> None:
         for result in results:
             # A code of a partition remains if the commit succeeds.
             result.error_code = code or result.error_code
 
-    def done(error: GroupError | None) -> None:
+    def finish(error: GroupError | None) -> None:
         refuse_all(code_of_group(error, call))
-        answer.set(response)
+        pending.set(response)
 
     committer = Committer(
         request.group_id,
@@ -590,12 +590,12 @@ def _commit_offsets(
     error = state.transactions.verified(
         (request.transactional_id, *producer),
         _home_of(request.group_id, state),
-        lambda: state.groups.request_commit(committer, offsets, done, producer),
+        lambda: state.groups.request_commit(committer, offsets, finish, producer),
     )
     if error is not None:
         refuse_all(_code_of_offsets(error, call))
         return response
-    return answer
+    return pending
 
 
 # -- requests of admin tools -----------------------------------------------------------
@@ -628,7 +628,7 @@ def write_txn_markers(
     left = sum(len(places) for _, places in work)
     if not left:
         return response
-    answer = PendingResponse()
+    pending = PendingResponse()
 
     def count_down(
         places: dict[Partition, Any], place: Partition, error: Exception | None
@@ -645,7 +645,7 @@ def write_txn_markers(
             result.error_code = code_of(error)
         left -= 1
         if not left:
-            answer.set(response)
+            pending.set(response)
 
     for marker, places in work:
         effect = WriteMarkers(
@@ -663,7 +663,7 @@ def write_txn_markers(
             coordinator_epoch=marker.coordinator_epoch,
             on_marker=partial(count_down, places),
         ).write()
-    return answer
+    return pending
 
 
 def describe_transactions(
@@ -699,9 +699,9 @@ def describe_transactions(
         found: Mapping[str, StoredTransaction],
     ) -> Steps[DescribeTransactionsResponse]:
         states = []
-        pace = ChunkCounter()
+        chunk_counter = ChunkCounter()
         for name in request.transactional_ids:
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             states.append(described(name, found.get(name)))
         return response_type(transaction_states=states)
@@ -750,10 +750,10 @@ def list_transactions(
         found: Mapping[str, StoredTransaction],
     ) -> Steps[ListTransactionsResponse]:
         listed = []
-        pace = ChunkCounter()
+        chunk_counter = ChunkCounter()
         # A copy, because other requests change the transactions between two chunks.
         for name, stored in list(found.items()):
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             if is_wanted(name, stored):
                 listed.append(

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 #: Hosts of this machine.
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 #: How long a page waits for the broker's loop.
-_ANSWER_S: Final = 10.0
+_CALL_TIMEOUT_S: Final = 10.0
 #: Connections of one port; further ones get 503.
 _MAX_CONNECTIONS: Final = 100
 #: Iterations of the event loop until the remaining connections are closed.
@@ -236,7 +236,7 @@ class BrokerCalls:
             TimeoutError: the loop is blocked.
             RuntimeError: the loop has ended.
         """
-        return await self.receive(lambda done: done(function()))
+        return await self.receive(lambda callback: callback(function()))
 
     async def receive(self, function: Callable[[Callable[[_T], None]], object]) -> _T:
         """Return the value that a function in the broker's loop passes to its callback.
@@ -245,18 +245,18 @@ class BrokerCalls:
         """
         result: Future[_T] = Future()
 
-        def done(value: _T) -> None:
+        def finish(value: _T) -> None:
             # The page does not wait any more if its time is over.
             with contextlib.suppress(InvalidStateError):
                 result.set_result(value)
 
         def run() -> None:
             try:
-                function(done)
+                function(finish)
             except Exception as error:  # raised in the page
                 with contextlib.suppress(InvalidStateError):
                     result.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
             return await asyncio.wrap_future(result)

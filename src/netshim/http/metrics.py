@@ -93,10 +93,10 @@ def _committed(group: Group) -> Iterator[tuple[Key, int]]:
 def group_keys(state: BrokerState) -> Steps[list[Key]]:
     """Return the partitions with committed offsets, at most MAX_SERIES."""
     found: dict[Key, None] = {}
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     for group in _groups(state):
         for key, _ in _committed(group):
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             if len(found) >= MAX_SERIES:
                 return list(found)
@@ -107,17 +107,17 @@ def group_keys(state: BrokerState) -> Steps[list[Key]]:
 def collect_facts(server: Server) -> Steps[BrokerFacts]:
     """Collect the facts, in chunks, once the groups are loaded."""
     state = server.broker.state
-    pace = ChunkCounter()
+    chunk_counter = ChunkCounter()
     groups: Counter[_Labels] = Counter()
     members: Counter[_Labels] = Counter()
     lags: Counter[_Labels] = Counter()
     for group in _groups(state):
-        if pace.is_over():
+        if chunk_counter.is_over():
             yield
         groups[group.state,] += 1
         members[bounded((group.group_id, group.state), members)] += _members_of(group)
         for (name, number), offset in _committed(group):
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             log = state.logdir.host.opened(name, number)
             if log is not None:
@@ -126,7 +126,7 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
     partitions_count = under_replicated = without_leader = 0
     for name in state.logdir.topics():
         for number in state.logs.numbers_of(name):
-            if pace.is_over():
+            if chunk_counter.is_over():
                 yield
             partitions_count += 1
             if state.leadership.is_clustered:

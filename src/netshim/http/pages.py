@@ -13,7 +13,7 @@ from logcore import LogcoreError
 from netshim.http.health import why_not_healthy, why_not_ready
 from netshim.http.host import BrokerCalls
 from netshim.http.metrics import BrokerFacts, collect_facts, group_keys, render
-from netshim.scheduling import PendingResponse, pass_on
+from netshim.scheduling import PendingResponse, chain_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ def _request_facts(
 ) -> Callable[[Callable[[BrokerFacts], None]], None]:
     """Return a function for the broker's thread that passes the facts to a callback."""
 
-    def request(done: Callable[[BrokerFacts], None]) -> None:
+    def request(callback: Callable[[BrokerFacts], None]) -> None:
         state = server.broker.state
 
         def open_logs(keys: list[Key]) -> object:
@@ -76,11 +76,11 @@ def _request_facts(
 
         def loaded(_: bool) -> None:
             keys = PendingResponse()
-            keys.then(lambda found: pass_on(open_logs(found), answer))
-            pass_on(state.run_in_steps(group_keys(state)), keys)
+            keys.then(lambda found: chain_response(open_logs(found), pending))
+            chain_response(state.run_in_steps(group_keys(state)), keys)
 
-        answer = PendingResponse()
-        answer.then(done)
+        pending = PendingResponse()
+        pending.then(callback)
         if state.is_shared:
             loaded(False)
         else:

@@ -135,7 +135,7 @@ class TrafficRecorder:
         self,
         kind: TrafficKind,
         connection: int,
-        pieces: Sequence[Buffer] = (),
+        buffers: Sequence[Buffer] = (),
         flags: int = 0,
     ) -> None:
         """Append a record, unless the recording has stopped. Never blocks on the disk."""
@@ -152,13 +152,13 @@ class TrafficRecorder:
                     )
                 )
                 return
-            self._append(kind, connection, pieces, flags)
+            self._append(kind, connection, buffers, flags)
 
     def _append(
         self,
         kind: TrafficKind,
         connection: int,
-        pieces: Sequence[Buffer] = (),
+        buffers: Sequence[Buffer] = (),
         flags: int = 0,
     ) -> None:
         """Append a record to the block. The caller holds the lock."""
@@ -166,12 +166,12 @@ class TrafficRecorder:
         is_first = not block
         before = len(block)
         size = 0
-        for piece in pieces:
-            size += len(piece)
+        for buffer in buffers:
+            size += len(buffer)
         time_ns = self._clock_ns() - self._started_ns
         block += RECORD_HEAD.pack(size, kind, flags, connection, time_ns)
-        for piece in pieces:
-            block += piece
+        for buffer in buffers:
+            block += buffer
         self._pending_bytes += len(block) - before
         if len(block) >= _BLOCK_BYTES:
             self._full.append(block)
@@ -301,21 +301,21 @@ class ConnectionRecorder:
             flags,
         )
 
-    def response(self, pieces: Sequence[Buffer]) -> None:
+    def response(self, buffers: Sequence[Buffer]) -> None:
         """Record a response, with its size in front, when it is ready to be sent."""
         if not self._is_active or not self._recorder.is_recording:
             return
         flags = 0
         if self._expects_token or self._secret_ids:
-            frame = b"".join(pieces)
+            frame = b"".join(buffers)
             is_token = self._expects_token
             self._expects_token = False
             # The ids remain in the set: a client may repeat an id.
             has_secrets = is_token or frame[4:8] in self._secret_ids
             if has_secrets or len(self._secret_ids) > _MAX_SECRET_IDS:
                 flags = REDACTED
-                pieces = (secrets.redacted_response(frame, is_token=is_token),)
-        self._recorder.append(TrafficKind.RESPONSE, self._number, pieces, flags)
+                buffers = (secrets.redacted_response(frame, is_token=is_token),)
+        self._recorder.append(TrafficKind.RESPONSE, self._number, buffers, flags)
 
     def close(self) -> None:
         """Record the end of the connection."""

@@ -161,5 +161,5 @@ class _Expansion:
         if response.session_id != NO_SESSION:
             self._sessions[response.session_id] = session
         session.expand(response)
-        pieces = wire.encode_response(wire.FETCH, version, correlation_id, response)
-        return attrs.evolve(record, payload=b"".join(map(bytes, pieces)))
+        buffers = wire.encode_response(wire.FETCH, version, correlation_id, response)
+        return attrs.evolve(record, payload=b"".join(map(bytes, buffers)))

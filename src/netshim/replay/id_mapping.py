@@ -184,8 +184,8 @@ class IdMapping:
             return bytes(frame)
         if not self._rewrite(api.request.shape, request):
             return bytes(frame)
-        pieces = api.request.encode(header.api_version, request)
-        return b"".join((frame[: header.body_start], *pieces))
+        buffers = api.request.encode(header.api_version, request)
+        return b"".join((frame[: header.body_start], *buffers))
 
     def _rewrite(self, shape: Struct, value: Any) -> bool:
         """Replace the ids in a request, and return whether there were any."""

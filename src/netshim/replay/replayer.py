@@ -340,7 +340,7 @@ class TrafficReplayer:
         if record.is_redacted or link is None or correlation_id not in link.sent:
             return
         sent = link.sent[correlation_id]
-        found = self._answer(link, correlation_id, sent, frame)
+        found = self._receive_ready(link, correlation_id, sent, frame)
         link.forget(correlation_id)
         count = self._count(sent.name)
         count.responses += not isinstance(found, str)
@@ -358,7 +358,7 @@ class TrafficReplayer:
                 )
             )
 
-    def _answer(
+    def _receive_ready(
         self,
         link: _ReplayConnection,
         correlation_id: int,

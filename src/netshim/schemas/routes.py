@@ -76,8 +76,8 @@ MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: Largest body of a request.
 MAX_BYTES: Final = 1 << 20
 #: Maximum number of responses in the cache, and the largest body of one.
-_MAX_ANSWERS: Final = 256
-_MAX_REMEMBERED_BYTES: Final = 64 << 10
+_MAX_CACHED_RESPONSES: Final = 256
+_MAX_CACHED_BYTES: Final = 64 << 10
 _LEVEL_DOCS: Final = (
     "Avro schemas are compared. JSON and PROTOBUF schemas are parsed, but are not "
     "compared with earlier ones."
@@ -190,22 +190,22 @@ class SchemaRegistry:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, from the cache if possible. The server is uvicorn."""
         key = _cache_key(scope)
-        answers = self._store.answers
-        if key in answers and self._store.is_current:
-            response = answers[key]
+        responses = self._store.cached_responses
+        if key in responses and self._store.is_current:
+            response = responses[key]
         else:
-            response = await self._answer(Request(scope, receive))
+            response = await self._respond(Request(scope, receive))
             if key is not None and response.status_code == 200:
                 # A client that requests many schemas once must not fill the memory.
-                if len(answers) >= _MAX_ANSWERS:
-                    answers.clear()
-                if len(response.body) <= _MAX_REMEMBERED_BYTES:
+                if len(responses) >= _MAX_CACHED_RESPONSES:
+                    responses.clear()
+                if len(response.body) <= _MAX_CACHED_BYTES:
                     # If the state has changed since, the store has another dict, and
                     # this one has no readers any more.
-                    answers[key] = response
+                    responses[key] = response
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> Response:
         try:
             refused = why_refused(request, checks_hosts=self._checks_hosts)
             if refused is not None:
@@ -413,10 +413,10 @@ class SchemaRegistry:
         if not is_parsed:
             # The schema is stored nevertheless: clients parse it themselves.
             messages = ("not parsed: install grpcio-tools to parse PROTOBUF texts",)
-        answer = {**_schema_fields(schema), "version": schema.version}
+        result = {**_schema_fields(schema), "version": schema.version}
         if messages:
-            answer["messages"] = list(messages)
-        return answer
+            result["messages"] = list(messages)
+        return result
 
     def show_version(self, call: RegistryCall) -> Any:
         """Return a version of a subject."""
@@ -484,7 +484,7 @@ class SchemaRegistry:
                 [resolve_schema(state, f"version {other.version}", other)],
             )
 
-        return _comparison_answer(call, wanted, self._store.read(found))
+        return _comparison_result(call, wanted, self._store.read(found))
 
     def compare_with_all(self, call: RegistryCall) -> Any:
         """Compare a schema with the versions that its level names."""
@@ -495,7 +495,7 @@ class SchemaRegistry:
                 state, call.subject, wanted, state.active(call.subject)
             )
         )
-        return _comparison_answer(call, wanted, verdict)
+        return _comparison_result(call, wanted, verdict)
 
     def show_level(self, call: RegistryCall) -> Any:
         """Return a compatibility level."""
@@ -750,10 +750,10 @@ def _version_fields(schema: SchemaVersion) -> dict[str, Any]:
     }
 
 
-def _comparison_answer(call: RegistryCall, wanted: WantedSchema, verdict: Any) -> Any:
+def _comparison_result(call: RegistryCall, wanted: WantedSchema, verdict: Any) -> Any:
     """Return the answer to a comparison."""
-    answer: dict[str, Any] = {"is_compatible": verdict.is_compatible}
+    result: dict[str, Any] = {"is_compatible": verdict.is_compatible}
     unchecked = [not_checked(wanted.type)] if wanted.type != "AVRO" else []
     if call.flag("verbose") or unchecked:
-        answer["messages"] = list(verdict.messages) or unchecked
-    return answer
+        result["messages"] = list(verdict.messages) or unchecked
+    return result

@@ -2,10 +2,10 @@
 
 Rules:
 - A decision is a pure function of the state. It returns the records to append and the
-  answer, or raises RegistryRefusal.
+  result, or raises RegistryRefusal.
 - The records of one decision are one batch. They are appended only if the log still ends
   at the last record of the state. If another record came first, the decision is made again.
-- The answer is returned once the records are as durable as with acks=all.
+- The result is returned once the records are as durable as with acks=all.
 
 The state itself is logcore.schemas.state.
 """
@@ -78,7 +78,7 @@ class RegistryRefusal(Exception):
 class Decision:
     """Records to append together, and the answer once they are stored."""
 
-    answer: Any
+    result: Any
     records: Sequence[SchemaRecord] = ()
 
 
@@ -219,7 +219,7 @@ def find_registered(
 
 
 def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision:
-    """Add a schema to a subject. The answer is a SchemaVersion and messages."""
+    """Add a schema to a subject. The result is a SchemaVersion and messages."""
     # Serializers register their schema at each start, so an existing one is the normal
     # case. It is not a change, and is allowed in a read-only registry.
     known = find_registered(state, subject, wanted, with_deleted=False)
@@ -291,7 +291,7 @@ def _check_unused(state: SchemaState, versions: Sequence[SchemaVersion]) -> None
 def delete_version(
     state: SchemaState, subject: str, text: str, *, is_permanent: bool
 ) -> Decision:
-    """Delete a version. The answer is its number."""
+    """Delete a version. The result is its number."""
     check_writable(state, subject)
     found = version_of(state, subject, text, with_deleted=True)
     if version_number(text) is None and not is_permanent:
@@ -317,7 +317,7 @@ def delete_version(
 
 
 def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> Decision:
-    """Delete all versions of a subject. The answer is their numbers."""
+    """Delete all versions of a subject. The result is their numbers."""
     check_writable(state, subject)
     versions = state.versions.get(subject, {})
     active = state.active(subject)
@@ -350,7 +350,7 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
 def set_level(subject: str | None, level: Any) -> Decision:
     """Set the compatibility level of a subject, or of all subjects without their own.
 
-    The answer is the level.
+    The result is the level.
     """
     level = level.upper() if isinstance(level, str) else level
     if level not in COMPATIBILITY_LEVELS:
@@ -363,7 +363,7 @@ def set_level(subject: str | None, level: Any) -> Decision:
 
 
 def remove_level(state: SchemaState, subject: str | None) -> Decision:
-    """Remove a compatibility level. The answer is the former level."""
+    """Remove a compatibility level. The result is the former level."""
     if subject is not None and subject not in state.levels:
         raise level_not_set(subject)
     former = state.levels.get(subject, DEFAULT_LEVEL)
@@ -382,7 +382,7 @@ def set_mode(
 ) -> Decision:
     """Set the mode of a subject, or of all subjects without their own.
 
-    The answer is the mode.
+    The result is the mode.
     """
     mode = mode.upper() if isinstance(mode, str) else mode
     if mode not in MODES:
@@ -399,7 +399,7 @@ def set_mode(
 
 
 def remove_mode(state: SchemaState, subject: str | None) -> Decision:
-    """Remove a mode. The answer is the former mode."""
+    """Remove a mode. The result is the former mode."""
     if subject is not None and subject not in state.modes:
         raise mode_not_set(subject)
     former = state.modes.get(subject, DEFAULT_MODE)
@@ -426,7 +426,7 @@ class SchemaStore:
         #: Offset of the first record that the state does not include.
         self._end = 0
         #: Responses that depend on the state alone. A new state begins with a new dict.
-        self.answers: dict[Any, Any] = {}
+        self.cached_responses: dict[Any, Any] = {}
 
     @property
     def is_current(self) -> bool:
@@ -476,13 +476,13 @@ class SchemaStore:
             # 1. Decide on a state, and keep the offset after the last record in it.
             decision, end = self.read(lambda state: (decide(state), self._end))
             if not decision.records:
-                return decision.answer
+                return decision.result
             # 2. Append only if no record came between. Two requests could otherwise get
             # one id for two schemas.
             log = self._retry_while_closed(self._ensure_log)
             try:
                 log.append_many(decision.records, expected_offset=end)
-                return decision.answer
+                return decision.result
             except OffsetConflictError:
                 # The other record becomes visible when it is durable.
                 log.flush()
@@ -539,7 +539,7 @@ class SchemaStore:
         for offset, _, key, value, _ in log.read(start, end):
             self._state.apply(offset, key, value)
         self._end = end
-        self.answers = {}
+        self.cached_responses = {}
         if self._state.skipped > skipped:
             _log.warning(
                 "%d records of %s cannot be decoded and are skipped: %s",
@@ -554,7 +554,7 @@ class SchemaStore:
         self._state = SchemaState()
         self._log = log
         self._end = 0
-        self.answers = {}
+        self.cached_responses = {}
 
 
 def missing_packages() -> list[str]:

@@ -128,10 +128,10 @@ _IMPLIED_BY: Final = {
     AclOperation.DESCRIBE_CONFIGS: (AclOperation.ALTER_CONFIGS,),
 }
 #: Maximum number of remembered answers. The cache is emptied when it is full.
-_MAX_ANSWERS: Final = 10_000
+_MAX_DECISIONS: Final = 10_000
 #: Longest name of a resource whose answer is remembered. Clients choose the names of
 #: groups and transactional ids, which may have 32,767 bytes.
-_MAX_REMEMBERED_CHARS: Final = 249
+_MAX_CACHED_CHARS: Final = 249
 
 
 @attrs.frozen(order=True)
@@ -228,7 +228,7 @@ class AclIndex:
             for kind, named in by_prefix.items()
         }
         #: Answers that were given before.
-        self._answers: dict[tuple[str, str, int, int, str], bool] = {}
+        self._decisions: dict[tuple[str, str, int, int, str], bool] = {}
 
     def is_super(self, principal: str) -> bool:
         """Return whether a user may do everything."""
@@ -244,14 +244,14 @@ class AclIndex:
         if principal in self.super_users:
             return True
         question = (principal, host, operation, kind, name)
-        if len(name) > _MAX_REMEMBERED_CHARS:
+        if len(name) > _MAX_CACHED_CHARS:
             return self._decide(*question)
-        known = self._answers.get(question)
+        known = self._decisions.get(question)
         if known is None:
             known = self._decide(*question)
-            if len(self._answers) >= _MAX_ANSWERS:
-                self._answers.clear()
-            self._answers[question] = known
+            if len(self._decisions) >= _MAX_DECISIONS:
+                self._decisions.clear()
+            self._decisions[question] = known
         return known
 
     def allows_some_topic(self, principal: str, host: str) -> bool:

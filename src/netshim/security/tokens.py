@@ -63,10 +63,10 @@ def _download(url: str) -> bytes:
     data = b""
     with opener.open(url, timeout=_DOWNLOAD_S) as response:
         while len(data) <= _MAX_JWKS_BYTES and time.monotonic() < deadline:
-            piece = response.read1(1 << 16)
-            if not piece:
+            chunk = response.read1(1 << 16)
+            if not chunk:
                 return data
-            data += piece
+            data += chunk
     raise OSError(f"the JWKS at {url} is larger than 1 MiB, or takes longer than 5 s")
 
 

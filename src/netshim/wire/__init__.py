@@ -187,7 +187,7 @@ def encode_response(
     a copy. None is encoded as null records. librdkafka drops a Fetch response that
     contains null records, so a handler of Fetch must use empty bytes.
     """
-    pieces = api.response.encode(version, body)
+    buffers = api.response.encode(version, body)
     # The response to ApiVersions has no tagged fields in its header, because its reader
     # may not know the served versions yet.
     if api.flexible is None or version < api.flexible or api is table.API_VERSIONS:
@@ -198,10 +198,10 @@ def encode_response(
         head = _RESPONSE_HEAD_FLEXIBLE
         # One byte more, for the empty tagged fields of the header.
         size_bytes = 5
-    for piece in pieces:
-        size_bytes += len(piece)
-    pieces[0] = head.pack(size_bytes, correlation_id) + pieces[0]
-    return pieces
+    for buffer in buffers:
+        size_bytes += len(buffer)
+    buffers[0] = head.pack(size_bytes, correlation_id) + buffers[0]
+    return buffers
 
 
 def encode_request(

@@ -161,9 +161,9 @@ def test_answers_for_long_names_are_not_cached() -> None:
     index = AclIndex([rule("a", pattern=Pattern.PREFIXED)])
     question = "User:alice", "h", AclOperation.WRITE, ResourceType.TOPIC
     assert index.allows(*question, "a" * 32_000)
-    assert not index._answers
+    assert not index._decisions
     assert index.allows(*question, "a" * 249)
-    assert len(index._answers) == 1
+    assert len(index._decisions) == 1
 
 
 def test_match_filter_selects_rules_that_cover_a_name() -> None:
