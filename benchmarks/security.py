@@ -86,7 +86,7 @@ def decisions() -> Iterator[Result]:
     ]
 
     def ask_all() -> None:
-        index._answers.clear()
+        index._decisions.clear()
         for question in questions:
             index.allows(*question)
 

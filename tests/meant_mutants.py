@@ -900,8 +900,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "role_during_the_removal_of_a_replica", "netshim/cluster/replicas.py",
-        "numbers = placed.numbers - step.unassigned\n",
-        "numbers = placed.numbers\n",
+        "numbers = local_topic.numbers - step.unassigned\n",
+        "numbers = local_topic.numbers\n",
         "netshim/cluster/test_cluster_replicas.py",
     ),
     Mistake(
@@ -936,8 +936,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "waiting_fetch_starts_again", "netshim/fast_path.py",
-        "        left_ms = max(0, self._deadline_ms - now_ms)\n",
-        "        left_ms = self._request.max_wait_ms\n",
+        "        remaining_ms = max(0, self._deadline_ms - now_ms)\n",
+        "        remaining_ms = self._request.max_wait_ms\n",
         "netshim/test_fast_path.py::test_waiting_fetch_leaves_the_fast_path_when_a_transaction_begins",
     ),
     Mistake(
@@ -954,7 +954,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fast_path_ignores_logins", "netshim/broker.py",
-        "            and (session.gate is None or session.gate.passes_requests(now_ms))\n",
+        "            and (\n                session.authentication is None\n"
+        "                or session.authentication.passes_requests(now_ms)\n            )\n",
         "",
         "netshim/test_fast_path.py::test_a_connection_must_authenticate_first",
     ),
@@ -1315,7 +1316,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "unused_turn_of_a_connection_is_kept", "netshim/connection.py",
-        "            self._workload.leave_line(self)\n",
+        "            self._workload.leave_queue(self)\n",
         "            pass\n",
         "netshim/test_connection.py",
     ),
@@ -1370,7 +1371,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fetch_misses_wakeups_during_its_check", "netshim/handlers/fetch.py",
-        "        if self._was_called:\n",
+        "        if self._was_woken:\n",
         "        if False:\n",
         "netshim/test_chunked_requests.py",
     ),
@@ -1602,13 +1603,14 @@ MISTAKES: Final = (
     Mistake(
         "each_partition_sends_one_batch_beyond_the_limit", "netshim/handlers/fetch.py",
         "                buffers = log.stored(\n"
-        "                    offset, stable, max_bytes=most, at_least_one=not total\n"
-        "                )", "                buffers = log.stored(offset, stable, max_bytes=most, at_least_one=True)",
+        "                    offset, stable, max_bytes=max_bytes, at_least_one=not total\n"
+        "                )",
+        "                buffers = log.stored(offset, stable, max_bytes=max_bytes, at_least_one=True)",
         "netshim/test_requests.py::test_size_limit_of_a_fetch_covers_all_partitions",
     ),
     Mistake(
         "budget_of_a_fetch_is_not_used_up", "netshim/handlers/fetch.py",
-        "                left -= size\n            part.high", "            part.high",
+        "                remaining_bytes -= size\n            part.high_watermark", "            part.high_watermark",
         "netshim/test_requests.py::test_size_limit_of_a_fetch_covers_all_partitions",
     ),
     Mistake(
@@ -1649,14 +1651,15 @@ MISTAKES: Final = (
     ),
     Mistake(
         "buffers_are_kept_if_memory_is_short", "netshim/connection.py",
-        "            size <= _KEPT_BYTES and 2 * budget.used_bytes < budget.limit_bytes\n",
-        "            size <= _KEPT_BYTES\n",
+        "            size <= _MAX_EMPTY_BUFFER_BYTES\n            and 2 * budget.used_bytes < budget.limit_bytes\n",
+        "            size <= _MAX_EMPTY_BUFFER_BYTES\n",
         "netshim/test_connection.py",
     ),
     Mistake(
         "buffers_of_pauses_are_kept", "netshim/connection.py",
-        "            and now_ms - self.active_ms >= _KEPT_MS\n        ):\n            self._resize(_SMALL_BYTES)\n",
-        "            and now_ms - self.active_ms >= _KEPT_MS\n        ):\n            pass\n",
+        "            and now_ms - self.active_ms >= _EMPTY_BUFFER_MS\n        ):\n"
+        "            self._resize(_SMALL_BYTES)\n",
+        "            and now_ms - self.active_ms >= _EMPTY_BUFFER_MS\n        ):\n            pass\n",
         "netshim/test_connection.py",
     ),
     Mistake(
@@ -1692,17 +1695,17 @@ MISTAKES: Final = (
     ),
     Mistake(
         "request_for_many_partitions_opens_the_same_ones", "netshim/logs.py",
-        "            self._next_opened = first + half\n",
-        "            self._next_opened = 0\n",
+        "            self._next_to_open = first + batch_size\n",
+        "            self._next_to_open = 0\n",
         "netshim/test_broker_killed.py",
     ),
     Mistake(
         "old_settings_stay_beside_new_ones", "netshim/handlers/configs.py",
         "        return {\n"
         "            **dict.fromkeys(before),\n"
-        "            **{each.name: each.value for each in resource.configs},\n"
+        "            **{config.name: config.value for config in resource.configs},\n"
         "        }",
-        "        return {each.name: each.value for each in resource.configs}",
+        "        return {config.name: config.value for config in resource.configs}",
         "netshim/test_conformance.py",
     ),
     Mistake(
@@ -2067,8 +2070,8 @@ MISTAKES: Final = (
     # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
     Mistake(
         "marker_counts_before_it_is_on_disk", "netshim/transactions.py",
-        "leadership.when_safe(partition, log, end, partial(self._settle, partition))",
-        "self._settle(partition, None)",
+        "leadership.when_safe(\n            partition, log, end, partial(self._finish_partition, partition)\n        )",
+        "self._finish_partition(partition, None)",
         "netshim/test_transaction_crashes.py",
     ),
     Mistake(
@@ -2289,8 +2292,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "append_overtakes_waiting_appends", "netshim/logs.py",
-        "        is_busy = key in self._queued or key in self._at_work\n",
-        "        is_busy = key in self._queued\n",
+        "        is_busy = key in self._queued_keys or key in self._keys_at_work\n",
+        "        is_busy = key in self._queued_keys\n",
         "netshim/test_produce.py",
     ),
     Mistake(
@@ -2307,8 +2310,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "turns_taken_from_the_wrong_end", "netshim/request_order.py",
-        "        taken = [waiting.popleft() for",
-        "        taken = [waiting.pop() for",
+        "        batch = [waiting.popleft() for",
+        "        batch = [waiting.pop() for",
         "netshim/test_produce.py",
     ),
     Mistake(
@@ -2649,7 +2652,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "bare_tokens_are_recorded", "netshim/recording/secrets.py",
-        "    if gate is not None and gate.expects_token:\n        return 0\n",
+        "    if authentication is not None and authentication.expects_token:\n        return 0\n",
         "",
         "netshim/test_recording.py",
     ),
@@ -2667,19 +2670,19 @@ MISTAKES: Final = (
     ),
     Mistake(
         "recording_fills_the_memory", "netshim/recording/recorder.py",
-        "            if self._pending_bytes > self._most_pending_bytes:",
-        "            if self._pending_bytes > 100 * self._most_pending_bytes:",
+        "            if self._pending_bytes > self._max_pending_bytes:",
+        "            if self._pending_bytes > 100 * self._max_pending_bytes:",
         "netshim/test_recording.py",
     ),
     Mistake(
         "replay_keeps_producer_ids", "netshim/replay/id_mapping.py",
-        "                changes[field.name] = self._records(found)",
+        "                changes[field.name] = self._records(field_value)",
         "                pass",
         "netshim/test_replay.py -k ids",
     ),
     Mistake(
         "replay_accepts_fewer_records", "netshim/replay/comparison.py",
-        "        if len(theirs) < len(ours):",
+        "        if len(replayed_batches) < len(recorded_batches):",
         "        if False:",
         "netshim/test_replay.py -k fetch",
     ),

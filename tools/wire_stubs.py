@@ -110,7 +110,7 @@ def messages_stub() -> str:
     lines = [_MESSAGES_HEAD]
     for _, message in messages():
         name = message.type_name
-        lines += class_lines(message.shape, name, name, message.kind == "request", 0)
+        lines += class_lines(message.schema, name, name, message.kind == "request", 0)
         lines.append("")
     return "\n".join(lines)
 

@@ -65,7 +65,7 @@ _OPERATIONS: Final = {
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_store(
     directory: str, *, creates: bool = False
 ) -> Generator[SecurityStore, None, None]:
     """Open the store of a log directory or a cluster.
@@ -141,7 +141,7 @@ def add_user(
             found="another",
         )
     credentials = scram.credentials_of(password, iterations, os.urandom)
-    with _opened(directory, creates=True) as store:
+    with _open_store(directory, creates=True) as store:
         store.set_credentials(name, credentials)
     _print(f"user {name}: {', '.join(scram.HASHES)}")
 
@@ -151,14 +151,14 @@ def add_user(
 @click.argument("name")
 def remove_user(directory: str, name: str) -> None:
     """Delete the credentials of user NAME. Open connections remain authenticated."""
-    with _opened(directory) as store:
-        present = store.load().users.get(name)
-        if not present:
+    with _open_store(directory) as store:
+        credentials = store.load().users.get(name)
+        if not credentials:
             raise InvalidConfigError(
                 "user", expected="an existing user", found=repr(name)
             )
         # None deletes a credential.
-        store.set_credentials(name, dict.fromkeys(present))
+        store.set_credentials(name, dict.fromkeys(credentials))
     _print(f"user {name} removed")
 
 
@@ -166,7 +166,7 @@ def remove_user(directory: str, name: str) -> None:
 @_DIRECTORY
 def list_users(directory: str) -> None:
     """Print the users and their mechanisms."""
-    with _opened(directory) as store:
+    with _open_store(directory) as store:
         users = store.load().users
     for name, credentials in sorted(users.items()):
         mechanisms = ", ".join(
@@ -252,32 +252,35 @@ class _AclOptions:
             )
         pattern = Pattern.PREFIXED if self.prefixed else Pattern.LITERAL
         resources = [
-            (kind, name)
-            for kind, name in (
+            (resource_type, name)
+            for resource_type, name in (
                 (ResourceType.TOPIC, self.topic),
                 (ResourceType.GROUP, self.group),
                 (ResourceType.TRANSACTIONAL_ID, self.transactional_id),
             )
             if name is not None
         ]
-        found: list[tuple[ResourceType, str, Pattern, AclOperation]] = []
-        for kind, name in resources:
-            wanted = {_OPERATIONS[name.lower()] for name in self.operations}
-            if self.producer and kind == ResourceType.TOPIC:
-                wanted |= {
+        targets: list[tuple[ResourceType, str, Pattern, AclOperation]] = []
+        for resource_type, name in resources:
+            operations = {_OPERATIONS[name.lower()] for name in self.operations}
+            if self.producer and resource_type == ResourceType.TOPIC:
+                operations |= {
                     AclOperation.WRITE,
                     AclOperation.CREATE,
                     AclOperation.DESCRIBE,
                 }
-            if self.producer and kind == ResourceType.TRANSACTIONAL_ID:
-                wanted |= {AclOperation.WRITE, AclOperation.DESCRIBE}
-            if self.consumer and kind == ResourceType.TOPIC:
-                wanted |= {AclOperation.READ, AclOperation.DESCRIBE}
-            if self.consumer and kind == ResourceType.GROUP:
-                wanted |= {AclOperation.READ}
-            found += [(kind, name, pattern, operation) for operation in sorted(wanted)]
+            if self.producer and resource_type == ResourceType.TRANSACTIONAL_ID:
+                operations |= {AclOperation.WRITE, AclOperation.DESCRIBE}
+            if self.consumer and resource_type == ResourceType.TOPIC:
+                operations |= {AclOperation.READ, AclOperation.DESCRIBE}
+            if self.consumer and resource_type == ResourceType.GROUP:
+                operations |= {AclOperation.READ}
+            targets += [
+                (resource_type, name, pattern, operation)
+                for operation in sorted(operations)
+            ]
         if self.cluster:
-            found += [
+            targets += [
                 (
                     ResourceType.CLUSTER,
                     CLUSTER_NAME,
@@ -287,7 +290,7 @@ class _AclOptions:
                 for name in self.operations
             ]
         # An option without a resource would otherwise be ignored.
-        if not found:
+        if not targets:
             raise InvalidConfigError(
                 "rule",
                 expected="a resource such as --topic NAME, and --producer, --consumer or "
@@ -296,22 +299,30 @@ class _AclOptions:
             )
         permission = Permission.DENY if self.deny else Permission.ALLOW
         return [
-            Acl(kind, shape, name, self.principal, self.host, operation, permission)
-            for kind, name, shape, operation in found
+            Acl(
+                resource_type,
+                resource_pattern,
+                name,
+                self.principal,
+                self.host,
+                operation,
+                permission,
+            )
+            for resource_type, name, resource_pattern, operation in targets
         ]
 
 
 def _cells(rule: Acl) -> tuple[str, ...]:
     """Return a rule as the cells of one line."""
     permission = "allow" if rule.permission == Permission.ALLOW else "deny"
-    kind = ResourceType(rule.resource_type).name.lower().replace("_", "-")
-    star = "*" if rule.pattern == Pattern.PREFIXED else ""
+    resource_type = ResourceType(rule.resource_type).name.lower().replace("_", "-")
+    suffix = "*" if rule.pattern == Pattern.PREFIXED else ""
     operation = OPERATION_NAMES[AclOperation(rule.operation)]
     return (
         permission,
         rule.principal,
         operation,
-        f"{kind} {rule.name}{star}",
+        f"{resource_type} {rule.name}{suffix}",
         f"from {rule.host}",
     )
 
@@ -326,7 +337,7 @@ def add_acl(directory: str, principal: str, **options: Any) -> None:
     For example: netshim acl add data User:alice --producer --topic orders
     """
     rules = _AclOptions(principal, **options).rules()
-    with _opened(directory, creates=True) as store:
+    with _open_store(directory, creates=True) as store:
         store.add_acls(rules)
     for rule in rules:
         _print(*_cells(rule))
@@ -339,11 +350,11 @@ def add_acl(directory: str, principal: str, **options: Any) -> None:
 def remove_acl(directory: str, principal: str, **options: Any) -> None:
     """Remove the rules that `acl add` with the same options stores."""
     rules = _AclOptions(principal, **options).rules()
-    with _opened(directory) as store:
-        present = set(store.load().acls)
+    with _open_store(directory) as store:
+        current = set(store.load().acls)
         store.remove_acls(rules)
     for rule in rules:
-        if rule in present:
+        if rule in current:
             _print("removed", *_cells(rule))
 
 
@@ -351,7 +362,7 @@ def remove_acl(directory: str, principal: str, **options: Any) -> None:
 @_DIRECTORY
 def list_acls(directory: str) -> None:
     """Print all rules."""
-    with _opened(directory) as store:
+    with _open_store(directory) as store:
         for rule in store.load().acls:
             _print(*_cells(rule))
 
@@ -379,9 +390,9 @@ def _entity_options(command: click.decorators.FC) -> click.decorators.FC:
 
 def _entity(options: dict[str, object]) -> Entity:
     names: list[str | None] = []
-    for kind in ("user", "client_id", "ip"):
-        name = options[kind]
-        if options[f"{kind}_default"]:
+    for entity_type in ("user", "client_id", "ip"):
+        name = options[entity_type]
+        if options[f"{entity_type}_default"]:
             name = DEFAULT
         names.append(None if name is None else str(name))
     user_name, client_id, address = names
@@ -412,13 +423,13 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
             raise InvalidConfigError(
                 "--ip", expected="an IP address", found=repr(address)
             ) from None
-    known = quotas.CLIENT_KEYS if entity[2] is None else (quotas.CONNECTION,)
+    valid_keys = quotas.CLIENT_KEYS if entity[2] is None else (quotas.CONNECTION,)
     values: dict[str, float | None] = {}
     for text in bounds:
         key, _, value = text.partition("=")
-        if key not in known:
+        if key not in valid_keys:
             raise InvalidConfigError(
-                "quota", expected=" or ".join(known), found=repr(key)
+                "quota", expected=" or ".join(valid_keys), found=repr(key)
             )
         try:
             number = float(value)
@@ -429,7 +440,7 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
                 f"quota {key}", expected="a number above 0", found=repr(value)
             )
         values[key] = number
-    with _opened(directory, creates=True) as store:
+    with _open_store(directory, creates=True) as store:
         store.set_quotas(entity, values)
 
 
@@ -440,22 +451,24 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
 def remove_quota(directory: str, keys: tuple[str, ...], **options: object) -> None:
     """Remove limits. Without KEY, remove all limits of the entity."""
     entity = _entity(options)
-    with _opened(directory) as store:
-        present = store.load().quotas.get(entity, {})
-        store.set_quotas(entity, dict.fromkeys(keys or present))
+    with _open_store(directory) as store:
+        current = store.load().quotas.get(entity, {})
+        store.set_quotas(entity, dict.fromkeys(keys or current))
 
 
 @quota.command("list")
 @_DIRECTORY
 def list_quotas(directory: str) -> None:
     """Print all limits."""
-    with _opened(directory) as store:
+    with _open_store(directory) as store:
         stored = store.load().quotas
     for entity, values in sorted(stored.items(), key=repr):
-        named = ", ".join(
-            f"{kind} {name}"
-            for kind, name in zip(("user", "client-id", "ip"), entity, strict=True)
+        entity_text = ", ".join(
+            f"{entity_type} {name}"
+            for entity_type, name in zip(
+                ("user", "client-id", "ip"), entity, strict=True
+            )
             if name is not None
         )
         for key, value in sorted(values.items()):
-            _print(named, f"{key}={value:g}")
+            _print(entity_text, f"{key}={value:g}")

@@ -22,7 +22,7 @@ from netshim.groups import BrokerGroups
 from netshim.handlers import HANDLERS, NOT_SHARED, Handler, refused_versions
 from netshim.handlers.authentication import Reply
 from netshim.request_counts import RequestCounts
-from netshim.request_log import shown
+from netshim.request_log import quoted
 from netshim.response_errors import errors_in
 from netshim.scheduling import (
     CallLater,
@@ -37,7 +37,7 @@ from netshim.security.service import Security
 from netshim.served_directory import ServedDirectory
 from netshim.session import BROKER_PRINCIPAL, ClientSession
 from netshim.settings import Settings
-from netshim.sharing import SharedDirectoryGroups, TransactionsBesideOthers
+from netshim.sharing import SharedDirectoryGroups, SharedDirectoryTransactions
 from netshim.state import BrokerState, Call
 from netshim.throttling import Throttle, is_between_brokers
 from netshim.topology import SoleTopology
@@ -120,7 +120,9 @@ def reports_changes(frame: memoryview) -> bool:
     return int.from_bytes(frame[:2], "big") in _REPORTING
 
 
-def _return_given(response: Any, request: Any, call: Call, state: BrokerState) -> Any:
+def _return_response(
+    response: Any, request: Any, call: Call, state: BrokerState
+) -> Any:
     """Return a given response, as the handler of a request."""
     return response
 
@@ -160,15 +162,15 @@ class Broker:
         settings: Settings,
         submit: Submit,
         new_id: Callable[[], str] | None = None,
-        later: CallLater | None = None,
+        call_later: CallLater | None = None,
         security: Security | None = None,
         services: Callable[[BrokerState], None] | None = None,
     ) -> None:
-        self.state = BrokerState(logdir, settings, submit, later, security)
+        self.state = BrokerState(logdir, settings, submit, call_later, security)
         #: The API of the latest request, for the host's report of a slow iteration.
         self.last_api = "none"
         #: Number of requests, for the host's timer.
-        self.handled = 0
+        self.request_count = 0
         #: The fault rules of a test. They change the handlers.
         self.faults: RequestFaultPlan | None = None
         #: The nodes that a test has chosen. They change the handlers too.
@@ -182,7 +184,7 @@ class Broker:
             services(self.state)
         elif logdir.is_shared:
             self.state.groups = SharedDirectoryGroups(self.state)
-            self.state.transactions = TransactionsBesideOthers(self.state)
+            self.state.transactions = SharedDirectoryTransactions(self.state)
         else:
             if new_id is None:
                 self.state.groups = BrokerGroups(self.state)
@@ -213,7 +215,10 @@ class Broker:
         """
         if (
             self._fast_path is not None
-            and (session.gate is None or session.gate.passes_requests(now_ms))
+            and (
+                session.authentication is None
+                or session.authentication.passes_requests(now_ms)
+            )
             and self.faults is None
             and self._nodes is None
             and self.state.release is None
@@ -222,7 +227,7 @@ class Broker:
             reply = self._fast_path.handle(session, frame, now_ms, self.counts)
             if reply is not None:
                 self.last_api = wire.APIS[frame[1]].name
-                self.handled += 1
+                self.request_count += 1
                 return reply
         return self._handle_in_general(session, frame, now_ms)
 
@@ -232,10 +237,10 @@ class Broker:
         """Handle a frame of any API, see handle()."""
         # Step 1: decode the request, and refuse APIs and versions that are not served.
         # A connection that must authenticate first reaches no handler.
-        if session.gate is not None:
-            passed: Reply | bool = session.gate.handle(frame, now_ms)
-            if not isinstance(passed, bool):
-                return passed
+        if session.authentication is not None:
+            reply: Reply | bool = session.authentication.handle(frame, now_ms)
+            if not isinstance(reply, bool):
+                return reply
         if self.faults is not None:
             # A rule may delay the request, and the buffer of the connection is reused.
             frame = memoryview(bytes(frame))
@@ -248,8 +253,10 @@ class Broker:
             if api is wire.API_VERSIONS and not (
                 is_served and api.min_version <= version <= api.max_version
             ):
-                refusal = refused_versions(release)
-                return wire.encode_response(api, 0, header.correlation_id, refusal)
+                response_body = refused_versions(release)
+                return wire.encode_response(
+                    api, 0, header.correlation_id, response_body
+                )
             if not is_served:
                 raise CloseConnection(f"{api.name} v{version} is not served")
             handler = HANDLERS.get(header.api_key)
@@ -258,7 +265,7 @@ class Broker:
             ):
                 self._log_unserved(header, session.peer, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
-            request, entries = wire.decode_counted_request(
+            request, entries = wire.decode_and_count_request(
                 header, frame, self.state.settings.max_request_entries
             )
         except wire.ProtocolError as error:
@@ -279,7 +286,7 @@ class Broker:
             began_s = time.perf_counter()
             counts.received_bytes += len(frame)
         self.last_api = api.name
-        self.handled += 1
+        self.request_count += 1
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         complete = None
         response: Any
@@ -291,7 +298,7 @@ class Broker:
             if isinstance(session_fetch, int):
                 response = wire.FETCH.Response(error_code=session_fetch)
                 if self.faults is not None:
-                    refuse = partial(_return_given, response)
+                    refuse = partial(_return_response, response)
                     response = self.faults.handle(refuse, request, call, self.state)
             elif (
                 security.acls is None and not security.quotas.keys
@@ -315,8 +322,8 @@ class Broker:
                 is_parked=api.key in _PARKED, runs_in_steps=is_large
             )
             encoded.held_bytes = len(frame) + entries * _ENTRY_BYTES
-            waited = response
-            encoded.when_cancelled(waited.cancel)
+            handler_response = response
+            encoded.when_cancelled(handler_response.cancel)
 
             def ready(value: object) -> None:
                 if complete is not None:
@@ -338,7 +345,7 @@ class Broker:
                 else:
                     encoded.set(finish())
 
-            waited.then(ready)
+            handler_response.then(ready)
             return encoded
         if complete is not None:
             response = complete(response)
@@ -359,7 +366,7 @@ class Broker:
         session_fetch = state.fetch_sessions.begin(request, call.version, call.now_ms)
         if isinstance(session_fetch, SessionFetch) and not session_fetch.is_full:
             request.topics = []
-            # Otherwise, the handler reads only the partitions that may have news.
+            # Otherwise, the handler reads only the partitions that may have changed.
             acls = state.security.acls
             if (
                 (acls is not None and not acls.is_super(call.session.principal))
@@ -381,9 +388,11 @@ class Broker:
         state = self.state
         steps: list[Callable[[Any], Any]] = []
         throttle = None
-        gate = call.session.gate
+        authentication = call.session.authentication
         # ApiVersions before authentication is free.
-        if state.security.quotas.keys and (gate is None or gate.is_open):
+        if state.security.quotas.keys and (
+            authentication is None or authentication.is_authenticated
+        ):
             throttle = Throttle(call, size, state)
         # Reading the processor time costs a system call, 0.5 us or more.
         is_timed = throttle is not None and throttle.counts_time
@@ -418,10 +427,10 @@ class Broker:
             throttle.count_time(time.thread_time_ns() - began_ns)
 
         def complete(value: Any) -> Any:
-            cut = None
+            truncated = None
             if isinstance(value, TruncatedResponse):
-                cut = value
-                value = cut.response
+                truncated = value
+                value = truncated.response
             if value is None or isinstance(value, Exception):
                 return value
             try:
@@ -429,7 +438,9 @@ class Broker:
                     value = step(value)
             except Exception as error:  # without a response, the client would wait
                 value = error
-            return value if cut is None else attrs.evolve(cut, response=value)
+            return (
+                value if truncated is None else attrs.evolve(truncated, response=value)
+            )
 
         return response, complete
 
@@ -443,7 +454,7 @@ class Broker:
             "%s v%d of client %s at %s refused: it is not served%s",
             name,
             header.api_version,
-            shown(header.client_id),
+            quoted(header.client_id),
             peer,
             f"; {feature} are not supported yet" if feature else "",
         )
@@ -472,7 +483,7 @@ class Broker:
         """
         if api.key in _LOGGED_REFUSALS and not isinstance(response, Exception):
             for code, message in errors_in(response):
-                self.state.journal.refused(call, api.name, code, message)
+                self.state.journal.log_refusal(call, api.name, code, message)
 
     def _finished_response(
         self, call: Call, api: wire.Api[Any, Any], correlation_id: int, response: object
@@ -539,7 +550,7 @@ class Broker:
         if self.faults is not None:
             self.faults.end()
         self.state.lifecycle.is_stopping = True
-        self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
+        self.state.fetches.wake(self.state.fetches.awaited_keys(), now_ms)
         self.state.groups.stop(now_ms)
         self.state.transactions.stop(now_ms)
         self.state.step_runner.finish()

@@ -119,14 +119,14 @@ def cluster(
 
 def _numbered(option: str, texts: Iterable[str], number: int) -> list[str]:
     """Return an option with the ports of a broker. Port 0, for a free port, remains 0."""
-    found = []
+    addresses = []
     for text in texts:
         before, separator, port = text.rpartition(":")
         if port.isdecimal() and int(port):
             port = str(int(port) + number - 1)
         # The text of --port is only the number.
-        found += [option, before + separator + port if before else port]
-    return found
+        addresses += [option, before + separator + port if before else port]
+    return addresses
 
 
 def _check_ports(texts: list[str], nodes: int) -> None:
@@ -273,10 +273,10 @@ def _watch(
     holders: LockHolders,
 ) -> None:
     """Report brokers that end, until none is left."""
-    left = dict(processes)
-    while left:
+    running = dict(processes)
+    while running:
         time.sleep(0.2)
-        for number, process in left.items():
+        for number, process in running.items():
             if holders.overdue(process.pid, time.monotonic()):
                 click.echo(
                     f"netshim: broker {number} is stopped inside a change of the "
@@ -284,9 +284,9 @@ def _watch(
                     err=True,
                 )
                 process.kill()
-        for number, process in list(left.items()):
+        for number, process in list(running.items()):
             if process.poll() is not None:
-                del left[number]
+                del running[number]
                 click.echo(
                     f"netshim: broker {number} ended with {process.returncode}; to start it "
                     f"again: {' '.join(commands[number])}",

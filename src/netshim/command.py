@@ -34,7 +34,7 @@ from netshim.cluster_command import cluster
 from netshim.config_file import (
     ConfiguredTopic,
     FileSettings,
-    OptionShape,
+    OptionSpec,
     read_config_file,
 )
 from netshim.console_command import console as console_command
@@ -44,7 +44,7 @@ from netshim.listeners import CLIENT_CERTIFICATES, Listener, TlsSettings
 from netshim.readiness import Readiness
 from netshim.reloading import changes_of
 from netshim.replay_command import replay
-from netshim.request_log import FACTS, Repeated
+from netshim.request_log import LOG_FIELDS, RepeatedLineFilter
 from netshim.security.principals import MappingRules
 from netshim.security.service import SecuritySettings
 from netshim.server import Server, loop_factory
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        facts = {
+        fields = {
             "time_ms": int(record.created * 1000),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **(getattr(record, FACTS, None) or {}),
+            **(getattr(record, LOG_FIELDS, None) or {}),
         }
         if record.exc_info:
-            facts["error"] = self.formatException(record.exc_info)
-        return json.dumps(facts)
+            fields["error"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,22 +86,22 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for field in reversed(attrs.fields(Settings)):
         option = "--" + field.name.replace("_", "-")
         doc = field.metadata["doc"]
-        shape: dict[str, Any] = {"show_default": True, "metavar": "N"}
-        shape["type"] = click.IntRange(*field.metadata.get("range", ()))
+        click_options: dict[str, Any] = {"show_default": True, "metavar": "N"}
+        click_options["type"] = click.IntRange(*field.metadata.get("range", ()))
         # The help would show 2147483647.
         if field.default == INT32_MAX:
-            shape["show_default"] = "no limit"
+            click_options["show_default"] = "no limit"
         # A flag that is on by default needs a form that turns it off.
         if isinstance(field.default, bool):
             option += "/--no-" + field.name.replace("_", "-")
-            shape = {"show_default": True}
+            click_options = {"show_default": True}
         elif "choices" in field.metadata:
-            shape = {
+            click_options = {
                 "show_default": True,
                 "type": click.Choice(field.metadata["choices"]),
             }
         command = click.option(
-            option, field.name, default=field.default, help=doc, **shape
+            option, field.name, default=field.default, help=doc, **click_options
         )(command)
     return command
 
@@ -125,16 +125,16 @@ def _described(params: Sequence[click.Parameter]) -> list[click.Parameter]:
     return [param for param in params if _file_key(param) not in others]
 
 
-def _shape(option: click.Option) -> OptionShape:
+def _option_spec(option: click.Option) -> OptionSpec:
     """Describe the values of an option for the reader of configuration files."""
-    kind = option.type
-    if isinstance(kind, click.IntRange):
-        return OptionShape(int, low=kind.min, high=kind.max)
-    if isinstance(kind, click.Choice):
-        return OptionShape(str, choices=tuple(map(str, kind.choices)))
+    type_ = option.type
+    if isinstance(type_, click.IntRange):
+        return OptionSpec(int, low=type_.min, high=type_.max)
+    if isinstance(type_, click.Choice):
+        return OptionSpec(str, choices=tuple(map(str, type_.choices)))
     if option.is_flag:
-        return OptionShape(bool)
-    return OptionShape(str, is_list=option.multiple)
+        return OptionSpec(bool)
+    return OptionSpec(str, is_list=option.multiple)
 
 
 def _file_options() -> dict[str, click.Option]:
@@ -150,12 +150,12 @@ def _read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None
     """Use the values of a configuration file as the defaults of the other options."""
     if path is None:
         return
-    known = _file_options()
+    options = _file_options()
     file = read_config_file(
-        path, {key: _shape(option) for key, option in known.items()}
+        path, {key: _option_spec(option) for key, option in options.items()}
     )
     ctx.meta[_FILE] = file
-    defaults = {known[key].name: value for key, value in file.options.items()}
+    defaults = {options[key].name: value for key, value in file.options.items()}
     if file.directory is not None:
         defaults["directory"] = file.directory
     # Options of the command line and the environment have priority over defaults.
@@ -164,8 +164,8 @@ def _read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None
 
 def _file_of(ctx: click.Context) -> FileSettings:
     """Return the configuration file of a command, or an empty one."""
-    found: FileSettings = ctx.meta.get(_FILE, FileSettings(""))
-    return found
+    file: FileSettings = ctx.meta.get(_FILE, FileSettings(""))
+    return file
 
 
 class _Reloader:
@@ -209,10 +209,12 @@ class _Reloader:
         if not self._file.path:
             return
         loop = asyncio.get_running_loop()
-        shapes = {key: _shape(option) for key, option in _file_options().items()}
+        option_specs = {
+            key: _option_spec(option) for key, option in _file_options().items()
+        }
         try:
             file = await loop.run_in_executor(
-                None, read_config_file, self._file.path, shapes
+                None, read_config_file, self._file.path, option_specs
             )
             changes = changes_of(self._file, file, self._fixed)
             for topic in changes.topics:
@@ -380,10 +382,10 @@ def _server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _fields(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(type_: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are fields of a class."""
     # Only these options are read: a test finds an option that is read nowhere.
-    return {name: options[name] for name in attrs.fields_dict(kind) if name in options}
+    return {name: options[name] for name in attrs.fields_dict(type_) if name in options}
 
 
 def _new_server(file: FileSettings, options: Mapping[str, Any], fs: FS = OS) -> Server:
@@ -497,7 +499,7 @@ def serve(
         handler.setFormatter(_JsonLines())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.addFilter(Repeated())
+    handler.addFilter(RepeatedLineFilter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
     _lift_file_limit()
     # Requests leave no reference cycles, so the cycle collector has little to find. With
@@ -524,24 +526,26 @@ def serve(
 
 def _fail_to_listen(error: OSError, options: Mapping[str, Any]) -> NoReturn:
     """Report that a listener's address is not available."""
-    where = ", ".join(options["listeners"]) or f"{options['host']}:{options['port']}"
+    addresses = (
+        ", ".join(options["listeners"]) or f"{options['host']}:{options['port']}"
+    )
     fail(
-        f"cannot listen on {where}: {error.strerror}",
+        f"cannot listen on {addresses}: {error.strerror}",
         "choose another --port; 0 takes a free one",
     )
 
 
 def _pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
     """Return the values of NAME=VALUE texts by name."""
-    found = {}
+    pairs = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not name or not value:
             raise click.BadParameter(
                 f"expected NAME=VALUE, found {text!r}", param_hint=f"'{option}'"
             )
-        found[name.upper()] = value
-    return found
+        pairs[name.upper()] = value
+    return pairs
 
 
 def _listeners(options: Mapping[str, Any]) -> list[Listener]:
@@ -560,22 +564,22 @@ def _listeners(options: Mapping[str, Any]) -> list[Listener]:
         return [Listener("PLAINTEXT", host, options["port"], "PLAINTEXT", address)]
     kinds = _pairs(options["protocols"], "--listener-protocol")
     addresses = _pairs(advertise, "--advertise")
-    found = []
+    listeners = []
     for text in texts:
         name = text.partition("://")[0].upper()
         address = None
         if name in addresses:
             address = _address(addresses.pop(name))
-        found.append(
+        listeners.append(
             Listener.parse(text, protocol=kinds.pop(name, None), advertised=address)
         )
     for name in (*kinds, *addresses):
         raise InvalidConfigError(
             "the name of a listener",
-            expected=" or ".join(listener.name for listener in found),
+            expected=" or ".join(listener.name for listener in listeners),
             found=repr(name),
         )
-    return found
+    return listeners
 
 
 def _tls(options: Mapping[str, Any]) -> TlsSettings | None:
@@ -658,20 +662,22 @@ async def _serve_clients(
         for name, url in urls.items():
             print(f"netshim: {name} {url}", flush=True)
         readiness.ready()
-        waits = [loop.create_task(event.wait()) for event in (stopping, server.failed)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in waits:
+        tasks = [loop.create_task(event.wait()) for event in (stopping, server.failed)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.cancel()
         readiness.stopping()
         print("netshim: stopping", file=sys.stderr, flush=True)
     finally:
-        ending = loop.create_task(server.stop())
-        hurry = loop.create_task(drain.wait())
-        await asyncio.wait({ending, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        if not ending.done():
-            server.hurry()
-        await ending
+        stopping_task = loop.create_task(server.stop())
+        drain_task = loop.create_task(drain.wait())
+        await asyncio.wait(
+            {stopping_task, drain_task}, return_when=asyncio.FIRST_COMPLETED
+        )
+        drain_task.cancel()
+        if not stopping_task.done():
+            server.stop_draining()
+        await stopping_task
     if server.failure is not None:
         raise server.failure
 
@@ -681,12 +687,12 @@ def _ensure_topic(server: Server, topic: ConfiguredTopic) -> None:
     if not server.logdir.create_topic(
         topic.name, topic.partitions, topic.config, exist_ok=True
     ):
-        found = len(server.logdir.partitions(topic.name))
-        if found != topic.partitions:
+        count = len(server.logdir.partitions(topic.name))
+        if count != topic.partitions:
             logging.getLogger("netshim").warning(
                 "topic %s exists with %d partitions; the configuration file has %d",
                 topic.name,
-                found,
+                count,
                 topic.partitions,
             )
 
@@ -725,13 +731,15 @@ def check(ctx: click.Context, /, shows_all: bool, **options: Any) -> None:
         value = ctx.params[name]
         if value is not None and (shows_all or source is not ParameterSource.DEFAULT):
             key = _file_key(param)
-            click.echo(f"{key} = {_toml(value)}  # {_place(file, source, key)}")
+            click.echo(
+                f"{key} = {_toml(value)}  # {_setting_source(file, source, key)}"
+            )
     server = _new_server(file, options)
     _print_table("config", _topic_config(file, options["configs"]))
     for topic in file.topics:
         table = {"partitions": topic.partitions, **topic.config}
         _print_table(f"topics.{_toml(topic.name)}", table)
-    click.echo(f"# {_directory_facts(server)}", err=True)
+    click.echo(f"# {_directory_summary(server)}", err=True)
     try:
         server.check()
     except OSError as error:
@@ -754,7 +762,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _place(file: FileSettings, source: ParameterSource, key: str) -> str:
+def _setting_source(file: FileSettings, source: ParameterSource, key: str) -> str:
     """Return the place that sets an option."""
     if source is ParameterSource.DEFAULT_MAP:
         return f"{file.path}, line {file.lines[key]}"
@@ -763,7 +771,7 @@ def _place(file: FileSettings, source: ParameterSource, key: str) -> str:
     return "command line" if source is ParameterSource.COMMANDLINE else "default"
 
 
-def _directory_facts(server: Server) -> str:
+def _directory_summary(server: Server) -> str:
     """Return a line about the log directory.
 
     Raises:

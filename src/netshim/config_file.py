@@ -46,7 +46,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 @attrs.frozen
-class OptionShape:
+class OptionSpec:
     """The values that an option accepts."""
 
     #: bool, int or str.
@@ -73,8 +73,8 @@ class OptionShape:
     def accepts(self, value: object) -> bool:
         """Return whether the option may have a value."""
         if self.is_list:
-            each = attrs.evolve(self, is_list=False)
-            return isinstance(value, list) and all(map(each.accepts, value))
+            element_spec = attrs.evolve(self, is_list=False)
+            return isinstance(value, list) and all(map(element_spec.accepts, value))
         if type(value) is not self.kind:
             return False
         if self.choices:
@@ -128,10 +128,10 @@ class _Reader:
         for number, line in enumerate(self._lines, 1):
             header = re.match(r"\s*\[+\s*(.+?)\s*\]+", line)
             if header is not None:
-                found = header[1].replace('"', "").replace("'", "")
-                inside = found == table
+                section = header[1].replace('"', "").replace("'", "")
+                inside = section == table
                 last = number if inside else last
-                if found == key and not table:
+                if section == key and not table:
                     return number
             elif inside and re.match(rf"\s*{written}\s*(=|\.)", line):
                 return number
@@ -154,10 +154,10 @@ class _Reader:
         )
 
 
-def read_config_file(path: str, shapes: Mapping[str, OptionShape]) -> FileSettings:
+def read_config_file(path: str, specs: Mapping[str, OptionSpec]) -> FileSettings:
     """Read a configuration file.
 
-    `shapes` describes the options by their names.
+    `specs` describes the options by their names.
 
     Raises:
         InvalidConfigError: the file is not TOML, or a key or a value is invalid.
@@ -189,11 +189,11 @@ def read_config_file(path: str, shapes: Mapping[str, OptionShape]) -> FileSettin
             config = _settings(reader, key, value)
         elif key == _TOPICS:
             topics = _topics(reader, value)
-        elif key not in shapes:
-            known = (*shapes, _DIRECTORY, _CONFIG, _TOPICS)
-            raise reader.at(key, unknown(key, known, "key"))
-        elif not shapes[key].accepts(value):
-            raise reader.error(key, shapes[key].expected(), value)
+        elif key not in specs:
+            valid_keys = (*specs, _DIRECTORY, _CONFIG, _TOPICS)
+            raise reader.at(key, unknown(key, valid_keys, "key"))
+        elif not specs[key].accepts(value):
+            raise reader.error(key, specs[key].expected(), value)
         else:
             options[key] = value
     lines = {key: reader.line_of(key) for key in values}
@@ -204,47 +204,49 @@ def _settings(reader: _Reader, table: str, values: object) -> dict[str, str]:
     """Return Kafka's settings of topics in a table. Their values are texts."""
     if not isinstance(values, dict):
         raise reader.error(table, "a table of settings", values)
-    found = {}
+    settings = {}
     for key, value in _flat(values).items():
         if type(value) is bool:
-            found[key] = str(value).lower()
+            settings[key] = str(value).lower()
         elif isinstance(value, int | float | str):
-            found[key] = str(value)
+            settings[key] = str(value)
         else:
             raise reader.error(key, "a text, a number, true or false", value, table)
         try:
-            LogConfig.parse({key: found[key]})
+            LogConfig.parse({key: settings[key]})
         except InvalidConfigError as error:
             raise reader.at(key, error, table) from error
-    return found
+    return settings
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Join the parts of dotted keys, because TOML reads retention.ms as a table."""
-    found = {}
+    flat = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found.update(_flat(value, f"{prefix}{key}."))
+            flat.update(_flat(value, f"{prefix}{key}."))
         else:
-            found[prefix + key] = value
-    return found
+            flat[prefix + key] = value
+    return flat
 
 
 def _topics(reader: _Reader, values: object) -> list[ConfiguredTopic]:
     if not isinstance(values, dict):
         raise reader.error(_TOPICS, "a table for each topic", values)
-    found = []
+    topics = []
     for name, table in values.items():
         if not isinstance(table, dict):
             raise reader.error(name, "a table of settings", table, _TOPICS)
-        where = f"{_TOPICS}.{name}"
+        table_name = f"{_TOPICS}.{name}"
         try:
             check_topic_name(name)
         except InvalidNameError as error:
-            raise reader.at(where, error) from error
+            raise reader.at(table_name, error) from error
         partitions = table.pop(_PARTITIONS, 1)
         if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
             expected = f"a number from 1 to {MAX_PARTITIONS}"
-            raise reader.error(_PARTITIONS, expected, partitions, where)
-        found.append(ConfiguredTopic(name, partitions, _settings(reader, where, table)))
-    return found
+            raise reader.error(_PARTITIONS, expected, partitions, table_name)
+        topics.append(
+            ConfiguredTopic(name, partitions, _settings(reader, table_name, table))
+        )
+    return topics

@@ -41,17 +41,17 @@ if TYPE_CHECKING:  # imported only if it is used
     from netshim.recording.recorder import ConnectionRecorder
 
 Buffer = bytes | bytearray | memoryview
-#: Result of a frame handler: the pieces of a response, None for no response, or a
-#: PendingResponse, which will hold pieces, None or a CloseConnection.
+#: Result of a frame handler: the buffers of a response, None for no response, or a
+#: PendingResponse, which will hold buffers, None or a CloseConnection.
 Reply = list[Buffer] | PendingResponse | None
 Handle = Callable[[memoryview, int], Reply]
 
 #: Initial size of the receive buffer. The budget counts only the bytes beyond it.
 _SMALL_BYTES: Final = 64 << 10
 #: Maximum size of an empty buffer that is kept for the next request.
-_KEPT_BYTES: Final = 4 << 20
+_MAX_EMPTY_BUFFER_BYTES: Final = 4 << 20
 #: An empty buffer is kept until the client has been silent for this time.
-_KEPT_MS: Final = 1_000
+_EMPTY_BUFFER_MS: Final = 1_000
 #: Pieces smaller than this are joined, which costs less than a system call for each.
 _SMALL_BUFFER_BYTES: Final = 16 << 10
 #: Maximum number of bytes for one send.
@@ -74,7 +74,7 @@ def _reports_no_changes(frame: memoryview) -> bool:
     return False
 
 
-def _refusal(start: bytes, size: int, limit: int) -> str:
+def _frame_size_error(start: bytes, size: int, limit: int) -> str:
     """Return why the bytes start no frame, with advice for the operator of the client."""
     if start[:2] == b"\x16\x03":
         return (
@@ -86,16 +86,16 @@ def _refusal(start: bytes, size: int, limit: int) -> str:
     return f"a frame of {size} bytes; expected 1 to {limit}"
 
 
-class Budget:
+class MemoryBudget:
     """Bytes that all connections together may hold beyond their small buffers.
 
     Requests in progress hold memory too, see reserve_for_request(). Closing a
     connection does not free that memory.
 
     A connection that gets no memory is queued and reads nothing until it is first and
-    there is room. While one waits, end_slow() selects requests that arrive too slowly,
-    and their connections are closed. Otherwise, a few clients that send a few bytes at
-    a time would hold all of the memory.
+    there is room. While one waits, select_slow_connections() selects requests that
+    arrive too slowly, and their connections are closed. Otherwise, a few clients that
+    send a few bytes at a time would hold all of the memory.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -103,35 +103,35 @@ class Budget:
         #: May exceed limit_bytes, because requests in progress are always counted.
         self.used_bytes = 0
         #: The part of used_bytes that requests in progress hold.
-        self.kept_bytes = 0
+        self.request_bytes = 0
         #: The part of used_bytes that each connection's buffer holds.
-        self._holders: dict[Connection, int] = {}
+        self._buffer_bytes: dict[Connection, int] = {}
         #: The number of bytes that each connection waits for, in FIFO order.
         self.waiting: dict[Connection, int] = {}
         #: The first of `waiting`, and the time since when it has been first.
-        self._waited_for: tuple[Connection, int] | None = None
+        self._first_waiter: tuple[Connection, int] | None = None
 
-    def reserve(self, holder: Connection, size: int) -> bool:
+    def reserve(self, connection: Connection, size: int) -> bool:
         """Reserve memory for a larger buffer. If there is none, queue the connection.
 
         Returns whether the memory was reserved.
         """
         # A connection that is not first must wait, even if there is room.
-        is_first = holder is next(iter(self.waiting), holder)
+        is_first = connection is next(iter(self.waiting), connection)
         if not is_first or self.used_bytes + size > self.limit_bytes:
-            self.waiting[holder] = size
+            self.waiting[connection] = size
             return False
         self.used_bytes += size
-        self._holders[holder] = self._holders.get(holder, 0) + size
-        self.stop_waiting(holder)
+        self._buffer_bytes[connection] = self._buffer_bytes.get(connection, 0) + size
+        self.stop_waiting(connection)
         return True
 
-    def free(self, holder: Connection, size: int) -> None:
+    def free(self, connection: Connection, size: int) -> None:
         """Free memory that reserve() has reserved."""
         self.used_bytes -= size
-        left = self._holders.pop(holder, 0) - size
-        if left > 0:
-            self._holders[holder] = left
+        remaining = self._buffer_bytes.pop(connection, 0) - size
+        if remaining > 0:
+            self._buffer_bytes[connection] = remaining
         self._call_first()
 
     def reserve_for_request(self, size: int) -> None:
@@ -140,18 +140,18 @@ class Budget:
         The request has been received already, so this has no limit. Reads and further
         requests wait until there is room again.
         """
-        self.kept_bytes += size
+        self.request_bytes += size
         self.used_bytes += size
 
     def release(self, size: int) -> None:
         """Free the memory of a request that has ended; see reserve_for_request()."""
-        self.kept_bytes -= size
+        self.request_bytes -= size
         self.used_bytes -= size
         self._call_first()
 
-    def stop_waiting(self, holder: Connection) -> None:
+    def stop_waiting(self, connection: Connection) -> None:
         """Remove a connection from the queue. Others are ignored."""
-        if self.waiting.pop(holder, None) is not None:
+        if self.waiting.pop(connection, None) is not None:
             self._call_first()
 
     def _call_first(self) -> None:
@@ -162,7 +162,9 @@ class Budget:
         ):
             first.wake()
 
-    def end_slow(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
+    def select_slow_connections(
+        self, now_ms: int, timeout_ms: int
+    ) -> dict[Connection, str]:
         """Return the connections to close for the first waiter, with the reasons.
 
         The server calls this periodically. Connections whose frame would take longer
@@ -173,26 +175,29 @@ class Budget:
         # Step 1: calculate how much memory is missing.
         first = next(iter(self.waiting), None)
         if first is None:
-            self._waited_for = None
+            self._first_waiter = None
             return {}
-        if self._waited_for is None or self._waited_for[0] is not first:
-            self._waited_for = first, now_ms
-        wanted = self.waiting[first]
-        if self._holders.get(first, 0) + wanted > self.limit_bytes:
+        if self._first_waiter is None or self._first_waiter[0] is not first:
+            self._first_waiter = first, now_ms
+        needed_bytes = self.waiting[first]
+        if self._buffer_bytes.get(first, 0) + needed_bytes > self.limit_bytes:
             return {
                 first: f"a request larger than the {self.limit_bytes} bytes for requests of all connections"
             }
-        if self.kept_bytes + self._holders.get(first, 0) + wanted > self.limit_bytes:
+        if (
+            self.request_bytes + self._buffer_bytes.get(first, 0) + needed_bytes
+            > self.limit_bytes
+        ):
             return {}  # it waits for requests in progress, not for slow clients
-        missing = self.used_bytes + wanted - self.limit_bytes
-        ended: dict[Connection, str] = {}
-        candidates = {*self._holders, first}
+        missing_bytes = self.used_bytes + needed_bytes - self.limit_bytes
+        selected: dict[Connection, str] = {}
+        candidates = {*self._buffer_bytes, first}
         # Step 2: select the slowest of them until that frees enough.
         slowest_first = sorted(
             (
                 (
-                    candidate.left_ms(now_ms),
-                    self._holders.get(candidate, 0),
+                    candidate.remaining_ms(now_ms),
+                    self._buffer_bytes.get(candidate, 0),
                     id(candidate),
                     candidate,
                 )
@@ -200,19 +205,19 @@ class Budget:
             ),
             reverse=True,
         )
-        is_urgent = now_ms - self._waited_for[1] >= timeout_ms // 4
-        for left_ms, held_bytes, _, connection in slowest_first:
+        is_urgent = now_ms - self._first_waiter[1] >= timeout_ms // 4
+        for remaining_ms, buffer_bytes, _, connection in slowest_first:
             if (
-                missing <= 0
-                or first in ended
-                or (left_ms <= timeout_ms and (ended or not is_urgent))
+                missing_bytes <= 0
+                or first in selected
+                or (remaining_ms <= timeout_ms and (selected or not is_urgent))
             ):
                 break
-            ended[connection] = (
-                f"others wait for the {held_bytes} bytes of a request that would take {left_ms} ms more"
+            selected[connection] = (
+                f"others wait for the {buffer_bytes} bytes of a request that would take {remaining_ms} ms more"
             )
-            missing -= held_bytes
-        return ended
+            missing_bytes -= buffer_bytes
+        return selected
 
 
 class Workload:
@@ -226,38 +231,38 @@ class Workload:
     busy connection does not keep others waiting.
     """
 
-    def __init__(self, limit: int, budget: Budget) -> None:
+    def __init__(self, limit: int, budget: MemoryBudget) -> None:
         self.limit = limit
         #: Counts the memory of the requests.
         self._budget = budget
         #: Number of requests in progress.
         self.count = 0
         #: Connections that wait, in FIFO order.
-        self.line: dict[Connection, None] = {}
+        self.queue: dict[Connection, None] = {}
 
-    def has_room(self, holder: Connection) -> bool:
-        """Return whether `holder` may start a request now.
+    def may_start(self, connection: Connection) -> bool:
+        """Return whether `connection` may start a request now.
 
         If not, it is woken when it may.
         """
-        has_room = (
+        is_below_limit = (
             self.count < self.limit
-            and self._budget.kept_bytes < self._budget.limit_bytes
+            and self._budget.request_bytes < self._budget.limit_bytes
         )
-        if has_room and not self.line:
+        if is_below_limit and not self.queue:
             return True
-        is_first = holder is next(iter(self.line), holder)
-        if not is_first or not has_room:
-            self.line[holder] = None
+        is_first = connection is next(iter(self.queue), connection)
+        if not is_first or not is_below_limit:
+            self.queue[connection] = None
             return False
-        self.line.pop(holder, None)
+        self.queue.pop(connection, None)
         self._call_first(self.limit - 1)  # the room that is left after this request
         return True
 
-    def leave_line(self, holder: Connection) -> None:
+    def leave_queue(self, connection: Connection) -> None:
         """Remove a connection from the queue. Others are ignored."""
-        if holder in self.line:
-            del self.line[holder]
+        if connection in self.queue:
+            del self.queue[connection]
             self._call_first(self.limit)
 
     def begin(self, size: int) -> None:
@@ -272,11 +277,11 @@ class Workload:
         self._call_first(self.limit)
 
     def _call_first(self, limit: int) -> None:
-        first = next(iter(self.line), None)
+        first = next(iter(self.queue), None)
         if (
             first is not None
             and self.count < limit
-            and self._budget.kept_bytes < self._budget.limit_bytes
+            and self._budget.request_bytes < self._budget.limit_bytes
         ):
             first.wake()
 
@@ -288,7 +293,7 @@ class Connection:
         self,
         handle: Handle,
         settings: Settings,
-        budget: Budget,
+        budget: MemoryBudget,
         workload: Workload,
         now_ms: int,
         ready: Callable[[], None],
@@ -317,7 +322,7 @@ class Connection:
         self.unsent_bytes = 0
         self._draining = self._is_closed = False
         #: The next request waits until earlier ones are answered.
-        self._is_behind = False
+        self._waits_for_earlier = False
         #: A limit has delayed received requests.
         self.is_waiting = False
         #: When the last byte was received or a response was sent.
@@ -329,11 +334,11 @@ class Connection:
         #: Since when the current frame has been incomplete.
         self._began_ms: int | None = None
         #: The part of the time since _began_ms during which reading was paused.
-        self._waited_ms = 0
+        self._paused_ms = 0
         #: Reading has been paused since active_ms, because there was no memory.
-        self._was_waiting = False
+        self._was_paused = False
         #: Why the connection must be closed.
-        self._given_up: str | None = None
+        self._close_reason: str | None = None
         #: Records the frames, if the traffic is recorded.
         self.recorder: ConnectionRecorder | None = None
 
@@ -349,18 +354,18 @@ class Connection:
         It is valid until the next call of received().
         """
         if self._end == len(self._buffer):
-            self._make_room()
+            self._grow_or_compact_buffer()
         return self._view[self._end :]
 
-    def has_room(self) -> bool:
+    def can_receive(self) -> bool:
         """Return whether get_buffer() has room.
 
         It has none while all connections together hold too much memory.
         """
-        has_room = self._end < len(self._buffer) or len(self.get_buffer()) > 0
-        if has_room and self in self._budget.waiting:
+        has_space = self._end < len(self._buffer) or len(self.get_buffer()) > 0
+        if has_space and self in self._budget.waiting:
             self._budget.stop_waiting(self)
-        return has_room
+        return has_space
 
     def wake(self) -> None:
         """Notify the host that there is room again."""
@@ -374,7 +379,7 @@ class Connection:
         if self._began_ms is not None:
             self._began_ms += skipped_ms
 
-    def left_ms(self, now_ms: int) -> int:
+    def remaining_ms(self, now_ms: int) -> int:
         """Estimate the time until the current frame is complete, at the rate so far."""
         received_bytes = self._end - self._start
         if self._began_ms is None or received_bytes < 4:
@@ -387,13 +392,13 @@ class Connection:
             until_ms = self.active_ms
         return (
             max(0, size - received_bytes)
-            * max(0, until_ms - self._began_ms - self._waited_ms)
+            * max(0, until_ms - self._began_ms - self._paused_ms)
             // received_bytes
         )
 
     def fail(self, reason: str) -> None:
         """Make overdue() return this reason."""
-        self._given_up = reason
+        self._close_reason = reason
 
     def received(self, size: int, now_ms: int) -> None:
         """Add `size` received bytes of the buffer, and answer the complete frames.
@@ -402,16 +407,16 @@ class Connection:
             CloseConnection: the bytes are not a frame, or the handler refused the request.
         """
         self._end += size
-        if self._was_waiting:
-            self._was_waiting = False
-            self._waited_ms += now_ms - self.active_ms
+        if self._was_paused:
+            self._was_paused = False
+            self._paused_ms += now_ms - self.active_ms
         self.active_ms = now_ms
         self.process(now_ms)
 
     @property
     def has_input(self) -> bool:
         """Whether process() has something to do: received bytes, or a place in line."""
-        return self._end > self._start or self in self._workload.line
+        return self._end > self._start or self in self._workload.queue
 
     def process(self, now_ms: int) -> None:
         """Answer complete frames within the limits.
@@ -421,29 +426,31 @@ class Connection:
         """
         view = self._view
         session = self._session
-        most = self._settings.max_request_bytes
+        max_request_bytes = self._settings.max_request_bytes
         handle = self._handle
         before = self._start
-        self._is_behind = False
+        self._waits_for_earlier = False
         # Step 1: handle frames until one is incomplete or a limit is reached.
         while self._end - self._start >= 4 and not self._is_at_limit:
             start = self._start
             size = int.from_bytes(view[start : start + 4], "big", signed=True)
-            limit = session.frame_limit_bytes or most  # authentication raises it
+            limit = (
+                session.frame_limit_bytes or max_request_bytes
+            )  # authentication raises it
             if not 0 < size <= limit:
                 raise CloseConnection(
-                    _refusal(bytes(view[start : start + 4]), size, limit)
+                    _frame_size_error(bytes(view[start : start + 4]), size, limit)
                 )
             stop = start + 4 + size
             if stop > self._end:
                 break
             frame = view[start + 4 : stop]
-            self._is_behind = (
+            self._waits_for_earlier = (
                 bool(self._slots)
                 and self._reports_changes(frame)
-                and self._is_changing()
+                and self._has_earlier_in_progress()
             )
-            if self._is_behind or not self._workload.has_room(self):
+            if self._waits_for_earlier or not self._workload.may_start(self):
                 break
             self._start = stop
             if self.recorder is not None:
@@ -454,13 +461,13 @@ class Connection:
             if isinstance(reply, PendingResponse) or self._slots:
                 self._slots.append(reply)
                 if isinstance(reply, PendingResponse):
-                    self._await(reply)
+                    self._track(reply)
             else:
                 self._queue(reply)
         # Step 2: leave the queue if this connection could not use its place.
-        if self in self._workload.line and self._is_at_limit:
+        if self in self._workload.queue and self._is_at_limit:
             # Connections after this one may use the room.
-            self._workload.leave_line(self)
+            self._workload.leave_queue(self)
         self.is_waiting = self._end - self._start >= 4 and self.is_full
         # Step 3: shrink an empty buffer, or start the clock of the next incomplete
         # frame.
@@ -473,7 +480,7 @@ class Connection:
             self._frame_since_ms = now_ms
             self._frame_bytes = self._end - self._start
             self._began_ms = now_ms
-            self._waited_ms = 0
+            self._paused_ms = 0
 
     def _may_keep_buffer(self) -> bool:
         """Return whether the empty buffer remains for the next request.
@@ -484,10 +491,11 @@ class Connection:
         size = len(self._buffer)
         budget = self._budget
         return size <= _SMALL_BYTES or (
-            size <= _KEPT_BYTES and 2 * budget.used_bytes < budget.limit_bytes
+            size <= _MAX_EMPTY_BUFFER_BYTES
+            and 2 * budget.used_bytes < budget.limit_bytes
         )
 
-    def _make_room(self) -> None:
+    def _grow_or_compact_buffer(self) -> None:
         """Move the remaining bytes to the front, or to a larger buffer."""
         used = self._end - self._start
         if self._start > len(self._buffer) // 2 or (
@@ -505,9 +513,9 @@ class Connection:
         )
 
     def _resize(self, size: int) -> None:
-        grown = size - len(self._buffer)
-        if grown > 0 and not self._budget.reserve(self, grown):
-            self._was_waiting = True
+        growth = size - len(self._buffer)
+        if growth > 0 and not self._budget.reserve(self, growth):
+            self._was_paused = True
             return
         buffer = bytearray(size)
         used = self._end - self._start
@@ -516,8 +524,8 @@ class Connection:
         self._view = memoryview(buffer)
         self._start = 0
         self._end = used
-        if grown < 0:
-            self._budget.free(self, -grown)
+        if growth < 0:
+            self._budget.free(self, -growth)
 
     @property
     def is_full(self) -> bool:
@@ -525,7 +533,7 @@ class Connection:
 
         Responses must be sent or other requests must end before.
         """
-        return self in self._workload.line or self._is_at_limit
+        return self in self._workload.queue or self._is_at_limit
 
     @property
     def _frame_limit(self) -> int:
@@ -539,10 +547,10 @@ class Connection:
         """Whether a limit of this connection alone is reached."""
         return (
             self._draining
-            or self._given_up is not None
-            or self._session.is_ending
-            or self._session.mutes > 0
-            or (self._is_behind and self._is_changing())
+            or self._close_reason is not None
+            or self._session.is_closing
+            or self._session.pause_count > 0
+            or (self._waits_for_earlier and self._has_earlier_in_progress())
             or (len(self._slots) > 0 and self._is_in_steps())
             or len(self._slots) >= self._settings.max_pipelined_requests
             or self.unsent_bytes > self._settings.max_unread_bytes
@@ -555,7 +563,7 @@ class Connection:
             isinstance(last, PendingResponse) and last.runs_in_steps and not last.is_set
         )
 
-    def _is_changing(self) -> bool:
+    def _has_earlier_in_progress(self) -> bool:
         """Return whether an earlier request is in progress."""
         return any(
             isinstance(slot, PendingResponse) and not slot.is_set and not slot.is_parked
@@ -568,12 +576,12 @@ class Connection:
         The reasons are a slow frame, no traffic, and other connections that wait for
         memory.
         """
-        if self._given_up is not None:
-            return self._given_up
+        if self._close_reason is not None:
+            return self._close_reason
         if (
             self._end == 0
             and len(self._buffer) > _SMALL_BYTES
-            and now_ms - self.active_ms >= _KEPT_MS
+            and now_ms - self.active_ms >= _EMPTY_BUFFER_MS
         ):
             self._resize(_SMALL_BYTES)
         since = self._frame_since_ms
@@ -597,31 +605,31 @@ class Connection:
 
     # -- out ---------------------------------------------------------------------------
 
-    def _await(self, answer: PendingResponse) -> None:
-        if answer.is_parked:
-            answer.then(self._settled)
+    def _track(self, pending: PendingResponse) -> None:
+        if pending.is_parked:
+            pending.then(self._queue_ready_responses)
             return
-        self._workload.begin(answer.held_bytes)
-        answer.then(partial(self._worked, answer.held_bytes))
+        self._workload.begin(pending.held_bytes)
+        pending.then(partial(self._finish_request, pending.held_bytes))
 
-    def _worked(self, held_bytes: int, _: object) -> None:
+    def _finish_request(self, held_bytes: int, _: object) -> None:
         self._workload.end(held_bytes)
-        self._settled(_)
+        self._queue_ready_responses(_)
 
-    def _settled(self, _: object) -> None:
+    def _queue_ready_responses(self, _: object) -> None:
         """Queue the responses for sending, up to the first one that is still pending."""
         slots = self._slots
         while slots:
-            head = slots[0]
-            if isinstance(head, PendingResponse):
-                if not head.is_set:
+            response = slots[0]
+            if isinstance(response, PendingResponse):
+                if not response.is_set:
                     break
-                head = head.value
+                response = response.value
             slots.popleft()
-            if isinstance(head, CloseConnection):
-                self.fail(str(head))
-            elif head is not None:
-                self._queue(head)
+            if isinstance(response, CloseConnection):
+                self.fail(str(response))
+            elif response is not None:
+                self._queue(response)
         self._ready()
 
     def _queue(self, buffers: list[Buffer]) -> None:
@@ -634,7 +642,7 @@ class Connection:
     def next_buffer(self, max_bytes: int = _SEND_BYTES) -> Buffer | None:
         """Return the next bytes to send, or None if there are none.
 
-        At most max_bytes are returned: a view of a large piece, or several small pieces
+        At most max_bytes are returned: a view of a large buffer, or several small buffers
         joined.
         """
         outgoing = self.outgoing
@@ -660,14 +668,14 @@ class Connection:
         return buffer
 
     def next_buffers(self) -> list[Buffer]:
-        """Return the next pieces, which one system call may send."""
+        """Return the next buffers, which one system call may send."""
         buffers: list[Buffer] = []
-        left = _SEND_BYTES
-        while self.outgoing and left > 0:
-            buffer = self.next_buffer(left)
+        remaining = _SEND_BYTES
+        while self.outgoing and remaining > 0:
+            buffer = self.next_buffer(remaining)
             assert buffer is not None
             buffers.append(buffer)
-            left -= len(buffer)
+            remaining -= len(buffer)
         return buffers
 
     def drain(self) -> None:
@@ -690,18 +698,18 @@ class Connection:
         if self.recorder is not None:
             self.recorder.close()
             self.recorder = None
-        held = len(self._buffer) - _SMALL_BYTES
+        buffer_bytes = len(self._buffer) - _SMALL_BYTES
         self._buffer = bytearray()
         self._view = memoryview(b"")
         self._start = self._end = 0
         self._budget.stop_waiting(self)
-        self._budget.free(self, held)
+        self._budget.free(self, buffer_bytes)
         self._handle = _ignore_frame
         self._ready = _do_nothing
         self._session.wake = None
-        if self._session.gate is not None:
-            self._session.gate.close()
-        self._workload.leave_line(self)
+        if self._session.authentication is not None:
+            self._session.authentication.close()
+        self._workload.leave_queue(self)
         for slot in self._slots:
             if isinstance(slot, PendingResponse):
                 slot.cancel()

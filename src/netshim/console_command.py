@@ -1,4 +1,4 @@
-"""`netshim console DIR`: web pages that show the present content of a log directory.
+"""`netshim console DIR`: web pages that show the current content of a log directory.
 
 Without --write, the directory is only read. A broker or another writer may run at the
 same time.
@@ -82,7 +82,7 @@ def console(
     if not os.path.isdir(directory):
         raise LogNotFoundError("there is no such directory", path=directory)
     try:
-        from netshim.console.access import StoredFacts
+        from netshim.console.access import StoredSecurity
         from netshim.console.changes import DirectoryChanges
         from netshim.console.directory import DirectoryView
         from netshim.console.hosting import ConsoleSecurity
@@ -94,31 +94,31 @@ def console(
         raise click.UsageError("--tls-key needs --tls-cert")
     tls = None if tls_cert is None else TlsSettings(cert=tls_cert, key=tls_key)
     security = ConsoleSecurity(tls=tls, login=login, acls=acls, super_users=super_users)
-    read_facts = StoredFacts(directory)
+    read_snapshot = StoredSecurity(directory)
     view = DirectoryView(
         directory,
         config=dict(map(setting, configs)),
-        access=security.access("--host", listen.strip("[]"), read_facts),
+        access=security.access("--host", listen.strip("[]"), read_snapshot),
     )
     if write:
         view.changes = DirectoryChanges(directory, view.config)
-    shown = f"[{listen}]" if ":" in listen else listen
+    url_host = f"[{listen}]" if ":" in listen else listen
     host = HttpHost()
-    with bind("--port", f"{shown}:{port}") as address:
+    with bind("--port", f"{url_host}:{port}") as address:
         url = add_console(host, address, view, tls)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     host.start()
     print(f"netshim: console of {directory} at {url}", flush=True)
-    facts = read_facts()
-    if view.access.needs_login and not facts.users:
+    snapshot = read_snapshot()
+    if view.access.needs_login and not snapshot.users:
         click.echo(
             "netshim: no user exists, so no login succeeds; create a user: "
             f"netshim user add {directory} NAME",
             err=True,
         )
-    if view.access.needs_login and facts.acls and not acls:
+    if view.access.needs_login and snapshot.acls and not acls:
         click.echo(
             "netshim: every user who logs in sees everything; --acls enforces the "
             "access control lists",

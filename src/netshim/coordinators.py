@@ -36,14 +36,14 @@ TransactionalProducer = tuple[str, int, int]
 #: Why a producer must not write to partitions.
 TransactionErrors = Mapping[Partition, TransactionError]
 #: Called with stored transactions by transactional id, or with the error.
-FoundTransactions = Callable[[dict[str, StoredTransaction] | Exception], None]
+TransactionsCallback = Callable[[dict[str, StoredTransaction] | Exception], None]
 
 
 class GroupService(GroupHost[Callback]):
     """All groups of a broker.
 
-    Handlers call the methods of GroupHost inside of when_known(), which loads the groups
-    and sets the time.
+    Handlers call the methods of GroupHost inside of when_groups_loaded(), which loads
+    the groups and sets the time.
     """
 
     @property
@@ -55,7 +55,7 @@ class GroupService(GroupHost[Callback]):
         """Read the stored groups. Call callback(True), or callback(False) if that failed."""
 
     @abstractmethod
-    def when_known(
+    def when_groups_loaded(
         self,
         handle: Callable[[], _T | PendingResponse],
         refuse: Callable[[GroupError], _T],
@@ -70,7 +70,9 @@ class GroupService(GroupHost[Callback]):
 
     @abstractmethod
     def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:
-        """Return the response of a request that runs in steps inside of when_known()."""
+        """Return the response of a request that runs in steps inside of
+        when_groups_loaded().
+        """
 
     @abstractmethod
     def get(self, group_id: str) -> Group | None: ...
@@ -117,7 +119,10 @@ class TransactionService(ABC):
 
     @abstractmethod
     def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
-        """Load the stored transactions. Call callback(True), or callback(False) if that failed."""
+        """Load the stored transactions.
+
+        Call callback(True), or callback(False) if that failed.
+        """
 
     @abstractmethod
     def request(
@@ -155,7 +160,7 @@ class TransactionService(ABC):
         *,
         adds: bool,
     ) -> None:
-        """Load or request what verified() needs to know, then call callback(errors).
+        """Load or request the state that verified() reads, then call callback(errors).
 
         With `adds`, first add the partitions to the open transaction of the producer, or
         begin one (KIP-890). The producer must not write to partitions with an error.
@@ -208,7 +213,7 @@ class TransactionService(ABC):
 
     @abstractmethod
     def find_stored(
-        self, names: Collection[str] | None, callback: FoundTransactions
+        self, names: Collection[str] | None, callback: TransactionsCallback
     ) -> None:
         """Find the last durable records of transactional ids. None requests all."""
 

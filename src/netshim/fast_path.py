@@ -15,7 +15,7 @@ Rules:
 - The access rules must allow the request when it arrives and when it is answered.
 - A request of a fetch session is answered here if it continues the session, and if the
   session has one partition. The session of a follower may have several, of which one may
-  have news.
+  have changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from netshim.fetch_wakeups import ANY_PARTITION
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import MAX_WAIT_MS, session_context
 from netshim.handlers.produce import name_leaders, record_refused_batch, refuse
-from netshim.scheduling import PendingResponse, Waiting, resolve_with
+from netshim.scheduling import PendingResponse, Waiters, resolve_with
 from netshim.security.acls import AclOperation
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
@@ -123,9 +123,9 @@ class FastPath:
         session_fetch = state.fetch_sessions.follower_fetch(
             request, self.context_of(request), state.fetches.changes, state.now_ms
         )
-        if session_fetch is None or session_fetch.partition.place is None:
+        if session_fetch is None or session_fetch.partition.log_key is None:
             return None
-        key = session_fetch.partition.place
+        key = session_fetch.partition.log_key
         log = state.logs.free_log(*key)
         if log is None:
             return None
@@ -178,7 +178,7 @@ class FastPath:
             )
             if counter is not None:
                 counter.count(result.error_code)
-            return _refusal(request, key[0], result, call, self._state)
+            return _error_response(request, key[0], result, call, self._state)
         # The batch is unusual: nothing was appended.
         if offset is None:
             return None
@@ -314,10 +314,10 @@ class FastPath:
         # There are no records at this offset yet.
         elif may_wait:
             return []
-        elif session_fetch is not None and not session_fetch.partition.are_new(
+        elif session_fetch is not None and not session_fetch.partition.differ_from_sent(
             high_watermark, log_start
         ):
-            # A session leaves out a partition without news (KIP-227).
+            # A session leaves out a partition without changes (KIP-227).
             return [request.respond_without_news()]
         else:
             response = [request.respond_empty(high_watermark, stable, log_start)]
@@ -364,18 +364,22 @@ class FastPath:
             response = self._records(request, log, state.end)
             if response is None:
                 return None
-        is_urgent = leadership.must_report(
+        is_urgent = leadership.must_send_high_watermark(
             key, request.replica, high_watermark, has_records=has_records
         )
         if response is None:
-            has_news = session_fetch.partition.are_new(high_watermark, log_start)
-            if not has_news and leadership.is_in_sync(key, request.replica):
-                # Until one of these offsets changes, the same fetch has no news.
-                session_fetch.mark_quiet(log, (log_start, high_watermark, state.end))
+            has_changes = session_fetch.partition.differ_from_sent(
+                high_watermark, log_start
+            )
+            if not has_changes and leadership.is_in_sync(key, request.replica):
+                # Until one of these offsets changes, the same fetch has no changes.
+                session_fetch.mark_unchanged(
+                    log, (log_start, high_watermark, state.end)
+                )
             if may_wait and not is_urgent:
                 return []
-            # A session leaves out a partition without news (KIP-227).
-            if not has_news:
+            # A session leaves out a partition without changes (KIP-227).
+            if not has_changes:
                 return [request.respond_without_news()]
             response = [request.respond_empty(high_watermark, -1, log_start)]
         session_fetch.record_sent(high_watermark, log_start, has_records=has_records)
@@ -385,10 +389,10 @@ class FastPath:
         self, request: UsualFetch, log: Log, stable: int
     ) -> list[Buffer] | None:
         """Return the response with records below `stable`, or None after an error."""
-        most_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
+        max_bytes = min(request.max_bytes, self._state.settings.fetch_max_bytes)
         writer = log.host.writer
         # The newest batches are copied by one read, if they are few.
-        recent = writer.respond_recent(request, stable, most_bytes)
+        recent = writer.respond_recent(request, stable, max_bytes)
         if recent is not None:
             return [recent]
         state = writer.state
@@ -397,18 +401,18 @@ class FastPath:
             records = log.stored(
                 request.offset,
                 stable,
-                max_bytes=most_bytes,
+                max_bytes=max_bytes,
                 up_to="high_watermark" if request.replica < 0 else "log_end",
             )
         except LogcoreError:
             return None  # the general path returns the error
         size_bytes = sum(map(len, records))
-        head, tail = request.respond_around(
+        response_start, response_end = request.respond_around(
             state.visible, stable, log_start, size_bytes
         )
-        buffers: list[Buffer] = [head, *records]
-        if tail:
-            buffers.append(tail)
+        buffers: list[Buffer] = [response_start, *records]
+        if response_end:
+            buffers.append(response_end)
         return buffers
 
     def handle_in_general(
@@ -453,7 +457,7 @@ def _result_of(
     )
 
 
-def _refusal(
+def _error_response(
     request: UsualProduce,
     name: str,
     result: ProduceResponse.Topic.Partition,
@@ -472,7 +476,7 @@ def _refusal(
     )
 
 
-def _session_refusal(request: UsualFetch) -> list[Buffer]:
+def _session_error_response(request: UsualFetch) -> list[Buffer]:
     """Return the response to a request that a later one of its session has replaced."""
     response = wire.FETCH.Response(
         error_code=codes.INVALID_FETCH_SESSION_EPOCH, session_id=request.session_id
@@ -529,7 +533,7 @@ class _WaitingProduce:
         if self._counter is not None:
             self._counter.count(result.error_code)
         self.pending.set(
-            _refusal(self._request, self._name, result, self._call, self._state)
+            _error_response(self._request, self._name, result, self._call, self._state)
         )
 
 
@@ -579,9 +583,9 @@ class _WaitingFetch:
         self._state = state
         self._timer = state.timers.at(self._deadline_ms, self._read_again)
         self._keys = [self._key]
-        self._waiting: Waiting = state.fetches
+        self._waiting: Waiters = state.fetches
         if self._request.replica >= 0:
-            # A change of any partition may bring news for a follower.
+            # A change of any partition may complete the fetch of a follower.
             self._keys = [ANY_PARTITION]
             self._waiting = state.fetches.of_followers
         self._waiting.add(self._keys, self._read_again)
@@ -627,7 +631,7 @@ class _WaitingFetch:
             self._forget()
             if self._counter is not None:
                 self._counter.count(codes.INVALID_FETCH_SESSION_EPOCH, is_parked=True)
-            self._pending.set(_session_refusal(self._request))
+            self._pending.set(_session_error_response(self._request))
             return
         try:
             response = self._read(now_ms)
@@ -645,12 +649,12 @@ class _WaitingFetch:
         # The general path counts the request, and applies it to its session again.
         if session_fetch is not None:
             session_fetch.undo()
-        left_ms = max(0, self._deadline_ms - now_ms)
+        remaining_ms = max(0, self._deadline_ms - now_ms)
         at = self._request.wait_position
         frame = self._frame
         self._fast.handle_in_general(
             self._session,
-            frame[:at] + left_ms.to_bytes(4, "big") + frame[at + 4 :],
+            frame[:at] + remaining_ms.to_bytes(4, "big") + frame[at + 4 :],
             now_ms,
             self._pending,
         )

@@ -2,7 +2,7 @@
 
     fetch = sessions.begin(request, version, now_ms)  # applies the request to its session
     ...                                               # the broker reads the partitions
-    response = fetch.complete(response)               # omits partitions without news
+    response = fetch.complete(response)               # omits partitions without changes
 
 Rules, as in Kafka 4.1:
 - A request contains a session id and an epoch. Epoch 0 closes the session and requests
@@ -67,7 +67,7 @@ _LAST_EPOCH: Final = 2**31 - 1
 _COMPARE_MS: Final = 5_000
 
 #: Changes that are kept: a fetch session that is older compares all of its partitions.
-_KEPT_CHANGES: Final = 4_096
+_MAX_CHANGES: Final = 4_096
 
 #: The id of a topic, or its name before version 13, and the partition's number.
 PartitionKey = tuple[bytes | str, int]
@@ -83,7 +83,7 @@ class RecentChanges:
     def __init__(self) -> None:
         #: The number of changes since the start.
         self.count = 0
-        self._keys: deque[Key] = deque(maxlen=_KEPT_CHANGES)
+        self._keys: deque[Key] = deque(maxlen=_MAX_CHANGES)
 
     def add(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -127,17 +127,17 @@ class SessionPartition:
     high_watermark: int = -1
     log_start: int = -1
     #: The topic and the number, None while the topic is unknown.
-    place: Key | None = None
-    #: The log, and its offsets when it was last read without news. None if the next
+    log_key: Key | None = None
+    #: The log, and its offsets when it was last read without changes. None if the next
     #: request must read it; see FetchSession.unread.
-    quiet: tuple[Log, Offsets] | None = None
+    unchanged_since: tuple[Log, Offsets] | None = None
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether the log has the same offsets as when it was read without news."""
-        if self.quiet is None:
+    def is_unchanged(self) -> bool:
+        """Whether the log has the same offsets as when it was read without changes."""
+        if self.unchanged_since is None:
             return False
-        log, offsets = self.quiet
+        log, offsets = self.unchanged_since
         return offsets == offsets_of(log) and not log.is_closed
 
     def has_changed(self, part: FetchResponse.Topic.Partition) -> bool:
@@ -145,11 +145,11 @@ class SessionPartition:
         return bool(
             part.error_code
             or part.records
-            or self.are_new(part.high_watermark, part.log_start_offset)
+            or self.differ_from_sent(part.high_watermark, part.log_start_offset)
             or _diverges(part)
         )
 
-    def are_new(self, high_watermark: int, log_start: int) -> bool:
+    def differ_from_sent(self, high_watermark: int, log_start: int) -> bool:
         """Return whether these offsets differ from those that were sent last."""
         return high_watermark != self.high_watermark or log_start != self.log_start
 
@@ -182,12 +182,12 @@ class FetchSession:
     )
     #: Versions of the topics and leaders when the partitions were read last.
     context: object = None
-    #: The partitions that the next request must read, by their keys: all but the quiet
-    #: ones.
+    #: The partitions that the next request must read, by their keys: all but the
+    #: unchanged ones.
     unread: dict[PartitionKey, SessionPartition] = attrs.field(factory=dict)
     #: The partitions whose topics are known, by the name of the topic and the number.
-    by_place: dict[Key, SessionPartition] = attrs.field(factory=dict)
-    #: RecentChanges.count when the quiet partitions had no news; None if the next
+    by_log_key: dict[Key, SessionPartition] = attrs.field(factory=dict)
+    #: RecentChanges.count when the unchanged partitions were compared; None if the next
     #: request must compare all partitions with their logs.
     _compared_at: int | None = None
     #: Time at which all partitions are compared nevertheless.
@@ -203,28 +203,28 @@ class FetchSession:
         """Add and change the partitions of a request, and remove the forgotten ones."""
         for topic in request.topics:
             name = self._name_of(topic)
-            kept = self._topics.get(name)
-            if kept is None:
-                kept = self._topics[name] = wire.FETCH.Request.Topic(
+            session_topic = self._topics.get(name)
+            if session_topic is None:
+                session_topic = self._topics[name] = wire.FETCH.Request.Topic(
                     topic=topic.topic, topic_id=bytes(topic.topic_id), partitions=[]
                 )
             for requested in topic.partitions:
                 key = name, requested.partition
-                before = self.partitions.get(key)
-                if before is None:
-                    before = self.partitions[key] = SessionPartition(
-                        key, kept, requested
+                session_partition = self.partitions.get(key)
+                if session_partition is None:
+                    session_partition = self.partitions[key] = SessionPartition(
+                        key, session_topic, requested
                     )
                 else:
-                    before.requested = requested
-                self.mark_unread(before)
+                    session_partition.requested = requested
+                self.mark_unread(session_partition)
         for forgotten in request.forgotten_topics_data:
             name = self._name_of(forgotten)
             for number in forgotten.partitions:
-                left = self.partitions.pop((name, number), None)
+                removed = self.partitions.pop((name, number), None)
                 self.unread.pop((name, number), None)
-                if left is not None and left.place is not None:
-                    self.by_place.pop(left.place, None)
+                if removed is not None and removed.log_key is not None:
+                    self.by_log_key.pop(removed.log_key, None)
         if len(self._topics) > len(self.partitions):
             # Otherwise, forgotten topics would remain in memory.
             self._topics = {
@@ -232,15 +232,15 @@ class FetchSession:
             }
 
     def mark_unread(self, session_partition: SessionPartition) -> None:
-        """Let the next request read a partition."""
-        session_partition.quiet = None
+        """Make the next request read a partition."""
+        session_partition.unchanged_since = None
         self.unread.setdefault(session_partition.key, session_partition)
 
-    def mark_quiet(
+    def mark_unchanged(
         self, session_partition: SessionPartition, log: Log, offsets: Offsets
     ) -> None:
         """Let no request read a partition until its log has other offsets."""
-        session_partition.quiet = log, offsets
+        session_partition.unchanged_since = log, offsets
         self.unread.pop(session_partition.key, None)
 
     def move_to_end(self, session_partition: SessionPartition) -> None:
@@ -249,20 +249,20 @@ class FetchSession:
         self.unread.pop(session_partition.key, None)
         self.mark_unread(session_partition)
 
-    def record_place(self, session_partition: SessionPartition, place: Key) -> None:
+    def record_log_key(self, session_partition: SessionPartition, log_key: Key) -> None:
         """Record the name of the topic and the number of a partition."""
-        session_partition.place = place
-        self.by_place[place] = session_partition
+        session_partition.log_key = log_key
+        self.by_log_key[log_key] = session_partition
 
     def read_all_again(self) -> None:
         """Let the next request find and read every partition."""
         for partition in self.partitions.values():
-            partition.quiet = partition.place = None
+            partition.unchanged_since = partition.log_key = None
         self.unread = dict(self.partitions)
-        self.by_place = {}
+        self.by_log_key = {}
 
     def candidates(self, changes: RecentChanges, now_ms: int) -> list[SessionPartition]:
-        """Return the partitions that may have news, each of them once."""
+        """Return the partitions that may have changed, each of them once."""
         changed = None
         if now_ms < self._compare_at_ms:
             changed = self._changed(changes)
@@ -271,21 +271,21 @@ class FetchSession:
             return [
                 partition
                 for partition in self.partitions.values()
-                if not partition.is_quiet
+                if not partition.is_unchanged
             ]
-        found = dict(self.unread)
-        for place in changed:
-            partition = self.by_place.get(place)
-            if partition is not None and not partition.is_quiet:
-                found[partition.key] = partition
-        return list(found.values())
+        candidates = dict(self.unread)
+        for log_key in changed:
+            partition = self.by_log_key.get(log_key)
+            if partition is not None and not partition.is_unchanged:
+                candidates[partition.key] = partition
+        return list(candidates.values())
 
     def may_have_changed(self, changes: RecentChanges) -> bool:
         """Return whether a partition may have changed since the last comparison."""
-        if len(self.by_place) < len(self.partitions):
+        if len(self.by_log_key) < len(self.partitions):
             return True  # the changes name no partition of an unknown topic
         changed = self._changed(changes)
-        return changed is None or any(place in self.by_place for place in changed)
+        return changed is None or any(log_key in self.by_log_key for log_key in changed)
 
     def _changed(self, changes: RecentChanges) -> Iterable[Key] | None:
         """Return the changes since the last comparison.
@@ -293,24 +293,24 @@ class FetchSession:
         Returns None if they are unknown, or more than the partitions: it is then cheaper
         to compare all partitions.
         """
-        before = self._compared_at
-        if before is None or changes.count - before > len(self.partitions):
+        compared_at = self._compared_at
+        if compared_at is None or changes.count - compared_at > len(self.partitions):
             return None
-        return changes.since(before)
+        return changes.since(compared_at)
 
     def single_candidate(
-        self, listed: SessionPartition | None, changes: RecentChanges, now_ms: int
+        self, requested: SessionPartition | None, changes: RecentChanges, now_ms: int
     ) -> SessionPartition | None:
-        """Return the only partition that may have news, None if there is not exactly one.
+        """Return the only partition that may have changed, None if there is not exactly one.
 
-        `listed` is a partition that the request lists.
+        `requested` is a partition that the request lists.
         """
         count = changes.count
         candidates = self.candidates(changes, now_ms)
         if len(candidates) > 1:
             return None
-        candidate = candidates[0] if candidates else listed
-        if candidate is None or (listed is not None and candidate is not listed):
+        candidate = candidates[0] if candidates else requested
+        if candidate is None or (requested is not None and candidate is not requested):
             return None
         # It remains unread, so nothing is lost if the general path takes the request.
         self.mark_unread(candidate)
@@ -328,28 +328,28 @@ class FetchSession:
 
     def listed(self) -> list[FetchRequest.Topic]:
         """Return the partitions, as a request without a session lists them."""
-        found: list[FetchRequest.Topic] = []
+        topics: list[FetchRequest.Topic] = []
         current = None
         for partition in self.partitions.values():
             if partition.topic is not current:
                 current = partition.topic
-                found.append(
+                topics.append(
                     wire.FETCH.Request.Topic(
                         topic=current.topic, topic_id=current.topic_id, partitions=[]
                     )
                 )
-            found[-1].partitions.append(partition.requested)
-        return found
+            topics[-1].partitions.append(partition.requested)
+        return topics
 
     def remove_unchanged(self, response: FetchResponse, *, is_full: bool) -> None:
         """Remove the unchanged partitions from a response.
 
         The results of the changed partitions are recorded as sent.
         """
-        left = []
+        changed_topics = []
         for topic in response.responses:
             name = self._name_of(topic)
-            kept = []
+            changed_parts = []
             for part in topic.partitions:
                 key = name, part.partition_index
                 partition = self.partitions.get(key)
@@ -359,11 +359,11 @@ class FetchSession:
                     partition.record_sent(part)
                     if part.records:
                         self.move_to_end(partition)
-                kept.append(part)
-            if kept:
-                topic.partitions = kept
-                left.append(topic)
-        response.responses = left
+                changed_parts.append(part)
+            if changed_parts:
+                topic.partitions = changed_parts
+                changed_topics.append(topic)
+        response.responses = changed_topics
 
 
 @attrs.frozen
@@ -391,7 +391,7 @@ class SessionFetch:
 
 
 class SingleFetch:
-    """One usual fetch of a session, for the fast path: one partition may have news."""
+    """One usual fetch of a session, for the fast path: one partition may have changed."""
 
     __slots__ = ("_lists_partition", "_request", "_session", "partition")
 
@@ -429,7 +429,7 @@ class SingleFetch:
         return self._session.epoch == next_epoch(self._request.session_epoch)
 
     def is_single(self, context: object, changes: RecentChanges, now_ms: int) -> bool:
-        """Return whether still no other partition may have news."""
+        """Return whether still no other partition may have changed."""
         session = self._session
         if session.context != context:
             return False
@@ -446,9 +446,9 @@ class SingleFetch:
         if has_records and len(self._session.partitions) > 1:
             self._session.move_to_end(self.partition)
 
-    def mark_quiet(self, log: Log, offsets: Offsets) -> None:
-        """See FetchSession.mark_quiet()."""
-        self._session.mark_quiet(self.partition, log, offsets)
+    def mark_unchanged(self, log: Log, offsets: Offsets) -> None:
+        """See FetchSession.mark_unchanged()."""
+        self._session.mark_unchanged(self.partition, log, offsets)
 
     def undo(self) -> None:
         """Undo begin(), so that the general path can handle the request."""
@@ -491,25 +491,25 @@ class FetchSessions:
                 return None
             session = self._create(request, version, now_ms)
             return None if session is None else SessionFetch(session, True, 1)
-        found = self._sessions.get(request.session_id)
-        if found is None:
+        fetch_session = self._sessions.get(request.session_id)
+        if fetch_session is None:
             return codes.FETCH_SESSION_ID_NOT_FOUND
-        if request.session_epoch != found.epoch:
+        if request.session_epoch != fetch_session.epoch:
             return codes.INVALID_FETCH_SESSION_EPOCH
-        if found.uses_ids != (version >= _IDS_SINCE):
+        if fetch_session.uses_ids != (version >= _IDS_SINCE):
             return codes.FETCH_SESSION_TOPIC_ID_ERROR
-        before = len(found.partitions)
-        found.update(request)
-        self._count += len(found.partitions) - before
-        found.epoch = next_epoch(found.epoch)
-        found.used_ms = now_ms
-        if not found.partitions:
-            self._remove(found.id)
+        count_before = len(fetch_session.partitions)
+        fetch_session.update(request)
+        self._count += len(fetch_session.partitions) - count_before
+        fetch_session.epoch = next_epoch(fetch_session.epoch)
+        fetch_session.used_ms = now_ms
+        if not fetch_session.partitions:
+            self._remove(fetch_session.id)
             return None
-        if self._is_too_large(len(found.partitions), 0):
-            self._remove(found.id)
+        if self._is_too_large(len(fetch_session.partitions), 0):
+            self._remove(fetch_session.id)
             return codes.FETCH_SESSION_ID_NOT_FOUND
-        return SessionFetch(found, False, found.epoch)
+        return SessionFetch(fetch_session, False, fetch_session.epoch)
 
     def single_fetch(self, request: UsualFetch) -> SingleFetch | None:
         """Return the fetch of a request if its session has one partition, else None.
@@ -539,7 +539,7 @@ class FetchSessions:
     def follower_fetch(
         self, request: UsualFetch, context: object, changes: RecentChanges, now_ms: int
     ) -> SingleFetch | None:
-        """Return the fetch of a follower if one partition may have news, else None.
+        """Return the fetch of a follower if one partition may have changed, else None.
 
         A request without a partition gets this one.
         """
@@ -551,21 +551,21 @@ class FetchSessions:
             or session.context != context
         ):
             return None
-        listed = None
+        requested = None
         if request.has_partition:
-            listed = session.partitions.get(
+            requested = session.partitions.get(
                 (request.topic_id or request.topic, request.partition)
             )
-            if listed is None:
+            if requested is None:
                 return None
-        partition = session.single_candidate(listed, changes, now_ms)
-        if partition is None or partition.place is None:
+        partition = session.single_candidate(requested, changes, now_ms)
+        if partition is None or partition.log_key is None:
             return None
-        if listed is None:
+        if requested is None:
             topic_id = partition.topic.topic_id if session.uses_ids else None
             request.continue_with(partition.topic.topic, topic_id, partition.requested)
         return SingleFetch(
-            session, partition, request, lists_partition=listed is not None
+            session, partition, request, lists_partition=requested is not None
         )
 
     def _is_too_large(self, size: int, added: int) -> bool:
@@ -604,8 +604,8 @@ class FetchSessions:
         """Close a session to make room for a new one. Return whether one was closed."""
         if not self._sessions:
             return False
-        idle = min(self._sessions.values(), key=lambda session: session.used_ms)
-        if now_ms - idle.used_ms <= EVICTION_MS:
+        candidate = min(self._sessions.values(), key=lambda session: session.used_ms)
+        if now_ms - candidate.used_ms <= EVICTION_MS:
             evictable = [
                 session
                 for session in self._sessions.values()
@@ -614,10 +614,10 @@ class FetchSessions:
             ]
             if not evictable:
                 return False
-            idle = min(evictable, key=_value)
-            if _value(new) < _value(idle):
+            candidate = min(evictable, key=_value)
+            if _value(new) < _value(candidate):
                 return False
-        self._remove(idle.id)
+        self._remove(candidate.id)
         return True
 
 

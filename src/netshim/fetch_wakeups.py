@@ -20,7 +20,7 @@ from logcore import Log, LogcoreError
 from logcore.metadata.checkpoint import Key
 from netshim.fetch_sessions import RecentChanges
 from netshim.request_order import WorkQueues
-from netshim.scheduling import LoopTimers, Syncs, Waiting
+from netshim.scheduling import LoopTimers, Syncs, Waiters
 from netshim.served_directory import ServedDirectory
 
 _log = logging.getLogger("netshim")
@@ -35,7 +35,7 @@ _CHECK_MS: Final = 0.01
 _CHECK_SHARE: Final = 0.02
 
 
-class WaitingFetches(Waiting):
+class WaitingFetches(Waiters):
     """Fetches that wait for records. Their keys are partitions."""
 
     def __init__(
@@ -58,7 +58,7 @@ class WaitingFetches(Waiting):
         #: offsets of a led log without an entry here.
         self.changes = RecentChanges()
         #: Fetches of followers, which get records above the high watermark.
-        self.of_followers = Waiting()
+        self.of_followers = Waiters()
         #: High watermarks at the last wake_readers().
         self._visible: dict[tuple[str, int], int] = {}
 
@@ -84,8 +84,8 @@ class WaitingFetches(Waiting):
         if self.of_followers.by_key:
             self.of_followers.wake((key, ANY_PARTITION), now_ms)
 
-    def waited_for(self) -> list[Key]:
-        return [*super().waited_for(), *self.of_followers.waited_for()]
+    def awaited_keys(self) -> list[Key]:
+        return [*super().awaited_keys(), *self.of_followers.awaited_keys()]
 
     def appended(
         self, topic: str, partition: int, log: Log, end: int, now_ms: int
@@ -108,7 +108,7 @@ class WaitingFetches(Waiting):
         """
         if not self._logdir.is_shared or self._follows:
             return
-        keys = self.waited_for()
+        keys = self.awaited_keys()
         for key in keys:
             log = self._logdir.host.opened(*key)
             if (
@@ -146,7 +146,7 @@ class WaitingFetches(Waiting):
             return
         before = self._visible
         now = {}
-        for key in self.waited_for():
+        for key in self.awaited_keys():
             now[key] = -1
             log = self._logdir.host.opened(*key)
             if log is not None:

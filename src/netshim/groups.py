@@ -51,7 +51,7 @@ from logcore.directory.group_settings import GroupSettings
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.coordinators import Callback, GroupOutcome, GroupService
 from netshim.loop_host import LoopHost
-from netshim.request_log import Journal, shown
+from netshim.request_log import Journal, quoted
 from netshim.scheduling import PendingResponse, Steps, guarded, resolve_with
 from netshim.settings import Settings
 from netshim.state import BrokerState
@@ -67,14 +67,16 @@ def _new_id() -> str:
     return str(uuid.uuid4())
 
 
-def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
+def group_rules(
+    settings: Settings, group_settings: GroupSettings | None = None
+) -> Rules:
     """Return the limits and delays of groups from the broker's settings.
 
-    `own` contains the settings of single groups, if they are stored.
+    `group_settings` contains the settings of single groups, if they are stored.
     """
-    more: dict[str, Any] = {}
-    if own is not None:
-        more["own_settings"] = own.of
+    optional: dict[str, Any] = {}
+    if group_settings is not None:
+        optional["own_settings"] = group_settings.of
     # At most a third of the session, so that setting a short session is sufficient.
     interval_ms = min(
         settings.group_consumer_heartbeat_interval_ms,
@@ -88,7 +90,7 @@ def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
         consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
         consumer_heartbeat_interval_ms=interval_ms,
         consumer_max_size=settings.group_consumer_max_size,
-        **more,
+        **optional,
         may_upgrade=settings.group_consumer_migration_policy
         in ("upgrade", "bidirectional"),
         may_downgrade=settings.group_consumer_migration_policy
@@ -143,41 +145,41 @@ def report(effect: Effect, journal: Journal, now_ms: int) -> None:
     """Log an event of a group. Other effects have no line."""
     if type(effect) not in _LINES:
         return
-    kind, text, fields = _LINES[type(effect)]
+    line_kind, text, fields = _LINES[type(effect)]
     values = [
-        shown(getattr(effect, name))
+        quoted(getattr(effect, name))
         if name in _CLIENT_FIELDS
         else getattr(effect, name)
         for name in fields
     ]
-    journal.log(logging.INFO, f"group {kind}", now_ms, text, *values)
+    journal.log(logging.INFO, f"group {line_kind}", now_ms, text, *values)
 
 
 def _ignore(_: GroupError | None) -> None:
     """Ignore the result, because no request waits for it."""
 
 
-class _AllDone:
+class _JoinedCallback:
     """Joins several callbacks into one."""
 
     def __init__(self, callback: GroupOutcome) -> None:
-        #: Called once every callback of another() and one final callback have been
+        #: Called once every callback of add_callback() and one final callback have been
         #: called. The argument is the first error, or None.
         self._callback = callback
         #: Number of callbacks that were not called yet, including the final one.
-        self._left = 1
+        self._remaining = 1
         self._error: GroupError | None = None
 
-    def another(self) -> GroupOutcome:
+    def add_callback(self) -> GroupOutcome:
         """Return a callback that must be called before `callback` is called."""
-        self._left += 1
+        self._remaining += 1
         return self.count_down
 
     def count_down(self, error: GroupError | None) -> None:
         """Count one callback."""
-        self._left -= 1
+        self._remaining -= 1
         self._error = self._error or error
-        if not self._left:
+        if not self._remaining:
             self._callback(self._error)
 
 
@@ -239,7 +241,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
 
     # -- loading
 
-    def when_known(
+    def when_groups_loaded(
         self,
         handle: Callable[[], T | PendingResponse],
         refuse: Callable[[GroupError], T],
@@ -264,9 +266,9 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         return self._state.run_in_steps(steps)
 
     def _read(self) -> list[Effect]:
-        found = self._offsets.read()
+        stored = self._offsets.read()
         self._coordinator.take(
-            found.groups, found.offsets, found.unstable, found.consumers
+            stored.groups, stored.offsets, stored.unstable, stored.consumers
         )
         return []
 
@@ -304,8 +306,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
     ) -> None:
         """Process a heartbeat of the consumer protocol.
 
-        Call callback(HeartbeatAccepted or HeartbeatRefused). With `may_lack_id`, a new member without an id
-        gets one of 22 characters, as in Kafka.
+        Call callback(HeartbeatAccepted or HeartbeatRefused). With `may_lack_id`, a new
+        member without an id gets an id of 22 characters, as in Kafka.
         """
         # The broker chooses the ids only in version 0 of the heartbeat. Later clients
         # choose their own.
@@ -326,8 +328,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self._coordinator.transaction_ended(
             producer_id,
             commit=commit,
-            # The marker concerns groups in this partition. Those in others have markers
-            # of their own, which may not be written yet.
+            # The marker concerns groups in this partition. Groups in other partitions
+            # have markers of their own, which may not be written yet.
             has_marker=lambda group_id: self._topic.partition_of(group_id) == number,
         )
 
@@ -347,8 +349,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 callback(GroupError.COORDINATOR_NOT_AVAILABLE)
                 return
             # One deletion for each group: callback() is called after the last of them.
-            waiting = _AllDone(callback)
-            self._act(self._coordinator.forget_topics(names, waiting.another))
+            waiting = _JoinedCallback(callback)
+            self._act(self._coordinator.forget_topics(names, waiting.add_callback))
             waiting.count_down(None)
 
         self.load(now_ms, forget)

@@ -22,7 +22,7 @@ from netshim.server import Server
 if TYPE_CHECKING:
     from netshim.http.host import HttpHost
     from netshim.listeners import TlsSettings
-    from netshim.security.stored import SecurityFacts
+    from netshim.security.stored import SecuritySnapshot
     from netshim.server_thread import ServerHandle
 
 #: Longest time of a health check. Container runtimes wait 30 s by default.
@@ -175,7 +175,7 @@ class HttpPages:
     def _add_console(self, handle: ServerHandle, host: HttpHost, text: str) -> None:
         """Bind the port of the console."""
         try:
-            from netshim.console.broker import facts_reader, groups_reader
+            from netshim.console.broker import broker_data_reader, groups_reader
             from netshim.console.broker_changes import BrokerChanges
             from netshim.console.directory import DirectoryView
             from netshim.console.hosting import ConsoleSecurity
@@ -189,11 +189,11 @@ class HttpPages:
         if server.counts is None:
             server.counts = RequestCounts()
 
-        def read_facts() -> SecurityFacts:
+        def read_snapshot() -> SecuritySnapshot:
             # Without the users, a login could not be checked.
             if not handle.is_running:
                 raise ResourceError("the broker is starting or stopping")
-            return server.security.facts
+            return server.security.snapshot
 
         with bind("--console", text) as address:
             is_local = address[0] in LOOPBACK
@@ -206,9 +206,9 @@ class HttpPages:
             view = DirectoryView(
                 server.path,
                 config=self.config,
-                broker=facts_reader(handle),
+                broker=broker_data_reader(handle),
                 live_groups=groups_reader(handle),
-                access=security.access("--console", address[0], read_facts),
+                access=security.access("--console", address[0], read_snapshot),
                 changes=BrokerChanges(handle) if self.console_write else None,
             )
             if view.access.needs_login and server.is_clustered:

@@ -106,13 +106,13 @@ def release_named(name: str) -> KafkaRelease:
     Raises:
         InvalidConfigError: the table has no such release.
     """
-    head, *rows = (line.split() for line in _TABLE.splitlines())
-    releases = head[1:]
+    header, *rows = (line.split() for line in _TABLE.splitlines())
+    releases = header[1:]
     if name not in releases:
         raise InvalidConfigError(
             "a release of Kafka", expected=", ".join(releases), found=repr(name)
         )
-    column = head.index(name)
+    column = header.index(name)
     keys = {api.name: api.key for api in wire.APIS.values()}
     ranges = {}
     for row in rows:

@@ -37,12 +37,12 @@ class Leadership(ABC):
     version = 0
 
     @abstractmethod
-    def leads(self, key: Key) -> bool:
+    def is_leader(self, key: Key) -> bool:
         """Return whether this broker leads the partition."""
 
-    def check_leads(self, key: Key) -> None:
+    def check_leader(self, key: Key) -> None:
         """Raise NotLeaderError unless this broker leads the partition."""
-        if not self.leads(key):
+        if not self.is_leader(key):
             raise NotLeaderError("another broker leads this partition, or none")
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Leadership(ABC):
         """Return the leader epoch of a partition with a replica here."""
 
     @abstractmethod
-    def knows_end(self, key: Key) -> bool:
+    def is_high_watermark_current(self, key: Key) -> bool:
         """Return whether the high watermark includes all committed records.
 
         A new leader knows that once the records of earlier epochs are committed again.
@@ -110,7 +110,7 @@ class Leadership(ABC):
         """Return whether a follower belongs to the in-sync replicas."""
 
     @abstractmethod
-    def must_report(
+    def must_send_high_watermark(
         self, key: Key, replica: int, high_watermark: int, *, has_records: bool
     ) -> bool:
         """Return whether a follower gets this high watermark now.
@@ -128,7 +128,7 @@ class SoleLeadership(Leadership):
         self._fetches = fetches
         self._syncs = syncs
 
-    def leads(self, key: Key) -> bool:
+    def is_leader(self, key: Key) -> bool:
         return True
 
     def check_serves(self, key: Key, leader_epoch: int) -> None:
@@ -140,7 +140,7 @@ class SoleLeadership(Leadership):
     def leader_epoch(self, key: Key, log: Log) -> int:
         return log.leader_epoch
 
-    def knows_end(self, key: Key) -> bool:
+    def is_high_watermark_current(self, key: Key) -> bool:
         return True
 
     def appended(self, key: Key, log: Log, end: int, now_ms: int) -> None:
@@ -171,7 +171,7 @@ class SoleLeadership(Leadership):
     def is_in_sync(self, key: Key, replica: int) -> bool:
         return False
 
-    def must_report(
+    def must_send_high_watermark(
         self, key: Key, replica: int, high_watermark: int, *, has_records: bool
     ) -> bool:
         return has_records

@@ -90,23 +90,23 @@ class Listener:
         Raises:
             InvalidConfigError: the text has another form, or the protocol is unknown.
         """
-        found = _LISTENER.fullmatch(text)
-        if found is None or not found[2] or int(found[3]) > 65_535:
+        match = _LISTENER.fullmatch(text)
+        if match is None or not match[2] or int(match[3]) > 65_535:
             raise InvalidConfigError(
                 "listener",
                 expected="NAME://HOST:PORT, for example SASL_SSL://0.0.0.0:9093",
                 found=repr(text),
             )
-        name = found[1].upper()
-        kind = (protocol or name).upper()
-        if kind not in PROTOCOLS:
+        name = match[1].upper()
+        protocol_name = (protocol or name).upper()
+        if protocol_name not in PROTOCOLS:
             raise InvalidConfigError(
                 f"the protocol of listener {name}",
                 expected=" or ".join(PROTOCOLS)
                 + f"; for a name of your own add --listener-protocol {name}=SASL_SSL",
-                found=repr(kind),
+                found=repr(protocol_name),
             )
-        return cls(name, found[2].strip("[]"), int(found[3]), kind, advertised)
+        return cls(name, match[2].strip("[]"), int(match[3]), protocol_name, advertised)
 
 
 @attrs.frozen(kw_only=True)
@@ -211,9 +211,9 @@ def client_certificate_of(
             with contextlib.suppress(ssl.SSLWantReadError):
                 sslobject.do_handshake()
                 waiting.remove(sslobject)
-    found = accepted.getpeercert()
+    certificate = accepted.getpeercert()
     der = accepted.getpeercert(binary_form=True)
-    return None if not found or der is None else (dict(found), der)
+    return None if not certificate or der is None else (dict(certificate), der)
 
 
 def check_exposure(
@@ -240,7 +240,11 @@ def check_exposure(
                 "or --insecure if this is meant",
                 found=listener.protocol,
             )
-        secret = [each for each in mechanisms if each in (sasl.PLAIN, sasl.OAUTHBEARER)]
+        secret = [
+            mechanism
+            for mechanism in mechanisms
+            if mechanism in (sasl.PLAIN, sasl.OAUTHBEARER)
+        ]
         if listener.uses_sasl and not listener.uses_tls and secret:
             raise InvalidConfigError(
                 f"{' and '.join(secret)} on {listener.host} would send secrets unencrypted",

@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 _OPENING: Final = "opening"
 #: Number of additional logs to close when the limit of open logs is reached. The next
 #: opening waits for them, 2 ms for each log that must be synced.
-_CLOSED_AT_ONCE: Final = 8
+_EXTRA_CLOSED: Final = 8
 
 
 def _no_limit() -> int:
@@ -93,23 +93,23 @@ class BrokerLogs:
         #: Requests that run in order, by their logs.
         self._requests = RequestQueues()
         # Keys of logs whose requests or work are not done; they change with the queues.
-        self._queued = self._requests.keys()
-        self._at_work = work.keys()
+        self._queued_keys = self._requests.keys()
+        self._keys_at_work = work.keys()
         #: Raises NotLeaderError for partitions that another broker leads. Set in a
         #: cluster.
-        self.check_leads: Callable[[Key], None] | None = None
+        self.check_leader: Callable[[Key], None] | None = None
         #: Return how many logs may be open now. Set by the host.
-        self.most_logs: Callable[[], int] = _no_limit
+        self.max_open_logs: Callable[[], int] = _no_limit
         #: When a request last used each log.
         self._used_ms: dict[Key, int] = {}
         #: Logs that could not be opened for the current call, with the errors.
         self._failures: Mapping[Key, LogcoreError] = {}
         #: Logs that are being closed to make room for others.
         self._closing: set[Key] = set()
-        #: Number of calls of make_room() that need not count the open logs.
-        self._room = 0
+        #: Number of calls of close_unused_logs() that need not count the open logs.
+        self._openings_before_count = 0
         #: Position of the first log that the next request for too many logs opens.
-        self._next_opened = 0
+        self._next_to_open = 0
 
     @property
     def queued(self) -> Iterable[Key]:
@@ -125,8 +125,8 @@ class BrokerLogs:
             LogcoreError: the log could not be opened.
         """
         log = self.replica(topic, partition)
-        if self.check_leads is not None:
-            self.check_leads((topic, partition))
+        if self.check_leader is not None:
+            self.check_leader((topic, partition))
         return log
 
     def replica(self, topic: str, partition: int) -> Log:
@@ -152,16 +152,16 @@ class BrokerLogs:
         Otherwise, return None.
         """
         key = topic, partition
-        is_busy = key in self._queued or key in self._at_work
+        is_busy = key in self._queued_keys or key in self._keys_at_work
         # The request must not overtake earlier ones for the log.
         if is_busy or key in self._closing:
             return None
         log = self._logdir.host.opened(topic, partition)
         if log is None or log.has_failed:
             return None
-        if self.check_leads is not None:
+        if self.check_leader is not None:
             try:
-                self.check_leads(key)
+                self.check_leader(key)
             except NotLeaderError:
                 return None
         self._used_ms[key] = self._lifecycle.now_ms
@@ -207,28 +207,28 @@ class BrokerLogs:
         unique = list(dict.fromkeys(keys))
         if len(unique) > scheduling.CHUNK_ENTRIES:
             return self.run_in_steps(
-                self._find_and_open(unique, handle, needs_all=needs_all)
+                self._open_in_steps(unique, handle, needs_all=needs_all)
             )
-        missing = [key for key in unique if self._must_open(key)]
-        return self._open_first(unique, missing, handle, needs_all=needs_all)
+        to_open = [key for key in unique if self._must_open(key)]
+        return self._open_first(unique, to_open, handle, needs_all=needs_all)
 
-    def _find_and_open(
+    def _open_in_steps(
         self, keys: list[Key], handle: Callable[[], _T], *, needs_all: bool
     ) -> Steps[_T | PendingResponse]:
         """Run when_open() for many keys: check in chunks which logs are not open."""
-        missing = []
+        to_open = []
         chunk_counter = ChunkCounter()
         for key in keys:
             if chunk_counter.is_over():
                 yield
             if self._must_open(key):
-                missing.append(key)
-        return self._open_first(keys, missing, handle, needs_all=needs_all)
+                to_open.append(key)
+        return self._open_first(keys, to_open, handle, needs_all=needs_all)
 
     def _open_first(
         self,
         keys: list[Key],
-        missing: list[Key],
+        to_open: list[Key],
         handle: Callable[[], _T],
         *,
         needs_all: bool,
@@ -239,35 +239,35 @@ class BrokerLogs:
         the other missing ones get a retriable error. Each request opens the next ones, so
         a client that repeats a request gets an answer for each partition.
         """
-        if not missing:
+        if not to_open:
             return handle()
         failures: dict[Key, LogcoreError] = {}
-        # make_room() closes some logs more than necessary, so that it runs rarely.
-        room = max(1, self.most_logs() - _CLOSED_AT_ONCE)
-        if len(keys) > room and not needs_all:
-            half = max(1, room // 2)
-            first = self._next_opened % len(missing)
-            self._next_opened = first + half
-            in_turn = missing[first:] + missing[:first]
-            missing = in_turn[:half]
+        # close_unused_logs() closes some logs more than necessary, so that it runs rarely.
+        max_logs = max(1, self.max_open_logs() - _EXTRA_CLOSED)
+        if len(keys) > max_logs and not needs_all:
+            batch_size = max(1, max_logs // 2)
+            first = self._next_to_open % len(to_open)
+            self._next_to_open = first + batch_size
+            rotated = to_open[first:] + to_open[:first]
+            to_open = rotated[:batch_size]
             error = ResourceError(
                 "a request for more partitions than logs that may be open",
-                expected=f"at most {room}",
+                expected=f"at most {max_logs}",
                 found=len(keys),
             )
-            failures = dict.fromkeys(in_turn[half:], error)
+            failures = dict.fromkeys(rotated[batch_size:], error)
         elif not needs_all:
             # The logs of the request that are open must not be closed for the others.
             for key in keys:
                 if self._logdir.host.opened(*key) is not None:
                     self._used_ms[key] = self._lifecycle.now_ms
         pending = PendingResponse()
-        self._open_next(missing, failures, handle, pending)
+        self._open_next(to_open, failures, handle, pending)
         return pending
 
     def _open_next(
         self,
-        missing: list[Key],
+        to_open: list[Key],
         failures: dict[Key, LogcoreError],
         handle: Callable[[], object],
         pending: PendingResponse,
@@ -277,15 +277,17 @@ class BrokerLogs:
         Then set the answer to the result of handle().
         """
         # Another request may have opened the log in the meantime.
-        while missing and (
-            self._lifecycle.is_stopping or not self._must_open(missing[-1])
+        while to_open and (
+            self._lifecycle.is_stopping or not self._must_open(to_open[-1])
         ):
-            missing.pop()
-        if missing:
-            key = missing.pop()
-            self.make_room()
-            opened = partial(self._opened, key, missing, failures, handle, pending)
-            self._work.submit(_OPENING, lambda: self.open(*key), opened)
+            to_open.pop()
+        if to_open:
+            key = to_open.pop()
+            self.close_unused_logs()
+            when_opened = partial(
+                self._on_opened, key, to_open, failures, handle, pending
+            )
+            self._work.submit(_OPENING, lambda: self.open(*key), when_opened)
             return
         # log() raises these errors, while handle() runs.
         self._failures = failures
@@ -299,10 +301,10 @@ class BrokerLogs:
             self._failures = {}
         chain_response(response, pending)
 
-    def _opened(
+    def _on_opened(
         self,
         key: Key,
-        missing: list[Key],
+        to_open: list[Key],
         failures: dict[Key, LogcoreError],
         handle: Callable[[], object],
         pending: PendingResponse,
@@ -312,7 +314,7 @@ class BrokerLogs:
             failures[key] = result
             if isinstance(result, ResourceError):
                 # Other code has opened logs, so the next opening counts them.
-                self._room = 0
+                self._openings_before_count = 0
                 text = "%s-%d cannot be opened: %s; raise the limit, or serve fewer partitions"
                 self._journal.log(
                     logging.ERROR,
@@ -328,29 +330,33 @@ class BrokerLogs:
         else:
             # Otherwise, it could be closed for the next log of the same request.
             self._used_ms[key] = self._lifecycle.now_ms
-        self._open_next(missing, failures, handle, pending)
+        self._open_next(to_open, failures, handle, pending)
 
-    def make_room(self) -> None:
+    def close_unused_logs(self) -> None:
         """Close the least recently used logs if the limit of open logs is reached.
 
         Call it before each log is opened, and after each new connection, which lowers
         the limit by at most one.
         """
-        most = self.most_logs()
+        max_logs = self.max_open_logs()
         # This count includes closed logs, but is cheap.
-        if len(self._logdir.host.known_logs()) < most:
-            self._room = 0
+        if len(self._logdir.host.known_logs()) < max_logs:
+            self._openings_before_count = 0
             return
         # Counting 10,000 open logs takes 20 ms, so it is not done for each opening.
-        if self._room > 0:
-            self._room -= 1
+        if self._openings_before_count > 0:
+            self._openings_before_count -= 1
             return
         open_logs = self._logdir.host.open_logs()
         open_count = len(open_logs)
-        if open_count < most:
-            self._room = most - open_count - 1
+        if open_count < max_logs:
+            self._openings_before_count = max_logs - open_count - 1
             return
-        busy = {*self._work.keys(), *self._requests.keys(), *self._fetches.waited_for()}
+        busy = {
+            *self._work.keys(),
+            *self._requests.keys(),
+            *self._fetches.awaited_keys(),
+        }
         idle = [
             (key, log)
             for key, log in open_logs.items()
@@ -361,9 +367,9 @@ class BrokerLogs:
             and not self._syncs.is_waiting_for(log)
         ]
         # A log without a time was not used since it was opened.
-        idle.sort(key=lambda each: self._used_ms.get(each[0], 0))
-        closing = idle[: open_count - most + _CLOSED_AT_ONCE]
-        self._room = max(0, most - open_count + len(closing) - 1)
+        idle.sort(key=lambda entry: self._used_ms.get(entry[0], 0))
+        closing = idle[: open_count - max_logs + _EXTRA_CLOSED]
+        self._openings_before_count = max(0, max_logs - open_count + len(closing) - 1)
         # Entries of logs that were closed or deleted would otherwise remain.
         self._used_ms = {
             key: self._used_ms.get(key, 0) for key, _ in idle[len(closing) :]
@@ -379,7 +385,7 @@ class BrokerLogs:
                 self._lifecycle.now_ms,
                 text,
                 open_count,
-                most,
+                max_logs,
                 len(closing),
             )
             keys = {key for key, _ in closing}
@@ -427,21 +433,23 @@ class BrokerLogs:
             return self.run_in_steps(begin())
         pending = PendingResponse()
 
-        def start(own: QueuedRequest) -> None:
-            def until_over() -> Steps[_T]:
+        def start(queued: QueuedRequest) -> None:
+            def run_and_leave() -> Steps[_T]:
                 try:
                     return (yield from begin())
                 finally:
-                    self._requests.leave(own)
+                    self._requests.leave(queued)
 
             def begin_when_open() -> _T | PendingResponse:
                 try:
                     return self.when_open(
-                        unique, lambda: self.run_in_steps(until_over()), needs_all=True
+                        unique,
+                        lambda: self.run_in_steps(run_and_leave()),
+                        needs_all=True,
                     )
                 except BaseException:
                     # Otherwise, later requests in the queues would never start.
-                    self._requests.leave(own)
+                    self._requests.leave(queued)
                     raise
 
             resolve_with(begin_when_open, pending)

@@ -72,7 +72,10 @@ class LoopHost(ABC, Generic[EffectT]):
         return self._is_loaded
 
     def load(self, now_ms: int, callback: Callable[[bool], None]) -> None:
-        """Read the stored records once. Call callback(True), or callback(False) if that failed."""
+        """Read the stored records once.
+
+        Call callback(True), or callback(False) if that failed.
+        """
         self._state.advance_clock(now_ms)
         if self._is_loaded:
             callback(True)

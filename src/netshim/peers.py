@@ -18,13 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from netshim.broker import reports_changes
-from netshim.connection import Budget, Connection, Workload
-from netshim.handlers.authentication import SaslGate
+from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.handlers.authentication import SaslAuthentication
 from netshim.listeners import Listener
 from netshim.request_log import LINES
 from netshim.scheduling import CloseConnection
 from netshim.security.principals import CertificateError, subject_of
-from netshim.session import UNAUTHENTICATED_BYTES, ClientSession
+from netshim.session import MAX_UNAUTHENTICATED_BYTES, ClientSession
 
 if TYPE_CHECKING:
     import ssl
@@ -44,7 +44,7 @@ _HALF_OPEN_MS: Final = 1_000
 _UNSENT_BYTES: Final = 256 << 10
 #: How long the end of a TLS connection waits for the client to confirm it. asyncio's
 #: own limit is 30 s, in which a client that does not answer keeps its connection.
-_GOODBYE_S: Final = 5.0
+_TLS_CLOSE_S: Final = 5.0
 #: Receives the bytes of connections that are refused. Never read.
 _DISCARDED: Final = bytearray(4_096)
 #: The protocol of connections that have ended.
@@ -57,12 +57,12 @@ class PeerHost(Protocol):
     """The server of a connection. Server documents the methods."""
 
     broker: Broker
-    budget: Budget
+    budget: MemoryBudget
     workload: Workload
     settings: Settings
     security: Security
     default_principal: str
-    #: Whether another broker takes the place of the present one.
+    #: Whether another broker takes the place of the current one.
     is_replacing: bool
     tls_context: ssl.SSLContext
     recorder: TrafficRecorder | None
@@ -71,8 +71,8 @@ class PeerHost(Protocol):
     def now_ms(self) -> int: ...
     def admit(self, peer: Peer) -> float | None: ...
     def dismiss(self, peer: Peer) -> None: ...
-    def watched(
-        self, what: str, step: Callable[..., object], *arguments: object
+    def run_step(
+        self, name: str, step: Callable[..., object], *arguments: object
     ) -> None: ...
     def log(
         self,
@@ -81,7 +81,7 @@ class PeerHost(Protocol):
         text: str,
         *values: object,
         error: bool = False,
-        most: int = LINES,
+        max_lines: int = LINES,
     ) -> None: ...
 
 
@@ -112,7 +112,7 @@ class Peer(asyncio.BufferedProtocol):
         self._at_end = False
         self._end_ms = 0
         #: The unread bytes at the client's latest progress, and its time.
-        self._unread = (0, 0)
+        self._unread_progress = (0, 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's classes
@@ -141,7 +141,7 @@ class Peer(asyncio.BufferedProtocol):
             transport.pause_reading()
             server.loop.call_later(delay_s, transport.abort)
 
-    async def shake_hands(self, sock: socket.socket) -> None:
+    async def run_handshake(self, sock: socket.socket) -> None:
         """Encrypt an accepted connection, and begin to serve it."""
         server = self.server
         try:
@@ -150,7 +150,7 @@ class Peer(asyncio.BufferedProtocol):
                 sock,
                 ssl=server.tls_context,
                 ssl_handshake_timeout=_HANDSHAKE_S,
-                ssl_shutdown_timeout=_GOODBYE_S,
+                ssl_shutdown_timeout=_TLS_CLOSE_S,
             )
         except OSError as error:
             self._report_handshake(error)
@@ -175,7 +175,7 @@ class Peer(asyncio.BufferedProtocol):
             "no TLS connection with %s: %s",
             self.address,
             _reason_of(error),
-            most=1,
+            max_lines=1,
         )
 
     def _principal(self) -> str:
@@ -207,9 +207,9 @@ class Peer(asyncio.BufferedProtocol):
             host, port, self.address, listener=self.listener.name, principal=principal
         )
         if self.listener.uses_sasl:
-            session.gate = SaslGate(session, server.broker.state)
+            session.authentication = SaslAuthentication(session, server.broker.state)
             session.frame_limit_bytes = min(
-                UNAUTHENTICATED_BYTES, server.settings.max_request_bytes
+                MAX_UNAUTHENTICATED_BYTES, server.settings.max_request_bytes
             )
         self.session = session
         self.connection = Connection(
@@ -242,22 +242,25 @@ class Peer(asyncio.BufferedProtocol):
         if self.is_open:
             self.connection.skip(skipped_ms)
             self._end_ms += skipped_ms
-            self._unread = self._unread[0], self._unread[1] + skipped_ms
+            self._unread_progress = (
+                self._unread_progress[0],
+                self._unread_progress[1] + skipped_ms,
+            )
 
     def pause(self) -> None:
         """Start no requests until resume()."""
         if self.session is not None:
-            self.session.mutes += 1
+            self.session.pause_count += 1
 
     def resume(self) -> None:
-        """Start requests again, for the present broker of the server."""
+        """Start requests again, for the current broker of the server."""
         if self.session is None or not self.is_open:
             return
         broker = self.server.broker
-        if self.session.gate is not None:
-            self.session.gate.use_state(broker.state)
+        if self.session.authentication is not None:
+            self.session.authentication.use_state(broker.state)
         self.connection.use_handler(partial(broker.handle, self.session))
-        self.session.mutes -= 1
+        self.session.pause_count -= 1
         self.connection.wake()
 
     @property
@@ -265,7 +268,10 @@ class Peer(asyncio.BufferedProtocol):
         """Whether the client must still authenticate."""
         if self.session is None:
             return self.listener.uses_tls or self.listener.uses_sasl
-        return self.session.gate is not None and not self.session.gate.is_open
+        return (
+            self.session.authentication is not None
+            and not self.session.authentication.is_authenticated
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.is_open:
@@ -303,7 +309,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def _guarded(self, step: Callable[..., None], *arguments: int) -> None:
         try:
-            self.server.watched("requests of a connection", step, *arguments)
+            self.server.run_step("requests of a connection", step, *arguments)
         except CloseConnection as reason:
             self.end(str(reason))
             return
@@ -329,9 +335,9 @@ class Peer(asyncio.BufferedProtocol):
         """
         if not self._flushing and self.is_open:
             self._flushing = True
-            self.server.loop.call_soon(self._flush_later)
+            self.server.loop.call_soon(self._flush_now)
 
-    def _flush_later(self) -> None:
+    def _flush_now(self) -> None:
         self._flushing = False
         if not self.is_open:
             return
@@ -359,22 +365,22 @@ class Peer(asyncio.BufferedProtocol):
             connection.active_ms = self.server.now_ms()
         if connection.is_waiting and not connection.is_full:
             self.flush_soon()
-        is_ending = self.session is not None and self.session.is_ending
-        if (is_ending and connection.is_idle) or (
+        is_closing = self.session is not None and self.session.is_closing
+        if (is_closing and connection.is_idle) or (
             self._at_end and connection.is_idle and not connection.is_waiting
         ):
             transport.close()
         else:
-            self.pace()
+            self.pause_or_resume()
 
     @property
     def unread_bytes(self) -> int:
         """Number of response bytes that the client has not read, sent or not."""
         return self.transport.get_write_buffer_size() + self.connection.unsent_bytes
 
-    def pace(self) -> None:
+    def pause_or_resume(self) -> None:
         """Pause reading while the connection is at a limit, and resume it afterwards."""
-        must_pause = self.connection.is_full or not self.connection.has_room()
+        must_pause = self.connection.is_full or not self.connection.can_receive()
         if must_pause != self.is_paused:
             self.is_paused = must_pause
             if must_pause:
@@ -427,8 +433,8 @@ class Peer(asyncio.BufferedProtocol):
         if not self.is_open:  # in the TLS handshake, which has a limit of its own
             return
         reason = self.connection.overdue(now_ms)
-        waited_s = self.server.loop.time() - self.accepted_s
-        if self.is_unauthenticated and waited_s > _HANDSHAKE_S:
+        age_s = self.server.loop.time() - self.accepted_s
+        if self.is_unauthenticated and age_s > _HANDSHAKE_S:
             reason = f"not authenticated within {_HANDSHAKE_S:.0f} s"
         if (
             self._at_end
@@ -437,20 +443,20 @@ class Peer(asyncio.BufferedProtocol):
         ):
             # Most clients that stop sending do not read either.
             reason = "the client has left"
-        unread, since_ms = self._unread
+        unread, since_ms = self._unread_progress
         has_progress = not self.is_blocked or self.unread_bytes < unread
         if has_progress or not unread:
             unread = 0
             if self.is_blocked:
                 unread = self.unread_bytes
-            self._unread = (unread, now_ms)
+            self._unread_progress = (unread, now_ms)
         elif now_ms - since_ms >= self.server.settings.request_timeout_ms:
             reason = f"the client has not read its responses for {now_ms - since_ms} ms"
         if reason:
             self.end(reason)
         else:
             # Other connections may have freed the room that this one waits for.
-            self.pace()
+            self.pause_or_resume()
 
 
 class Sockets(Protocol):
@@ -502,8 +508,8 @@ class TlsListening:
                 peer.discard(sock)
                 continue
             if delay_s is None:
-                peer.handshake = server.loop.create_task(peer.shake_hands(sock))
-                # Not at the end of shake_hands(): a task that is cancelled before its
+                peer.handshake = server.loop.create_task(peer.run_handshake(sock))
+                # Not at the end of run_handshake(): a task that is cancelled before its
                 # first step runs no line of it.
                 peer.handshake.add_done_callback(partial(peer.end_handshake, sock))
             else:

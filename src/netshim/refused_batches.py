@@ -36,9 +36,9 @@ RETRIED: Final = frozenset(
     )
 )
 #: The time for which a client may have batches in flight.
-_REMEMBERED_MS: Final = 30_000
+_REFUSED_MS: Final = 30_000
 #: Maximum number of refused batches that are remembered. Each occupies 200 bytes.
-_MAX_REMEMBERED: Final = 1_000
+_MAX_REFUSED: Final = 1_000
 
 
 @attrs.define
@@ -52,7 +52,7 @@ class _RefusedBatch:
     #: When the batch is forgotten.
     until_ms: int
     #: Further batches that may be in flight and out of order.
-    left: int = KNOWN_BATCHES - 1
+    remaining_batches: int = KNOWN_BATCHES - 1
 
     def distance_to(self, sequence: int) -> int:
         """Return how many records after this batch another one of the epoch begins.
@@ -86,13 +86,13 @@ class RefusedBatches:
         source = key, producer_id
         if self.code_for(key, producer_id, epoch, sequence, now_ms):
             refused = self._refused[source]
-            refused.left = KNOWN_BATCHES - 1
-            refused.until_ms = now_ms + _REMEMBERED_MS
+            refused.remaining_batches = KNOWN_BATCHES - 1
+            refused.until_ms = now_ms + _REFUSED_MS
             return
         self._refused[source] = _RefusedBatch(
-            epoch, sequence, code, now_ms + _REMEMBERED_MS
+            epoch, sequence, code, now_ms + _REFUSED_MS
         )
-        if len(self._refused) > _MAX_REMEMBERED:
+        if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
 
     def code_for(
@@ -123,6 +123,6 @@ class RefusedBatches:
         source = key, producer_id
         refused = self._refused.get(source)
         if refused is not None:
-            refused.left -= 1
-            if is_stored or not refused.left:
+            refused.remaining_batches -= 1
+            if is_stored or not refused.remaining_batches:
                 del self._refused[source]

@@ -78,12 +78,12 @@ def changes_of(
         need_restart.append("directory")
     if after.config != before.config:
         need_restart.append("config")
-    known = {topic.name: topic for topic in before.topics}
-    new_topics = [topic for topic in after.topics if topic.name not in known]
+    known_topics = {topic.name: topic for topic in before.topics}
+    new_topics = [topic for topic in after.topics if topic.name not in known_topics]
     need_restart += [
         f"topics.{topic.name}"
         for topic in after.topics
-        if topic.name in known and topic != known[topic.name]
+        if topic.name in known_topics and topic != known_topics[topic.name]
     ]
     options = {
         **{key: option for key, option in before.options.items() if key not in live},

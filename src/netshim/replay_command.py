@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported only if they are used
     from netshim.replay.replayer import ReplayReport, ResponseDifference
 
 #: Maximum number of differences that are printed as text.
-_MAX_SHOWN: Final = 200
+_MAX_PRINTED: Final = 200
 
 
 @click.command()
@@ -108,8 +108,8 @@ def _report_end(traffic: TrafficFile) -> None:
     if traffic.is_complete:
         return
     text = "the recording was not closed; its process may have been killed"
-    if traffic.left_bytes:
-        text += f". Its last {traffic.left_bytes} bytes are an incomplete block"
+    if traffic.incomplete_bytes:
+        text += f". Its last {traffic.incomplete_bytes} bytes are an incomplete block"
     click.echo(f"note: {text}", err=True)
 
 
@@ -119,29 +119,29 @@ class _Printer:
     def __init__(self, form: str) -> None:
         self._is_json = form == "ndjson"
         #: Number of different differences.
-        self._shown = 0
+        self._printed = 0
         #: Number of differences that repeat the fields and values of another one.
         self._repeated = 0
         #: Differences that were printed, without their places.
-        self._known: set[tuple[object, ...]] = set()
+        self._printed_differences: set[tuple[object, ...]] = set()
 
-    def report(self, found: ResponseDifference) -> None:
+    def report(self, difference: ResponseDifference) -> None:
         if self._is_json:
-            facts = {"kind": "difference", **attrs.asdict(found)}
-            click.echo(to_json(facts))
+            fields = {"kind": "difference", **attrs.asdict(difference)}
+            click.echo(to_json(fields))
             return
-        for field in found.fields:
-            key = (found.api, found.version, field)
-            if key in self._known:
+        for field in difference.fields:
+            key = (difference.api, difference.version, field)
+            if key in self._printed_differences:
                 self._repeated += 1
                 continue
-            self._shown += 1
-            if self._shown > _MAX_SHOWN:
+            self._printed += 1
+            if self._printed > _MAX_PRINTED:
                 continue
-            self._known.add(key)
+            self._printed_differences.add(key)
             click.echo(
-                f"{found.time_ns / 1e9:.6f} s, connection {found.connection}, "
-                f"{found.api} v{found.version}, correlation id {found.correlation_id}: "
+                f"{difference.time_ns / 1e9:.6f} s, connection {difference.connection}, "
+                f"{difference.api} v{difference.version}, correlation id {difference.correlation_id}: "
                 f"{field.path}: recorded {field.recorded}, replayed {field.replayed}"
             )
 
@@ -149,11 +149,13 @@ class _Printer:
         """Print the numbers of requests, responses and differences."""
         rows: list[dict[str, Any]] = []
         for name, count in sorted(report.apis.items()):
-            least, most = min(count.versions), max(count.versions)
+            min_version, max_version = min(count.versions), max(count.versions)
             rows.append(
                 {
                     "api": name,
-                    "versions": str(least) if least == most else f"{least}-{most}",
+                    "versions": str(min_version)
+                    if min_version == max_version
+                    else f"{min_version}-{max_version}",
                     "requests": count.requests,
                     "responses": count.responses,
                     "differences": count.differences,
@@ -173,9 +175,9 @@ class _Printer:
                 click.echo(to_json({"kind": "api", **row}))
             click.echo(to_json({"kind": "summary", **summary}))
             return
-        if self._shown > _MAX_SHOWN:
+        if self._printed > _MAX_PRINTED:
             click.echo(
-                f"the first {_MAX_SHOWN} of {self._shown} differences; "
+                f"the first {_MAX_PRINTED} of {self._printed} differences; "
                 "--format ndjson prints all"
             )
         if self._repeated:
@@ -207,14 +209,14 @@ def _print_frames(traffic: TrafficFile, form: str) -> None:
             if form == "ndjson":
                 out.write(to_json(row))
                 continue
-            shown = [row["time"], str(row["connection"]), row["peer"]]
-            shown.append("->" if row["direction"] == "request" else "<-")
-            shown.append(f"{row['api']} v{row['version']}")
-            shown.append(f"id {row['correlation_id']}, {row['bytes']} bytes")
+            parts = [row["time"], str(row["connection"]), row["peer"]]
+            parts.append("->" if row["direction"] == "request" else "<-")
+            parts.append(f"{row['api']} v{row['version']}")
+            parts.append(f"id {row['correlation_id']}, {row['bytes']} bytes")
             if row["client_id"]:
-                shown.append(f"client {row['client_id']}")
+                parts.append(f"client {row['client_id']}")
             if row["error"]:
-                shown.append(row["error"])
+                parts.append(row["error"])
             if row["redacted"]:
-                shown.append("without secrets")
-            out.write("  ".join(shown))
+                parts.append("without secrets")
+            out.write("  ".join(parts))

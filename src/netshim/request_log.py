@@ -33,7 +33,7 @@ _KINDS: Final = 1_000
 _TEXT_CHARACTERS: Final = 200
 
 #: Attribute of a logging.LogRecord with the fields of a line in JSON.
-FACTS: Final = "netshim_facts"
+LOG_FIELDS: Final = "netshim_facts"
 
 #: Error codes of normal operation: the client retries, or contacts another broker.
 _ORDINARY: Final = frozenset(
@@ -50,16 +50,16 @@ _ORDINARY: Final = frozenset(
 )
 
 
-def shown(text: object) -> str:
-    """Return text from a client in a form that is safe in a log line."""
-    whole = repr(text)
-    if len(whole) <= _TEXT_CHARACTERS:
-        return whole
-    return whole[:_TEXT_CHARACTERS] + "..."
+def quoted(value: object) -> str:
+    """Return a value from a client in a form that is safe in a log line."""
+    text = repr(value)
+    if len(text) <= _TEXT_CHARACTERS:
+        return text
+    return text[:_TEXT_CHARACTERS] + "..."
 
 
 class LoggedRequest(Protocol):
-    """The facts about a request that the journal writes.
+    """The fields of a request that the journal writes.
 
     state.Call is an implementation.
     """
@@ -74,7 +74,7 @@ class LoggedRequest(Protocol):
     def now_ms(self) -> int: ...
 
 
-def _facts_of(call: LoggedRequest) -> dict[str, object]:
+def _log_fields(call: LoggedRequest) -> dict[str, object]:
     session = call.session
     return {
         "client_id": call.client_id[:_TEXT_CHARACTERS],
@@ -97,15 +97,15 @@ class Journal:
         now_ms: int,
         text: str,
         *values: object,
-        most: int = LINES,
+        max_lines: int = LINES,
         error: bool | BaseException | None = None,
-        facts: Mapping[str, object] | None = None,
+        fields: Mapping[str, object] | None = None,
     ) -> None:
         """Write a line, unless the limit of its kind is reached.
 
         Lines of one `kind` are counted together. Kinds must be few, and not derived
-        from text of clients. `most` is the limit per period. `error` is an exception to
-        log with its traceback. `facts` are fields of the line in JSON. Any thread may
+        from text of clients. `max_lines` is the limit per period. `error` is an exception to
+        log with its traceback. `fields` are fields of the line in JSON. Any thread may
         call this; lines of two threads at the same moment may be miscounted.
         """
         if not _log.isEnabledFor(level):
@@ -113,25 +113,25 @@ class Journal:
         if kind not in self._periods and len(self._periods) >= _KINDS:
             kind = "others"
         until_ms, count, _, _ = self._periods.get(
-            kind, (now_ms + _PERIOD_MS, 0, most, level)
+            kind, (now_ms + _PERIOD_MS, 0, max_lines, level)
         )
         if now_ms >= until_ms:
-            self._sum_up(kind)
+            self._log_summary(kind)
             until_ms = now_ms + _PERIOD_MS
             count = 0
-        self._periods[kind] = until_ms, count + 1, most, level
-        if count < most:
-            _log.log(level, text, *values, exc_info=error, extra={FACTS: facts})
+        self._periods[kind] = until_ms, count + 1, max_lines, level
+        if count < max_lines:
+            _log.log(level, text, *values, exc_info=error, extra={LOG_FIELDS: fields})
 
-    def refused(
+    def log_refusal(
         self, call: LoggedRequest, api: str, code: int, message: str | None
     ) -> None:
         """Log that a request, or a part of one, was answered with an error."""
         if code in _ORDINARY:
             return
-        why = codes.name(code)
+        error = codes.name(code)
         if message:
-            why = f"{why}, {message}"
+            error = f"{error}, {message}"
         self.log(
             logging.WARNING,
             f"refused {api} {code}",
@@ -139,14 +139,14 @@ class Journal:
             "%s v%d of client %s at %s refused: %s",
             api,
             call.version,
-            shown(call.client_id),
+            quoted(call.client_id),
             call.session.peer,
-            why,
-            facts={**_facts_of(call), "api": api, "code": codes.name(code)},
+            error,
+            fields={**_log_fields(call), "api": api, "code": codes.name(code)},
         )
 
-    def changed(
-        self, call: LoggedRequest, name: str | None, what: str, *, kind: str = "topic"
+    def log_change(
+        self, call: LoggedRequest, name: str | None, change: str, *, kind: str = "topic"
     ) -> None:
         """Log that a client changed a topic or the settings of a group."""
         self.log(
@@ -156,11 +156,11 @@ class Journal:
             "%s %s %s, by client %s at %s",
             kind,
             name,
-            what,
-            shown(call.client_id),
+            change,
+            quoted(call.client_id),
             call.session.peer,
-            most=_CHANGES,
-            facts=_facts_of(call),
+            max_lines=_CHANGES,
+            fields=_log_fields(call),
         )
 
     def tick(self, now_ms: int) -> None:
@@ -170,44 +170,42 @@ class Journal:
             for kind, (until_ms, *_) in [*self._periods.items()]
             if now_ms >= until_ms
         ]:
-            self._sum_up(kind)
+            self._log_summary(kind)
 
-    def _sum_up(self, kind: str) -> None:
-        _, count, most, level = self._periods.pop(kind, (0, 0, 0, 0))
-        if count > most:
+    def _log_summary(self, kind: str) -> None:
+        _, count, max_lines, level = self._periods.pop(kind, (0, 0, 0, 0))
+        if count > max_lines:
             _log.log(
                 level,
                 "%s: %d more lines like these within a minute",
                 kind,
-                count - most,
+                count - max_lines,
             )
 
 
-class Repeated(logging.Filter):
+class RepeatedLineFilter(logging.Filter):
     """A filter for a logging handler that limits identical lines.
 
     Lines with the same message format count as identical, whatever their arguments are.
-    At most `most` of them pass per period. The next line that passes contains the
+    At most `max_lines` of them pass per period. The next line that passes contains the
     number of suppressed lines.
     """
 
-    def __init__(self, most: int = 100) -> None:
+    def __init__(self, max_lines: int = 100) -> None:
         super().__init__()
-        self._most = most
+        self._max_lines = max_lines
         #: (logger, message format) -> (start of the period, number of lines)
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+        self._periods: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         key = record.name, str(record.msg)
-        since, count = self._seen.get(key, (record.created, 0))
+        since, count = self._periods.get(key, (record.created, 0))
         if record.created - since >= _PERIOD_MS / 1000:
-            if count > self._most:
-                record.msg = (
-                    f"{record.msg} ({count - self._most} lines like this were omitted)"
-                )
+            if count > self._max_lines:
+                record.msg = f"{record.msg} ({count - self._max_lines} lines like this were omitted)"
             since = record.created
             count = 0
-        if len(self._seen) >= _KINDS:
-            self._seen.clear()
-        self._seen[key] = since, count + 1
-        return count < self._most
+        if len(self._periods) >= _KINDS:
+            self._periods.clear()
+        self._periods[key] = since, count + 1
+        return count < self._max_lines

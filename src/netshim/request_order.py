@@ -110,19 +110,19 @@ class WorkQueues:
 
     def _start(self, key: Hashable) -> None:
         waiting = self._waiting[key]
-        taken = [waiting.popleft() for _ in range(min(len(waiting), _WORK_AT_ONCE))]
+        batch = [waiting.popleft() for _ in range(min(len(waiting), _WORK_AT_ONCE))]
         self._submit(
-            lambda: [_outcome(work) for work, _ in taken],
-            partial(self._end, key, taken),
+            lambda: [_outcome(work) for work, _ in batch],
+            partial(self._end, key, batch),
         )
 
-    def _end(self, key: Hashable, taken: list[_Work], outcomes: Any) -> None:
+    def _end(self, key: Hashable, batch: list[_Work], outcomes: Any) -> None:
         # If the host is stopping, it runs no work and passes the error.
         if isinstance(outcomes, BaseException):
-            outcomes = [outcomes] * len(taken)
-        for (_, then), outcome in zip(taken, outcomes, strict=True):
+            outcomes = [outcomes] * len(batch)
+        for (_, callback), outcome in zip(batch, outcomes, strict=True):
             try:
-                then(outcome)
+                callback(outcome)
             except Exception:
                 _log.exception("the result of work in a thread could not be used")
         self._running -= 1

@@ -51,17 +51,17 @@ def _paths(api: Api[Any, Any]) -> tuple[tuple[str, ...], ...]:
 
     The result is cached, because metrics count the first error of every response.
     """
-    return tuple(_paths_in(api.response.shape))
+    return tuple(_paths_in(api.response.schema))
 
 
 def _paths_in(struct: Struct) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     for field in struct.fields:
         if field.name.endswith("error_code"):
-            found.append((field.name,))
+            paths.append((field.name,))
         elif field.is_array and field.struct is not None:
-            found += [(field.name, *path) for path in _paths_in(field.struct)]
-    return found
+            paths += [(field.name, *path) for path in _paths_in(field.struct)]
+    return paths
 
 
 def error_fields(response: Any) -> Iterator[tuple[Any, str]]:

@@ -35,10 +35,10 @@ from logcore.partition.coordinator_append import forget_idle_producers
 from netshim.broker import Broker
 
 #: Files that a rollback does not change. The lock belongs to the process.
-_KEPT = frozenset((CLOCK, PRODUCER_IDS, ".lock"))
+_NEVER_RESTORED = frozenset((CLOCK, PRODUCER_IDS, ".lock"))
 #: Files of a snapshot get a time this far in the past. Times have a resolution of some
 #: ms, so a change soon after the snapshot could otherwise have the same time.
-_BACK_NS = 1_000_000_000
+_SNAPSHOT_AGE_NS = 1_000_000_000
 #: Bytes that are copied at once.
 _COPY_BYTES = 1 << 20
 
@@ -67,15 +67,15 @@ class ReplacedBroker:
 
     @classmethod
     def of(cls, broker: Broker) -> ReplacedBroker:
-        """Collect the facts. For the broker's thread."""
+        """Read the state of a broker that is being replaced, in the broker's thread."""
         state = broker.state
-        found: dict[str, StoredTransaction] = {}
+        stored: dict[str, StoredTransaction] = {}
 
-        def found_all(transactions: dict[str, StoredTransaction] | Exception) -> None:
+        def finish(transactions: dict[str, StoredTransaction] | Exception) -> None:
             if not isinstance(transactions, Exception):
-                found.update(transactions)
+                stored.update(transactions)
 
-        state.transactions.find_stored(None, found_all)
+        state.transactions.find_stored(None, finish)
         return cls(
             {
                 key: log.leader_epoch
@@ -83,7 +83,7 @@ class ReplacedBroker:
             },
             {
                 name: transaction
-                for name, transaction in found.items()
+                for name, transaction in stored.items()
                 if transaction.status in _OPEN
             },
         )
@@ -105,11 +105,11 @@ class ReplacedBroker:
             )
             forget_idle_producers(log.host.writer)
 
-        def fence(found: dict[str, StoredTransaction] | Exception) -> None:
-            if isinstance(found, Exception):
+        def fence(current: dict[str, StoredTransaction] | Exception) -> None:
+            if isinstance(current, Exception):
                 return  # the log has the reason, and requests are refused
             # An id that is unknown now needs no fence, and must not be created.
-            for name, stored in found.items():
+            for name, stored in current.items():
                 request = Initialize(
                     transactional_id=name, timeout_ms=stored.timeout_ms
                 )
@@ -152,7 +152,7 @@ class DirectorySnapshot:
                 linked = _complete_segments(files)
                 for name, state in files.items():
                     source = os.path.join(root, folder, name)
-                    earlier_ns = state.mtime_ns - _BACK_NS
+                    earlier_ns = state.mtime_ns - _SNAPSHOT_AGE_NS
                     os.utime(source, ns=(earlier_ns, earlier_ns))
                     files[name] = attrs.evolve(state, mtime_ns=earlier_ns)
                     target = self._path(index, folder, name)
@@ -177,40 +177,41 @@ class DirectorySnapshot:
             )
         changed: set[Key] = set()
         for index, root in enumerate(self.roots):
-            present = _read_folders(root)
-            for folder in present.keys() - self._folders[index].keys():
+            current = _read_folders(root)
+            for folder in current.keys() - self._folders[index].keys():
                 shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
-            for folder, wanted in self._folders[index].items():
-                found = present.get(folder)
-                if found is None:
+            for folder, target in self._folders[index].items():
+                current_files = current.get(folder)
+                if current_files is None:
                     os.makedirs(os.path.join(root, folder), exist_ok=True)
-                    found = {}
-                if found == wanted:
+                    current_files = {}
+                if current_files == target:
                     continue
-                names = self._restore_folder(index, folder, found)
+                names = self._restore_folder(index, folder, current_files)
                 key = partition_of(folder)
                 if key is not None and any(name.endswith(".log") for name in names):
                     changed.add(key)
         return changed
 
     def _restore_folder(
-        self, index: int, folder: str, found: Mapping[str, _FileState]
+        self, index: int, folder: str, current_files: Mapping[str, _FileState]
     ) -> list[str]:
         """Restore the files of a folder, and return the names of those that differed."""
-        root, wanted = self.roots[index], self._folders[index][folder]
+        root, saved = self.roots[index], self._folders[index][folder]
         names = [
             name
-            for name in {**found, **wanted}
-            if name not in _KEPT and found.get(name) != wanted.get(name)
+            for name in {**current_files, **saved}
+            if name not in _NEVER_RESTORED
+            and current_files.get(name) != saved.get(name)
         ]
         for name in names:
             target = os.path.join(root, folder, name)
-            if name in found:
+            if name in current_files:
                 os.unlink(target)
-            if name in wanted:
+            if name in saved:
                 copy = self._path(index, folder, name)
                 _copy(copy, target, may_link=os.stat(copy).st_nlink > 1)
-                wanted[name] = attrs.evolve(wanted[name], inode=os.stat(target).st_ino)
+                saved[name] = attrs.evolve(saved[name], inode=os.stat(target).st_ino)
         return names
 
     def delete(self) -> None:
@@ -222,13 +223,13 @@ class DirectorySnapshot:
 
 def _read_folders(root: str) -> dict[str, dict[str, _FileState]]:
     """Return the folders below a root, relative to it, with the states of their files."""
-    found: dict[str, dict[str, _FileState]] = {}
+    folders: dict[str, dict[str, _FileState]] = {}
     waiting = [""]
     if not os.path.isdir(root):
         waiting = []
     while waiting:
         folder = waiting.pop()
-        files = found[folder] = {}
+        files = folders[folder] = {}
         with os.scandir(os.path.join(root, folder)) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -238,7 +239,7 @@ def _read_folders(root: str) -> dict[str, dict[str, _FileState]]:
                     files[entry.name] = _FileState(
                         stat.st_size, stat.st_mtime_ns, entry.inode()
                     )
-    return found
+    return folders
 
 
 def _complete_segments(names: Iterable[str]) -> set[str]:

@@ -220,20 +220,20 @@ def map_response(response: Any, change: Callable[[Any], Any]) -> Any:
 class ChunkCounter:
     """Counts the entries of one request and reports the end of each chunk."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_remaining",)
 
     def __init__(self) -> None:
-        self._left = CHUNK_ENTRIES
+        self._remaining = CHUNK_ENTRIES
 
     def is_over(self) -> bool:
         """Return whether the chunk is complete.
 
         Call this once for each partition, topic or name.
         """
-        self._left -= 1
-        if self._left > 0:
+        self._remaining -= 1
+        if self._remaining > 0:
             return False
-        self._left = CHUNK_ENTRIES
+        self._remaining = CHUNK_ENTRIES
         return True
 
 
@@ -352,7 +352,7 @@ class LoopTimers:
             guarded(self._actions.pop(name), now_ms)
 
 
-class Waiting:
+class Waiters:
     """Actions that wait for events of keys, such as an append to a partition."""
 
     def __init__(self) -> None:
@@ -382,7 +382,7 @@ class Waiting:
         for action in actions:
             guarded(action, now_ms)
 
-    def waited_for(self) -> list[Key]:
+    def awaited_keys(self) -> list[Key]:
         """Return the keys that actions wait for."""
         return list(self.by_key)
 

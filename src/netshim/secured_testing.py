@@ -172,7 +172,7 @@ class SecuredKafka(Kafka):
         ]
         rules = [
             Acl(
-                kind,
+                resource_type,
                 pattern,
                 name,
                 f"User:{user}",
@@ -180,7 +180,7 @@ class SecuredKafka(Kafka):
                 AclOperation[operation.upper()],
                 Permission.DENY if denies else Permission.ALLOW,
             )
-            for kind, name in resources
+            for resource_type, name in resources
             if name is not None
             for operation in operations
         ]

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from netshim.listeners import Listener
 from netshim.security.sasl import OAUTHBEARER
 from netshim.security.service import Security
-from netshim.security.stored import SecurityFacts
+from netshim.security.stored import SecuritySnapshot
 from netshim.state import SECURITY, BrokerState
 
 _log = logging.getLogger("netshim")
@@ -25,14 +25,14 @@ _log = logging.getLogger("netshim")
 _FIRST_CHECK_MS: Final = 1_000
 
 
-class Say(Protocol):
+class LogLine(Protocol):
     """Logs a line that may be frequent."""
 
     def __call__(self, level: int, kind: str, text: str, *values: object) -> None: ...
 
 
 class SecurityLoader:
-    """Reads the stored facts into the Security of a broker."""
+    """Reads the stored users, rules and quotas into the Security of a broker."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class SecurityLoader:
         self._has_quotas = has_quotas
         #: Called before the first read. May block.
         self._prepare = prepare
-        #: Time of the last check whether the first facts are stored.
+        #: Time of the last check whether a first user, rule or quota is stored.
         self._checked_ms = 0
 
-    def read(self, now_ms: int) -> SecurityFacts | None:
-        """Return the stored facts, or None if the broker needs none. Blocks."""
+    def read(self, now_ms: int) -> SecuritySnapshot | None:
+        """Return the stored security data, or None if the broker needs none. Blocks."""
         security = self._security
         self._checked_ms = now_ms
-        needs_them = security.settings.enforces_acls or self._uses_sasl
-        if not needs_them and not self._has_quotas():
+        is_needed = security.settings.enforces_acls or self._uses_sasl
+        if not is_needed and not self._has_quotas():
             return None
         if not security.has_store:
             self._prepare()
@@ -67,7 +67,7 @@ class SecurityLoader:
         security = self._security
         if not self._uses_sasl:
             return
-        if not security.facts.users and any(
+        if not security.snapshot.users and any(
             mechanism != OAUTHBEARER for mechanism in security.mechanisms
         ):
             _log.warning(
@@ -78,19 +78,19 @@ class SecurityLoader:
                 "every user who logs in may do everything; --acls enforces access control lists"
             )
 
-    def refresh(self, state: BrokerState, now_ms: int, say: Say) -> None:
+    def refresh(self, state: BrokerState, now_ms: int, log_line: LogLine) -> None:
         """Begin to read again after a change. For the broker's thread."""
         security = self._security
 
-        def finish(facts: object) -> None:
-            if isinstance(facts, SecurityFacts):
-                security.publish(facts)
-            elif isinstance(facts, BaseException):
-                say(
+        def finish(snapshot: object) -> None:
+            if isinstance(snapshot, SecuritySnapshot):
+                security.publish(snapshot)
+            elif isinstance(snapshot, BaseException):
+                log_line(
                     logging.ERROR,
                     "security",
                     "users, rules and quotas are as before, because they cannot be read: %s",
-                    facts,
+                    snapshot,
                 )
 
         if state.work.is_busy(SECURITY):

@@ -43,14 +43,14 @@ from logcore.fs import FS, OS, OsFS
 from logcore.registry import registry_path
 from logcore.registry.views import register_broker
 from netshim.broker import Broker
-from netshim.connection import Budget, Workload
+from netshim.connection import MemoryBudget, Workload
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
 from netshim.peers import Peer, Sockets, TlsListening
 from netshim.request_counts import RequestCounts
 from netshim.request_log import LINES
 from netshim.rollback import DirectorySnapshot, ReplacedBroker
 from netshim.security.service import Security, SecuritySettings
-from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.security.stored import SecuritySnapshot, SecurityStore
 from netshim.security_loading import SecurityLoader
 from netshim.session import ANONYMOUS
 from netshim.settings import TOPIC_DEFAULTS, Settings
@@ -82,7 +82,7 @@ _CHECKED_AT_ONCE: Final = 100
 #: A check of 2,000 connections in each tick took 12 % of a core.
 _CHECK_ALL_TICKS: Final = 20
 #: A step that occupies the event loop for longer is logged.
-_HELD_S: Final = 0.05
+_SLOW_STEP_S: Final = 0.05
 #: Maximum time that stop() waits for clients.
 _DRAIN_S: Final = 10.0
 #: Maximum time that LogDir.delete_topic() waits for the broker's groups.
@@ -98,7 +98,7 @@ _UNSYNCED_BYTES: Final = 64 << 20
 
 #: Minimum time that stop() leaves clients to confirm that their connection is closed.
 #: Clients that read their socket do so in a millisecond.
-_STOP_GOODBYE_S: Final = 0.25
+_LINGER_S: Final = 0.25
 #: Maximum number of steps in which advance() skips time.
 _MAX_STEPS: Final = 200
 
@@ -107,7 +107,7 @@ _MAX_STEPS: Final = 200
 #: Maximum number of connections that are not authenticated yet.
 _MAX_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
-_MAX_HELD_S: Final = 1.0
+_MAX_CLOSE_DELAY_S: Final = 1.0
 #: Threads that verify passwords and tokens.
 _LOGIN_THREADS: Final = 2
 
@@ -169,7 +169,7 @@ class Server:
 
     broker: Broker
     loop: asyncio.AbstractEventLoop
-    budget: Budget
+    budget: MemoryBudget
     workload: Workload
     security: Security
     tls_context: ssl.SSLContext
@@ -197,7 +197,7 @@ class Server:
         settings: Settings | None = None,
         fs: FS = OS,
         clock: Clock | None = None,
-        **more: Any,
+        **options: Any,
     ) -> None:
         if not isinstance(port, int) or not 0 <= port <= 65_535:
             raise logcore.InvalidConfigError(
@@ -210,22 +210,24 @@ class Server:
             raise logcore.InvalidConfigError(
                 "host", expected="an address; 0.0.0.0 for all", found=repr(host)
             )
-        wanted = [
+        parsed_listeners = [
             Listener.parse(listener) if isinstance(listener, str) else listener
             for listener in listeners
         ]
-        if not wanted:
-            wanted = [Listener("PLAINTEXT", host, port, "PLAINTEXT", advertised)]
+        if not parsed_listeners:
+            parsed_listeners = [
+                Listener("PLAINTEXT", host, port, "PLAINTEXT", advertised)
+            ]
         security = security or SecuritySettings()
-        check_listeners(wanted, tls)
+        check_listeners(parsed_listeners, tls)
         if not insecure:
-            check_exposure(wanted, tls, security.mechanisms)
+            check_exposure(parsed_listeners, tls, security.mechanisms)
         #: The listeners. After start(), each has the port that it listens on.
-        self.listeners = wanted
+        self.listeners = parsed_listeners
         self.tls_settings = tls
         self._security_settings = security
         self.default_principal = ANONYMOUS
-        self.settings = attrs.evolve(settings or Settings(), **more)
+        self.settings = attrs.evolve(settings or Settings(), **options)
         self._shared = shared
         self._cluster_settings = cluster
         self._cluster: ClusterNode | None = None
@@ -233,7 +235,7 @@ class Server:
         if cluster is not None:
             self._brokers = self._listener_of_brokers(cluster, security)
         #: Counts the iterations of the event loop's timer.
-        self.turns = 0
+        self.loop_iterations = 0
         #: The release of Kafka and the nodes that a test has chosen.
         self.release: KafkaRelease | None = None
         self.nodes: AdvertisedNodes | None = None
@@ -242,9 +244,9 @@ class Server:
         #: Records the traffic; see record().
         self.recorder: TrafficRecorder | None = None
         #: When the timer last ran, by time.monotonic().
-        self._turned_s = 0.0
+        self._last_iteration_s = 0.0
         #: The longest step since the last pop_longest_step_s().
-        self._held_s = 0.0
+        self._longest_step_s = 0.0
         #: A snapshot is made or restored, and requests wait until it is done.
         self.is_replacing = False
         #: Number of submitted calls whose results were not delivered yet.
@@ -257,8 +259,8 @@ class Server:
         # In a shared directory, all processes must use the same policy, so it is not
         # changed.
         if not shared:
-            most_bytes = max(self._durability.max_bytes, _UNSYNCED_BYTES)
-            self._durability = attrs.evolve(self._durability, max_bytes=most_bytes)
+            max_bytes = max(self._durability.max_bytes, _UNSYNCED_BYTES)
+            self._durability = attrs.evolve(self._durability, max_bytes=max_bytes)
         self._config = config
         self._fs = fs
         self._clock: Clock = fs
@@ -268,7 +270,7 @@ class Server:
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._peers: set[Peer] = set()
         #: Number of requests that the broker had handled at the last tick.
-        self._handled = 0
+        self._last_request_count = 0
         #: Connections that are checked in the next ticks.
         self._to_check: list[Peer] = []
         #: Number of connections of each client address.
@@ -277,7 +279,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         #: The maintenance of the directory that runs in a thread.
         self._ticking: asyncio.Future[Any] | None = None
-        self._most_files = _file_limit()
+        self._max_files = _file_limit()
         # Descriptors of one open log: the active segment; the high watermark, if appends
         # wait for a sync or for replicas; the record of the lock of a shared log.
         self._files_per_log = 1
@@ -298,7 +300,7 @@ class Server:
         return self._cluster_settings is not None
 
     def _listener_of_brokers(
-        self, place: ClusterSettings, security: SecuritySettings
+        self, cluster: ClusterSettings, security: SecuritySettings
     ) -> BrokerListener:
         from netshim.cluster.broker_connections import BrokerListener
 
@@ -310,9 +312,9 @@ class Server:
             )
         return BrokerListener.choose(
             self.listeners,
-            place.inter_broker_listener,
+            cluster.inter_broker_listener,
             self.tls_settings,
-            place.tls_ca,
+            cluster.tls_ca,
             security,
         )
 
@@ -335,7 +337,7 @@ class Server:
         """
         # Step 1: open the directory, and recover logs after a crash.
         self.loop = asyncio.get_running_loop()
-        self.budget = Budget(self.settings.max_buffered_bytes)
+        self.budget = MemoryBudget(self.settings.max_buffered_bytes)
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
         if self.tls_settings is not None:
             self.tls_context = self.tls_settings.context()
@@ -398,7 +400,7 @@ class Server:
             self.logdir.close()
             raise
         self._due_work_s = self.loop.time() + _TICK_S
-        self._turned_s = time.monotonic()
+        self._last_iteration_s = time.monotonic()
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         _log.info(
             "listening on %s, log directory %s",
@@ -418,20 +420,20 @@ class Server:
         return broker
 
     def _broker_of_directory(self) -> Broker:
-        given = (
+        arguments = (
             self.settings,
             self._submit,
             self._new_id,
-            self._later,
+            self._call_later,
             self.security,
         )
         if self._cluster is not None:
             # Logs are not closed to make room, because replicas use them all the time.
             return Broker(
-                self._cluster.directory, *given, services=self._cluster.install
+                self._cluster.directory, *arguments, services=self._cluster.install
             )
-        broker = Broker(self.logdir, *given)
-        broker.state.logs.most_logs = self._most_logs
+        broker = Broker(self.logdir, *arguments)
+        broker.state.logs.max_open_logs = self._max_open_logs
         if not self._shared:
             self.logdir.host.forget_topic = self._forget_topic
         return broker
@@ -481,16 +483,16 @@ class Server:
 
         If one address is not available, none of them remains open.
         """
-        opened: list[Listener] = []
+        new_listeners: list[Listener] = []
         try:
             for listener in listeners:
-                opened.append(await self.listen_on(listener))
+                new_listeners.append(await self.listen_on(listener))
         except BaseException:
             await self._close_sockets(
-                [(listener.host, listener.port) for listener in opened]
+                [(listener.host, listener.port) for listener in new_listeners]
             )
             raise
-        return opened
+        return new_listeners
 
     async def _close_sockets(self, addresses: Iterable[tuple[str, int]]) -> None:
         """Close the sockets that listen on these addresses, but no connection.
@@ -529,8 +531,8 @@ class Server:
         """
         if self.nodes is None:
             return
-        first, *others = self.nodes.all.values()
-        for node in others:
+        first, *other_nodes = self.nodes.all.values()
+        for node in other_nodes:
             if node.is_running:
                 await self.close_node(node)
         if not first.is_running:
@@ -618,17 +620,17 @@ class Server:
         if self._brokers is not None and self._brokers.listener.uses_sasl:
             self.security.store().ensure_broker_login()
 
-    def _read_security(self) -> SecurityFacts | None:
+    def _read_security(self) -> SecuritySnapshot | None:
         return self._loader.read(self._clock.monotonic_ms())
 
     async def _load_security(self) -> None:
-        """Use the stored facts, and warn of settings that are probably not meant."""
-        facts = await self.loop.run_in_executor(self._pool, self._read_security)
-        if facts is not None:
-            self.security.publish(facts)
-        place = self._cluster_settings
-        where = self.path if place is None else place.registry
-        self._loader.warn(f"netshim user add {where} NAME")
+        """Use the stored users and rules, and warn of settings that are probably wrong."""
+        snapshot = await self.loop.run_in_executor(self._pool, self._read_security)
+        if snapshot is not None:
+            self.security.publish(snapshot)
+        cluster = self._cluster_settings
+        location = self.path if cluster is None else cluster.registry
+        self._loader.warn(f"netshim user add {location} NAME")
 
     def _open(self) -> LogDir:
         if self._cluster_settings is not None:
@@ -645,13 +647,13 @@ class Server:
             fs=self._fs,
         )
 
-    def _open_in_cluster(self, place: ClusterSettings) -> LogDir:
+    def _open_in_cluster(self, cluster: ClusterSettings) -> LogDir:
         from netshim.cluster.node import ClusterNode
 
         assert self._brokers is not None
         self._brokers.check(self._security_settings)
         self._cluster = ClusterNode(
-            place,
+            cluster,
             self._brokers,
             self.settings,
             self.path,
@@ -659,9 +661,9 @@ class Server:
             durability=self._durability,
             config={**TOPIC_DEFAULTS, **(self._config or {})},
             new_id=self._new_id,
-            broker_login=lambda: self.security.facts.brokers,
+            broker_login=lambda: self.security.snapshot.brokers,
             call_in_loop=self._call_in_loop,
-            loop_turns=lambda: self.turns,
+            loop_iterations=lambda: self.loop_iterations,
             on_failure=self._fail,
         )
         try:
@@ -674,7 +676,7 @@ class Server:
         # After the end of the loop there is nothing to do.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(
-                self.watched, "a change of the cluster", step
+                self.run_step, "a change of the cluster", step
             )
 
     def _fail(self, error: logcore.LogcoreError) -> None:
@@ -717,16 +719,16 @@ class Server:
         open logs are closed again, because no client could connect without a free
         descriptor. In a cluster, replicas use all logs.
         """
-        most = self._most_logs()
+        max_logs = self._max_open_logs()
         if self._cluster is not None:
-            most = sys.maxsize
+            max_logs = sys.maxsize
         open_count = 0
         for topic in self.logdir.topics():
             for number in self.logdir.partitions(topic):
                 # A client that requests the partition gets the error.
                 with contextlib.suppress(logcore.LogcoreError):
                     log = self.logdir.partition(topic, number)
-                    if open_count < most:
+                    if open_count < max_logs:
                         open_count += 1
                     else:
                         log.close()
@@ -738,8 +740,10 @@ class Server:
         If the broker advertises several nodes, the addresses of the running ones.
         """
         if self.nodes is None:
-            return _shown(self.listeners[0])
-        return ",".join(_shown(node.listeners[0]) for node in self.nodes.running)
+            return _client_address(self.listeners[0])
+        return ",".join(
+            _client_address(node.listeners[0]) for node in self.nodes.running
+        )
 
     async def stop(self, drain_s: float = _DRAIN_S) -> None:
         """Answer pending requests for at most drain_s seconds, then close everything.
@@ -763,25 +767,25 @@ class Server:
         # Step 2: wait until the responses are sent.
         began_s = self.loop.time()
         self._deadline = began_s + drain_s
-        count = left = self._unanswered()
-        while left and self.loop.time() < self._deadline:
+        count = unanswered = self._unanswered()
+        while unanswered and self.loop.time() < self._deadline:
             await asyncio.sleep(0.005)
-            left = self._unanswered()
+            unanswered = self._unanswered()
         if count:
             _log.info(
                 "drained in %.1f s: %d connections were answered, %d were given up",
                 self.loop.time() - began_s,
-                count - left,
-                left,
+                count - unanswered,
+                unanswered,
             )
         # Step 3: close the connections, the threads and the directory.
         for peer in list(self._peers):
             peer.close()
         await asyncio.sleep(0)
-        goodbye_s = self.loop.time() + _STOP_GOODBYE_S
+        linger_until_s = self.loop.time() + _LINGER_S
         while self._peers and self.loop.time() < self._deadline:
             has_unread = any(peer.is_open and peer.unread_bytes for peer in self._peers)
-            if not has_unread and self.loop.time() >= goodbye_s:
+            if not has_unread and self.loop.time() >= linger_until_s:
                 break
             await asyncio.sleep(0.005)
         for peer in list(self._peers):
@@ -800,12 +804,12 @@ class Server:
             self._close_recorder,
         ):
             try:
-                ending = self.loop.run_in_executor(None, step)
+                closing = self.loop.run_in_executor(None, step)
             except RuntimeError:
                 # The interpreter is shutting down and starts no thread.
                 step()
             else:
-                await ending
+                await closing
         for snapshot in self._snapshots:
             snapshot.delete()
         _log.info("stopped")
@@ -860,9 +864,9 @@ class Server:
             LogcoreError, OSError: the directory cannot be copied or opened.
         """
         roots = [self.path, registry_path(self.path)]
-        made = await self._replace_broker(lambda: DirectorySnapshot(roots))
-        self._snapshots.append(made)
-        return made
+        snapshot = await self._replace_broker(lambda: DirectorySnapshot(roots))
+        self._snapshots.append(snapshot)
+        return snapshot
 
     async def rollback(self, snapshot: DirectorySnapshot) -> None:
         """Restore the directory from a snapshot, while clients remain connected.
@@ -948,12 +952,12 @@ class Server:
         finally:
             self.logdir = self._open()
             self.security = self._new_security()
-            facts = self._read_security()
-            if facts is not None:
-                self.security.publish(facts)
+            snapshot = self._read_security()
+            if snapshot is not None:
+                self.security.publish(snapshot)
             self._read_ids()
 
-    def hurry(self) -> None:
+    def stop_draining(self) -> None:
         """End the wait of a running stop() for its clients."""
         self._deadline = 0.0
 
@@ -973,17 +977,17 @@ class Server:
         `skip` moves the clock. Connections do not count the skipped time. Returns when
         no work is running.
         """
-        left_ms = skipped_ms
-        least_ms = max(1, skipped_ms // _MAX_STEPS)
-        while left_ms > 0:
-            step_ms = left_ms
+        remaining_ms = skipped_ms
+        min_step_ms = max(1, skipped_ms // _MAX_STEPS)
+        while remaining_ms > 0:
+            step_ms = remaining_ms
             if self.broker.next_ms is not None:
                 due_ms = self.broker.next_ms - self.now_ms()
-                step_ms = min(left_ms, max(due_ms, least_ms))
+                step_ms = min(remaining_ms, max(due_ms, min_step_ms))
             skip(step_ms)
             for peer in self._peers:
                 peer.skip(step_ms)
-            left_ms -= step_ms
+            remaining_ms -= step_ms
             await self.tick()
             while self._outstanding:
                 await asyncio.sleep(0.0005)
@@ -1003,8 +1007,8 @@ class Server:
     def _tick(self) -> None:
         if self._timer is None:
             return
-        self.turns += 1
-        self._turned_s = time.monotonic()
+        self.loop_iterations += 1
+        self._last_iteration_s = time.monotonic()
         if self.is_replacing:
             self._timer = self.loop.call_later(_TICK_S, self._tick)
             return
@@ -1019,12 +1023,12 @@ class Server:
         if self._timer is None:  # the server has stopped
             return
         next_ms = self.broker.next_ms
-        handled = self.broker.handled
+        request_count = self.broker.request_count
         fetches = self.broker.state.fetches
-        is_idle = handled == self._handled and (
+        is_idle = request_count == self._last_request_count and (
             not fetches.by_key or not fetches.has_other_writers
         )
-        self._handled = handled
+        self._last_request_count = request_count
         delay_s = _IDLE_TICK_S if is_idle else _TICK_S
         if next_ms is not None:
             delay_s = min(delay_s, max(0.001, (next_ms - self.now_ms()) / 1000))
@@ -1033,7 +1037,7 @@ class Server:
     def _tick_broker(self) -> None:
         """Run the broker's timers, which may be due more often than the other work."""
         try:
-            self.watched("timers", lambda: self.broker.tick(self.now_ms()))
+            self.run_step("timers", lambda: self.broker.tick(self.now_ms()))
         except Exception:
             self.log(
                 logging.ERROR, "tick", "an internal error in a due task", error=True
@@ -1043,7 +1047,7 @@ class Server:
         self._tick_broker()
         now_ms = self.now_ms()
         try:
-            for connection, reason in self.budget.end_slow(
+            for connection, reason in self.budget.select_slow_connections(
                 now_ms, self.settings.request_timeout_ms
             ).items():
                 connection.fail(reason)
@@ -1113,17 +1117,17 @@ class Server:
         self._outstanding -= 1
         self.broker.state.advance_clock(self.now_ms())
         try:
-            self.watched("the result of work in a thread", partial(callback, outcome))
+            self.run_step("the result of work in a thread", partial(callback, outcome))
         except Exception:
             self.log(
                 logging.ERROR, "work", "an internal error after some work", error=True
             )
 
-    def _later(self, action: Callable[[], None]) -> None:
-        self.loop.call_soon(self.watched, "a chunk of a large request", action)
+    def _call_later(self, action: Callable[[], None]) -> None:
+        self.loop.call_soon(self.run_step, "a chunk of a large request", action)
 
-    def watched(
-        self, what: str, step: Callable[..., object], *arguments: object
+    def run_step(
+        self, name: str, step: Callable[..., object], *arguments: object
     ) -> None:
         """Run a step in the event loop, and log it if it takes long.
 
@@ -1133,25 +1137,25 @@ class Server:
         try:
             step(*arguments)
         finally:
-            held_s = time.perf_counter() - began
-            self._held_s = max(self._held_s, held_s)
-            if held_s > _HELD_S:
-                held_ms = round(held_s * 1000)
+            step_s = time.perf_counter() - began
+            self._longest_step_s = max(self._longest_step_s, step_s)
+            if step_s > _SLOW_STEP_S:
+                step_ms = round(step_s * 1000)
                 last = self.broker.last_api
                 text = "the loop was held for %d ms by %s; the last request was %s"
-                self.log(logging.INFO, "the loop was held", text, held_ms, what, last)
+                self.log(logging.INFO, "the loop was held", text, step_ms, name, last)
 
     # -- for metrics -------------------------------------------------------------------
 
     @property
-    def silent_s(self) -> float | None:
+    def stalled_s(self) -> float | None:
         """Seconds since the timer last ran, or None before start() and after stop().
 
         Any thread may use this.
         """
         if self._timer is None:
             return None
-        return time.monotonic() - self._turned_s
+        return time.monotonic() - self._last_iteration_s
 
     @property
     def is_serving(self) -> bool:
@@ -1160,8 +1164,8 @@ class Server:
 
     def pop_longest_step_s(self) -> float:
         """Return the longest step of the event loop since the last call, in seconds."""
-        held_s, self._held_s = self._held_s, 0.0
-        return held_s
+        longest_s, self._longest_step_s = self._longest_step_s, 0.0
+        return longest_s
 
     def connections(self) -> Counter[str]:
         """Return the number of connections by the name of their listener."""
@@ -1190,7 +1194,7 @@ class Server:
         def forget() -> None:
             state = self.broker.state
             state.fetches.wake(
-                [key for key in state.fetches.waited_for() if key[0] == name],
+                [key for key in state.fetches.awaited_keys() if key[0] == name],
                 self.now_ms(),
             )
             state.groups.topics_deleted({name}, self.now_ms(), forgotten.set_result)
@@ -1221,17 +1225,17 @@ class Server:
         text: str,
         *values: object,
         error: bool = False,
-        most: int = LINES,
+        max_lines: int = LINES,
     ) -> None:
         """Log a line that may be frequent, see Journal.
 
         `error` adds the traceback of the exception that is being handled.
         """
         self.broker.state.journal.log(
-            level, kind, self.now_ms(), text, *values, error=error, most=most
+            level, kind, self.now_ms(), text, *values, error=error, max_lines=max_lines
         )
 
-    def _most_logs(self) -> int:
+    def _max_open_logs(self) -> int:
         """Return the number of logs that may be open.
 
         It depends on the number of connections and reserves descriptors for new
@@ -1239,7 +1243,7 @@ class Server:
         """
         return max(
             _MIN_LOGS,
-            (self._most_files - _RESERVED_FILES - len(self._peers))
+            (self._max_files - _RESERVED_FILES - len(self._peers))
             // self._files_per_log,
         )
 
@@ -1251,21 +1255,21 @@ class Server:
         A connection above a quota is held before it is closed, so that its client does
         not reconnect at once.
         """
-        refusal = self._refusal(peer)
-        if refusal is None:
+        reason = self._refusal(peer)
+        if reason is None:
             self._peers.add(peer)
             self._addresses[peer.address] += 1
-            self.broker.state.logs.make_room()
+            self.broker.state.logs.close_unused_logs()
             delay_ms = self.security.quotas.connect(peer.address, self.now_ms())
             if delay_ms:
-                return min(_MAX_HELD_S, delay_ms / 1000)
+                return min(_MAX_CLOSE_DELAY_S, delay_ms / 1000)
             return None
         self.log(
             logging.WARNING,
             "connection refused",
             "connection from %s refused: %s",
             peer.address,
-            refusal,
+            reason,
         )
         return 0
 
@@ -1275,18 +1279,18 @@ class Server:
             return "stopping"
         if (
             len(self._peers)
-            >= self._most_files - _RESERVED_FILES - _MIN_LOGS * self._files_per_log
+            >= self._max_files - _RESERVED_FILES - _MIN_LOGS * self._files_per_log
         ):
-            return f"there are {len(self._peers)} connections, and the limit of open files is {self._most_files}"
+            return f"there are {len(self._peers)} connections, and the limit of open files is {self._max_files}"
         if len(self._peers) >= self.settings.max_connections:
             return f"there are {len(self._peers)} connections"
         if self._addresses[peer.address] >= self.settings.max_connections_per_address:
             return f"there are {self._addresses[peer.address]} connections from there"
-        if peer.is_unauthenticated and not self._has_login_place(peer.address):
+        if peer.is_unauthenticated and not self._may_begin_login(peer.address):
             return f"{_MAX_UNAUTHENTICATED} connections are not authenticated yet"
         return None
 
-    def _has_login_place(self, address: str) -> bool:
+    def _may_begin_login(self, address: str) -> bool:
         """Return whether a connection from an address may begin to authenticate.
 
         If all places are taken, an address that holds fewer than another one gets the
@@ -1296,9 +1300,9 @@ class Server:
         waiting = [peer for peer in self._peers if peer.is_unauthenticated]
         if len(waiting) < _MAX_UNAUTHENTICATED:
             return True
-        held = Counter(peer.address for peer in waiting)
-        largest, count = held.most_common(1)[0]
-        if held[address] + 1 >= count:
+        connections_by_address = Counter(peer.address for peer in waiting)
+        largest, count = connections_by_address.most_common(1)[0]
+        if connections_by_address[address] + 1 >= count:
             return False
         oldest = min(
             (peer for peer in waiting if peer.address == largest),
@@ -1326,7 +1330,7 @@ class Server:
             del self._addresses[peer.address]
 
 
-def _shown(listener: Listener) -> str:
+def _client_address(listener: Listener) -> str:
     """Return the address of a listener, for clients on this machine."""
     host, port = listener.address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

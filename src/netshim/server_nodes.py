@@ -44,12 +44,12 @@ async def set_node_count(server: Server, count: int) -> None:
     nodes = [AdvertisedNode(first, server.listeners)]
     for number in range(1, count):
         # A node has a port of its own, and no advertised address.
-        wanted = [
+        target = [
             attrs.evolve(listener, port=0, advertised=None)
             for listener in server.listeners
         ]
         try:
-            listeners = await server.listen_on_all(wanted)
+            listeners = await server.listen_on_all(target)
         except BaseException:
             for node in nodes[1:]:
                 await server.close_node(node)
@@ -98,11 +98,11 @@ async def move_leader(server: Server, key: Key, node_id: int) -> None:
         InvalidConfigError: there is no such partition or node, or the node is stopped.
     """
     topic, number = key
-    found = server.broker.state.logs.numbers_of(topic)
-    if number not in found:
+    numbers = server.broker.state.logs.numbers_of(topic)
+    if number not in numbers:
         raise InvalidConfigError(
             f"a partition of topic {topic!r}",
-            expected=f"one of {list(found)}",
+            expected=f"one of {list(numbers)}",
             found=repr(number),
         )
     before = _leaders(server)

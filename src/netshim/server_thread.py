@@ -137,7 +137,7 @@ class ServerThread(ServerHandle):
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         # The clock of a simulated disk begins in 2023. The records of real clients have
-        # the present time, and would be refused as records from the future.
+        # the current time, and would be refused as records from the future.
         set_clock = getattr(options.get("fs"), "set_wall_clock", None)
         if set_clock is not None:
             set_clock(max(options["fs"].now_ms(), OS.now_ms()))

@@ -1,4 +1,4 @@
-"""The facts of one connection that a broker keeps while it lasts.
+"""The state of one connection that a broker keeps while the connection is open.
 
 Each request carries its session in `Call.session`. This module knows no protocol and no
 socket: connection.py splits the bytes into frames, broker.py answers them.
@@ -18,14 +18,14 @@ BROKER_USER: Final = "netshim-broker"
 #: The principal of these brokers. Principals of users begin with "User:".
 BROKER_PRINCIPAL: Final = f"Broker:{BROKER_USER}"
 #: Largest frame before authentication, as in Kafka.
-UNAUTHENTICATED_BYTES: Final = 524_288
+MAX_UNAUTHENTICATED_BYTES: Final = 524_288
 
 
-class Gate(Protocol):
+class Authentication(Protocol):
     """Handles the frames of a connection that must authenticate."""
 
     @property
-    def is_open(self) -> bool:
+    def is_authenticated(self) -> bool:
         """Whether the client is authenticated."""
         ...
 
@@ -67,7 +67,7 @@ class ClientSession:
     #: The client's own address.
     peer: str
     #: Topics that were created because this connection requested them.
-    topics_made: int = 0
+    topics_created: int = 0
     #: Name and version of the client library; "" until the client sends them.
     client_software: str = ""
     #: Name of the listener that accepted the connection.
@@ -76,13 +76,13 @@ class ClientSession:
     principal: str = ANONYMOUS
     #: Handles the frames of a connection that must authenticate. None if every request
     #: reaches its handler.
-    gate: Gate | None = None
+    authentication: Authentication | None = None
     #: Largest frame that the connection accepts. None for the broker's setting.
     frame_limit_bytes: int | None = None
     #: Whether the connection is closed after the responses that are ready.
-    is_ending: bool = False
+    is_closing: bool = False
     #: Number of reasons to start no request of the connection: each quota that the
     #: client has exceeded, and a broker that is being replaced.
-    mutes: int = 0
+    pause_count: int = 0
     #: Continues to start requests. Set by the connection.
     wake: Callable[[], None] | None = None

@@ -51,10 +51,10 @@ from logcore.format.transaction_records import Partition, StoredTransaction
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
 from netshim.coordinators import (
     Callback,
-    FoundTransactions,
     GroupOutcome,
     GroupService,
     TransactionalProducer,
+    TransactionsCallback,
     TransactionService,
 )
 from netshim.groups import group_rules, report
@@ -75,12 +75,12 @@ _GROUPS: Final = "groups that are shared"
 _TRANSACTIONS: Final = "transactions that are shared"
 #: Intervals of polling for changes by other processes: while a member waits for others,
 #: and otherwise.
-_SOON_MS: Final = 10
-_LATER_MS: Final = 50
+_REBALANCE_POLL_MS: Final = 10
+_IDLE_POLL_MS: Final = 50
 
 
 @attrs.define
-class _Wait:
+class _PendingRequest:
     """A client that waits for an answer. If the broker stops first, it is refused."""
 
     pending: PendingResult
@@ -91,7 +91,7 @@ class _Wait:
 class SharedDirectoryGroups(GroupService):
     """The groups of a directory that other processes write too.
 
-    A handler calls the methods that take a request, in the thread that when_known()
+    A handler calls the methods that take a request, in the thread that when_groups_loaded()
     uses.
     """
 
@@ -100,18 +100,18 @@ class SharedDirectoryGroups(GroupService):
         #: Created by the first request.
         self._groups: SharedGroups | None = None
         #: Written in the worker thread, read between requests.
-        self._waits: list[_Wait] = []
+        self._pending_requests: list[_PendingRequest] = []
         #: Called in the broker's thread after the request.
-        self._outcomes: list[Callable[[], None]] = []
+        self._local_results: list[Callable[[], None]] = []
         #: Events of other processes, to be logged in the broker's thread.
-        self._news: list[Effect] = []
+        self._reports: list[Effect] = []
         #: A poll is scheduled or running.
         self._is_polling = False
         self._now_ms = 0
 
     # -- requests and their answers
 
-    def when_known(
+    def when_groups_loaded(
         self,
         handle: Callable[[], _T | PendingResponse],
         refuse: Callable[[GroupError], _T],
@@ -155,7 +155,7 @@ class SharedDirectoryGroups(GroupService):
             groups = logdir.host.coordinators.groups(logdir)
             assert isinstance(groups, SharedGroups), "the directory is shared"
             groups.rules = group_rules(self._state.settings)
-            groups.on_news = self._news.append
+            groups.on_news = self._reports.append
             self._groups = groups
         return self._groups
 
@@ -164,20 +164,22 @@ class SharedDirectoryGroups(GroupService):
 
         This runs in the broker's thread after each request.
         """
-        outcomes = self._outcomes[:]
+        results = self._local_results[:]
         # Only the copied ones: the worker thread may add others now.
-        del self._outcomes[: len(outcomes)]
-        for outcome in outcomes:
-            outcome()
+        del self._local_results[: len(results)]
+        for deliver in results:
+            deliver()
         # Another process may have answered, such as the one whose member was the last
         # to join.
-        completed = [wait for wait in self._waits if wait.pending.is_done]
-        for wait in completed:
-            self._waits.remove(wait)
-            guarded(wait.deliver, wait.pending.result)
-        news = self._news[:]
-        del self._news[: len(news)]
-        for effect in news:
+        completed = [
+            request for request in self._pending_requests if request.pending.is_done
+        ]
+        for request in completed:
+            self._pending_requests.remove(request)
+            guarded(request.deliver, request.pending.result)
+        reports = self._reports[:]
+        del self._reports[: len(reports)]
+        for effect in reports:
             report(effect, self._state.journal, self._now_ms)
         self._poll_later()
 
@@ -191,11 +193,11 @@ class SharedDirectoryGroups(GroupService):
         ):
             return
         self._is_polling = True
-        delay_ms = _LATER_MS
-        if self._waits:
+        delay_ms = _IDLE_POLL_MS
+        if self._pending_requests:
             # A member waits for a rebalance: its client sees each millisecond of this
             # delay.
-            delay_ms = _SOON_MS
+            delay_ms = _REBALANCE_POLL_MS
         self._state.timers.at(self._now_ms + delay_ms, self._poll)
 
     def _poll(self, now_ms: int) -> None:
@@ -232,11 +234,11 @@ class SharedDirectoryGroups(GroupService):
 
     def request(self, group_id: str, request: GroupRequest, done: Callback) -> None:
         if not group_id:
-            self._outcomes.append(partial(done, GroupError.INVALID_GROUP_ID))
+            self._local_results.append(partial(done, GroupError.INVALID_GROUP_ID))
             return
         pending = PendingResult()
         self._open().request(group_id, request, pending)
-        self._waits.append(_Wait(pending, done))
+        self._pending_requests.append(_PendingRequest(pending, done))
 
     def step(self, group_id: str, step: GroupStep) -> None:
         self._open().step(group_id, step)
@@ -271,13 +273,13 @@ class SharedDirectoryGroups(GroupService):
 
         Their memberships end with the broker's session.
         """
-        waits = self._waits[:]
-        del self._waits[: len(waits)]
-        for wait in waits:
-            guarded(wait.deliver, GroupError.NOT_COORDINATOR)
+        requests = self._pending_requests[:]
+        del self._pending_requests[: len(requests)]
+        for request in requests:
+            guarded(request.deliver, GroupError.NOT_COORDINATOR)
 
 
-class TransactionsBesideOthers(TransactionService):
+class SharedDirectoryTransactions(TransactionService):
     """The transactions of a directory that other processes write too."""
 
     def __init__(self, state: BrokerState) -> None:
@@ -347,20 +349,20 @@ class TransactionsBesideOthers(TransactionService):
         return self._open().verified(producer, partition, write)
 
     def find_stored(
-        self, names: Collection[str] | None, callback: FoundTransactions
+        self, names: Collection[str] | None, callback: TransactionsCallback
     ) -> None:
         def work() -> dict[str, StoredTransaction]:
-            found = self._open().all()
+            all_stored = self._open().all()
             if names is None:
-                return found
-            return {name: found[name] for name in names if name in found}
+                return all_stored
+            return {name: all_stored[name] for name in names if name in all_stored}
 
-        def found_all(result: Any) -> None:
+        def finish(result: Any) -> None:
             if isinstance(result, Exception):
                 _log.error("transactions cannot be read: %s", result)
             callback(result)
 
-        self._state.work.submit(_TRANSACTIONS, work, found_all)
+        self._state.work.submit(_TRANSACTIONS, work, finish)
 
     def stop(self, now_ms: int) -> None:
         """Do nothing: each request in progress is answered when its work completes."""

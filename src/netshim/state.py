@@ -46,7 +46,7 @@ from netshim.scheduling import (
     Syncs,
 )
 from netshim.security.service import Security, SecuritySettings
-from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.security.stored import SecuritySnapshot, SecurityStore
 from netshim.served_directory import ServedDirectory
 from netshim.session import ClientSession
 from netshim.settings import Settings
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class Call:
-    """The facts about a request that a handler may use in addition to its body."""
+    """The properties of a request that a handler may use in addition to its body."""
 
     session: ClientSession
     api_key: int
@@ -99,7 +99,7 @@ class BrokerState:
         logdir: ServedDirectory,
         settings: Settings,
         submit: Submit,
-        later: CallLater | None = None,
+        call_later: CallLater | None = None,
         security: Security | None = None,
     ) -> None:
         self.security = security or Security(
@@ -145,7 +145,7 @@ class BrokerState:
         self.leadership: Leadership = SoleLeadership(self.fetches, self.syncs)
         self.topology: Topology = SoleTopology(logdir, settings.max_replication_factor)
         #: Runs large requests in chunks.
-        self.step_runner = StepRunner(later or partial(_after_work, submit))
+        self.step_runner = StepRunner(call_later or partial(_after_work, submit))
         self.logs = BrokerLogs(
             logdir,
             self.lifecycle,
@@ -213,7 +213,7 @@ class BrokerState:
         """
         pending = PendingResponse()
 
-        def work() -> tuple[Any, SecurityFacts]:
+        def work() -> tuple[Any, SecuritySnapshot]:
             result = change()
             return result, self.security.store().load()
 
@@ -224,8 +224,8 @@ class BrokerState:
             if isinstance(outcome, BaseException):
                 pending.set(outcome)
                 return
-            result, facts = outcome
-            self.security.publish(facts)
+            result, snapshot = outcome
+            self.security.publish(snapshot)
             pending.set(respond(result))
 
         self.work.submit(SECURITY, work, finish)

@@ -49,21 +49,21 @@ class OffsetsTopic:
         return self.topic.exists
 
     def read(self) -> StoredGroups:
-        """Return all present offsets and groups.
+        """Return all current offsets and groups.
 
         This blocks on the disk. Any thread may call it.
 
         Raises:
             LogcoreError: a log could not be opened or read.
         """
-        found = stored_groups(self.topic.logs())
-        if found.not_understood:
+        groups = stored_groups(self.topic.logs())
+        if groups.not_understood:
             _log.warning(
                 "%s: %d records are not understood and left as they are",
                 OFFSETS_TOPIC,
-                found.not_understood,
+                groups.not_understood,
             )
-        return found
+        return groups
 
     def append(
         self,

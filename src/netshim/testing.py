@@ -50,8 +50,8 @@ from logcore.reader import Isolation
 from logcore.testing.faults import FaultFS
 from logcore.topic import Order
 from netshim import server_nodes
-from netshim.faults.control import FaultControl, seen_requests
-from netshim.faults.requests import SeenRequest
+from netshim.faults.control import FaultControl, observed_requests
+from netshim.faults.requests import ObservedRequest
 from netshim.kafka_releases import release_named
 from netshim.rollback import DirectorySnapshot
 from netshim.server import Server
@@ -68,14 +68,14 @@ _POLL_S: Final = 0.05
 #: Interval of polls for partitions that were added to an existing topic.
 _POLL_PARTITIONS_S: Final = 1.0
 #: Time within which a broker that has closed its directory must end.
-_ENDING_S: Final = 10.0
+_STOP_TIMEOUT_S: Final = 10.0
 #: Number of characters of a test's name in the names of its topics. Kafka allows 249
 #: characters for the whole name.
 _MAX_TEST_NAME: Final = 60
 #: Number of records in the message of a wait that failed.
 _MAX_NEWEST: Final = 5
 #: Number of characters of a key, a value or headers in that message.
-_MAX_SHOWN: Final = 60
+_MAX_RECORD_CHARS: Final = 60
 #: Longest time that advance() skips: timestamps remain far below their limit.
 _MAX_SKIPPED_MS: Final = 10_000 * 86_400_000
 
@@ -155,14 +155,14 @@ class BrokerClock:
             InvalidConfigError: the time is not between 1 ms and 10,000 days.
         """
         try:
-            given = timedelta(
+            skip = timedelta(
                 milliseconds=milliseconds,
                 seconds=seconds,
                 minutes=minutes,
                 hours=hours,
                 days=days,
             )
-            skipped_ms = given // timedelta(milliseconds=1)
+            skipped_ms = skip // timedelta(milliseconds=1)
         except (ValueError, OverflowError):  # not a number, or more than 1e9 days
             skipped_ms = -1
         if not 1 <= skipped_ms <= _MAX_SKIPPED_MS:
@@ -246,15 +246,15 @@ class Kafka:
             # Offsets, because the number of records is known only after a read:
             # transactions add markers.
             counts = [
-                f"{name}: {_counted(self.count_offsets(name), 'offset')}"
+                f"{name}: {_with_noun(self.count_offsets(name), 'offset')}"
                 for name in self.topics()
             ]
         except (LogcoreError, OSError) as error:
             counts = [f"topics cannot be read: {error}"]
-        where = ""
+        address_text = ""
         if self.prefix:
-            where = f", topics {self.prefix}*"
-        return f"<Kafka {stopped}{self.bootstrap_servers}{where}; {', '.join(counts) or 'no topics'}>"
+            address_text = f", topics {self.prefix}*"
+        return f"<Kafka {stopped}{self.bootstrap_servers}{address_text}; {', '.join(counts) or 'no topics'}>"
 
     # -- the broker --------------------------------------------------------------------
 
@@ -346,8 +346,8 @@ class Kafka:
         a release that is not in netshim/kafka_releases.py.
         """
         self._check_owner()
-        found = release_named(release) if release is not None else None
-        self.server.call(lambda: self.server.server.use_release(found))
+        kafka_release = release_named(release) if release is not None else None
+        self.server.call(lambda: self.server.server.use_release(kafka_release))
 
     def as_node_count(self, count: int) -> None:
         """Advertise several nodes. Each is this broker on a port of its own.
@@ -397,13 +397,13 @@ class Kafka:
         server = self.server.server
         return FaultControl(self.server, server.broker, self.logdir)
 
-    def requests(self, api: str = "*") -> list[SeenRequest]:
+    def requests(self, api: str = "*") -> list[ObservedRequest]:
         """Return the latest requests of clients, at most 1,000, oldest first.
 
         The broker remembers requests from the first call of requests() or faults() on.
         """
         broker = self.server.server.broker
-        return self.server.call(lambda: seen_requests(broker, api))
+        return self.server.call(lambda: observed_requests(broker, api))
 
     def record(self, path: str | os.PathLike[str]) -> TrafficRecording:
         """Record requests and responses to a new file, until close() or the block ends.
@@ -462,9 +462,9 @@ class Kafka:
 
         Errors are those of LogDir.create_topic().
         """
-        real = self.topic(name)
-        self.logdir.create_topic(real, partitions, config)
-        return real
+        full_name = self.topic(name)
+        self.logdir.create_topic(full_name, partitions, config)
+        return full_name
 
     @contextlib.contextmanager
     def namespace(self, name: str = "") -> Generator[Kafka, None, None]:
@@ -521,26 +521,29 @@ class Kafka:
         Raises:
             AssertionError: the time has passed. The message describes the group.
         """
-        real = self.group(group)
+        full_name = self.group(group)
         deadline = time.monotonic() + timeout
         while True:
-            found = self.server.call(lambda: self._group(real))
-            if found[0] == state and members in (None, found[1]):
+            state_and_members = self.server.call(lambda: self._group(full_name))
+            if state_and_members[0] == state and members in (
+                None,
+                state_and_members[1],
+            ):
                 return
             if time.monotonic() >= deadline:
                 raise AssertionError(
                     f"kafka.wait_for_group({group!r}): expected {state} with "
                     f"{'any number of' if members is None else members} members "
-                    f"within {timeout:g} s, found {found[0]} with {found[1]}"
+                    f"within {timeout:g} s, found {state_and_members[0]} with {state_and_members[1]}"
                 )
             time.sleep(_POLL_S)
 
-    def _group(self, real: str) -> tuple[str, int]:
+    def _group(self, full_name: str) -> tuple[str, int]:
         """Return the state of a group and its number of members."""
         groups = self.server.server.broker.state.groups
         group = None
         if groups.is_loaded:
-            group = groups.get(real)
+            group = groups.get(full_name)
         else:  # a later call can use them
             groups.load(self.server.server.now_ms(), lambda _: None)
         if group is None:
@@ -556,11 +559,11 @@ class Kafka:
 
         A missing topic is created with the broker's default number of partitions.
         """
-        real = self.topic(topic)
+        full_name = self.topic(topic)
         self.logdir.create_topic(
-            real, self.server.server.settings.num_partitions, exist_ok=True
+            full_name, self.server.server.settings.num_partitions, exist_ok=True
         )
-        receipt = self.logdir.append(real, value, **options)
+        receipt = self.logdir.append(full_name, value, **options)
 
         def wake() -> None:
             server = self.server.server
@@ -619,21 +622,23 @@ class Kafka:
         Raises:
             AssertionError: The timeout has passed. The message lists the records found.
         """
-        woken = threading.Event()
+        wakeup = threading.Event()
         deadline = time.monotonic() + timeout
         find = functools.partial(self._find, topic, count, isolation, order)
-        with _Listening(self, topic, woken.set) as listening:
+        with _Listening(self, topic, wakeup.set) as listening:
             while True:
-                woken.clear()
-                patience_s, found = listening.read_or_listen(find)
-                left_s = deadline - time.monotonic()
-                if found is not None:
-                    return found
-                if left_s <= 0 or not self.server.is_running:
+                wakeup.clear()
+                poll_s, record = listening.read_or_listen(find)
+                remaining_s = deadline - time.monotonic()
+                if record is not None:
+                    return record
+                if remaining_s <= 0 or not self.server.is_running:
                     raise AssertionError(
-                        self._missing("wait_for", topic, count, timeout, isolation)
+                        self._describe_missing(
+                            "wait_for", topic, count, timeout, isolation
+                        )
                     )
-                woken.wait(min(left_s, patience_s))
+                wakeup.wait(min(remaining_s, poll_s))
 
     async def wait_for_async(
         self,
@@ -646,29 +651,29 @@ class Kafka:
     ) -> list[TopicRecord]:
         """Wait like wait_for(), while the event loop of the test runs."""
         loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
+        wakeup = asyncio.Event()
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(woken.set)
+                loop.call_soon_threadsafe(wakeup.set)
 
         deadline = time.monotonic() + timeout
         find = functools.partial(self._find, topic, count, isolation, order)
         with _Listening(self, topic, wake) as listening:
             while True:
-                woken.clear()
-                patience_s, found = listening.read_or_listen(find)
-                left_s = deadline - time.monotonic()
-                if found is not None:
-                    return found
-                if left_s <= 0 or not self.server.is_running:
+                wakeup.clear()
+                poll_s, record = listening.read_or_listen(find)
+                remaining_s = deadline - time.monotonic()
+                if record is not None:
+                    return record
+                if remaining_s <= 0 or not self.server.is_running:
                     raise AssertionError(
-                        self._missing(
+                        self._describe_missing(
                             "wait_for_async", topic, count, timeout, isolation
                         )
                     )
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), min(left_s, patience_s))
+                    await asyncio.wait_for(wakeup.wait(), min(remaining_s, poll_s))
 
     def _find(
         self, topic: str, count: int, isolation: Isolation, order: Order
@@ -679,9 +684,9 @@ class Kafka:
         """
         if self.count_offsets(topic) < count:
             return None
-        found = self.records(topic, isolation=isolation, order=order)
-        if len(found) >= count:
-            return found
+        records = self.records(topic, isolation=isolation, order=order)
+        if len(records) >= count:
+            return records
         return None
 
     def _counts(self, topic: str) -> dict[int, int]:
@@ -689,12 +694,12 @@ class Kafka:
 
         Compaction and markers leave gaps, so there may be fewer records.
         """
-        real = self.topic(topic)
+        full_name = self.topic(topic)
         with self._directory() as logdir:
             try:
                 logs = {
-                    number: logdir.partition(real, number)
-                    for number in logdir.partitions(real)
+                    number: logdir.partition(full_name, number)
+                    for number in logdir.partitions(full_name)
                 }
             except TopicNotFoundError:
                 return {}
@@ -707,42 +712,47 @@ class Kafka:
         """Return the number of offsets of a topic, at least its number of records."""
         return sum(self._counts(topic).values())
 
-    def _missing(
+    def _describe_missing(
         self, call: str, topic: str, count: int, timeout: float, isolation: Isolation
     ) -> str:
         """Return the message of a wait that failed."""
-        found = self.records(topic, isolation=isolation)
+        records = self.records(topic, isolation=isolation)
         counts = self._counts(topic)
         text = [
-            f"kafka.{call}({topic!r}, {count}): {len(found)} of {_records(count)} came within {timeout:g} s, "
-            f"{count - len(found)} did not"
+            f"kafka.{call}({topic!r}, {count}): {len(records)} of {_records(count)} came within {timeout:g} s, "
+            f"{count - len(records)} did not"
         ]
         if not self.server.is_running:
             text.append("  the broker has stopped")
-        real = self.topic(topic)
+        full_name = self.topic(topic)
         if not counts:
-            text.append(f"  there is no topic {real}")
+            text.append(f"  there is no topic {full_name}")
         else:
-            each = ", ".join(f"{number}: {amount}" for number, amount in counts.items())
-            text.append(
-                f"  {real} has {_records(len(found))}; offsets by partition {{{each}}}"
+            by_partition = ", ".join(
+                f"{number}: {amount}" for number, amount in counts.items()
             )
-            hidden = sum(counts.values()) - len(found)
+            text.append(
+                f"  {full_name} has {_records(len(records))}; offsets by partition {{{by_partition}}}"
+            )
+            hidden = sum(counts.values()) - len(records)
             if hidden and isolation == "read_committed":
                 text.append(
                     f"  {hidden} offsets are of transactions that are open or aborted, or of their markers"
                 )
-        newest = sorted(found, key=lambda record: record.timestamp_ms)[-_MAX_NEWEST:]
+        newest = sorted(records, key=lambda record: record.timestamp_ms)[-_MAX_NEWEST:]
         if newest:
             text.append("  the newest:")
-            text.extend(f"    {_shown(record)}" for record in newest)
-        others = [
-            name for name in self.topics() if name != real.removeprefix(self.prefix)
+            text.extend(f"    {_record_text(record)}" for record in newest)
+        other_topics = [
+            name
+            for name in self.topics()
+            if name != full_name.removeprefix(self.prefix)
         ]
-        listed = ", ".join(
-            f"{name}: {_counted(self.count_offsets(name), 'offset')}" for name in others
+        latest = ", ".join(
+            f"{name}: {_with_noun(self.count_offsets(name), 'offset')}"
+            for name in other_topics
         )
-        text.append(f"  other topics: {listed or 'none'}")
+        text.append(f"  other topics: {latest or 'none'}")
         return "\n".join(text)
 
 
@@ -783,7 +793,7 @@ class _Listening:
 
     def __init__(self, kafka: Kafka, topic: str, wake: Callable[[], None]) -> None:
         self._kafka = kafka
-        self._real = kafka.topic(topic)
+        self._topic = kafka.topic(topic)
         self._wake = wake
         self._keys: list[Key] = []
 
@@ -797,33 +807,33 @@ class _Listening:
     def read_or_listen(
         self, find: Callable[[], list[TopicRecord] | None]
     ) -> tuple[float, list[TopicRecord] | None]:
-        """Register wake() for the present partitions, and return the result of find().
+        """Register wake() for the current partitions, and return the result of find().
 
         Also returns the number of seconds after which this must be called again, because
         appends to partitions that are added later call no wake().
         """
         server = self._kafka.server
         try:
-            patience_s = self._listen()
-            return patience_s, find()
+            poll_s = self._listen()
+            return poll_s, find()
         except (LogClosedError, RuntimeError):  # the broker stops, or has stopped
-            if not server.has_ended(_ENDING_S):
+            if not server.has_ended(_STOP_TIMEOUT_S):
                 raise
             return _POLL_S, find()
 
     def _listen(self) -> float:
-        """Register wake() for the present partitions of the topic.
+        """Register wake() for the current partitions of the topic.
 
         Returns the number of seconds after which that must be repeated.
         """
         logdir = self._kafka.logdir
-        exists = self._real in logdir
+        exists = self._topic in logdir
         numbers: Iterable[int] = range(
             self._kafka.server.server.settings.num_partitions
         )
         if exists:
-            numbers = logdir.partitions(self._real)
-        keys = [(self._real, number) for number in numbers]
+            numbers = logdir.partitions(self._topic)
+        keys = [(self._topic, number) for number in numbers]
         if keys != self._keys:
             self._exchange(keys)
         if exists:
@@ -846,14 +856,14 @@ class _Listening:
 
 
 def _records(count: int) -> str:
-    return _counted(count, "record")
+    return _with_noun(count, "record")
 
 
-def _counted(count: int, noun: str) -> str:
+def _with_noun(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _shown(record: TopicRecord) -> str:
+def _record_text(record: TopicRecord) -> str:
     """Return a record as one line."""
     when = "no time"
     if record.timestamp_ms >= 0:
@@ -864,12 +874,12 @@ def _shown(record: TopicRecord) -> str:
             )
     headers = ""
     if record.headers:
-        headers = f", headers={_cut(repr(record.headers))}"
-    what = f"key={_cut(repr(record.key))}, value={_cut(repr(record.value))}{headers}"
-    return f"partition {record.partition}, offset {record.offset}, {when}, {what}"
+        headers = f", headers={_shorten(repr(record.headers))}"
+    text = f"key={_shorten(repr(record.key))}, value={_shorten(repr(record.value))}{headers}"
+    return f"partition {record.partition}, offset {record.offset}, {when}, {text}"
 
 
-def _cut(text: str) -> str:
-    if len(text) <= _MAX_SHOWN:
+def _shorten(text: str) -> str:
+    if len(text) <= _MAX_RECORD_CHARS:
         return text
-    return f"{text[: _MAX_SHOWN - 3]}..."
+    return f"{text[: _MAX_RECORD_CHARS - 3]}..."

@@ -77,9 +77,9 @@ class Throttle:
         elif call.api_key == wire.FETCH.key:
             # As in Kafka, one fetch gets at most the bytes of a whole window of the
             # quota.
-            most_bytes = self._bounds.most_fetch_bytes(self._user, call.client_id)
-            if most_bytes is not None:
-                request.max_bytes = min(request.max_bytes, most_bytes)
+            max_bytes = self._bounds.max_fetch_bytes(self._user, call.client_id)
+            if max_bytes is not None:
+                request.max_bytes = min(request.max_bytes, max_bytes)
         elif call.api_key in _STRICT_SINCE and quotas.MUTATION in self._bounds.keys:
             self._count_changes(request)
 
@@ -216,11 +216,11 @@ def mute(call: Call, delay_ms: int, state: BrokerState) -> None:
     """Start no request of a connection for some time."""
     session = call.session
     # Several quotas may delay the same connection for different times.
-    session.mutes += 1
+    session.pause_count += 1
 
     def unmute(now_ms: int) -> None:
-        session.mutes -= 1
-        if not session.mutes and session.wake is not None:
+        session.pause_count -= 1
+        if not session.pause_count and session.wake is not None:
             session.wake()
 
     state.timers.at(max(call.now_ms, state.now_ms) + delay_ms, unmute)

@@ -31,7 +31,7 @@ class BrokerAddress:
 
 
 @attrs.frozen
-class ReplicaFacts:
+class PartitionReplicas:
     """The replicas of a partition, as node ids."""
 
     leader: int
@@ -88,7 +88,7 @@ class Topology(ABC):
         """Return the brokers, with addresses that the client of a session can use."""
 
     @abstractmethod
-    def partition(self, topic: str, number: int) -> ReplicaFacts:
+    def partition(self, topic: str, number: int) -> PartitionReplicas:
         """Return the replicas of an existing partition."""
 
     @abstractmethod
@@ -174,9 +174,9 @@ class SoleTopology(Topology):
     def brokers(self, session: ClientSession) -> list[BrokerAddress]:
         return [BrokerAddress(self._logdir.node_id, session.host, session.port)]
 
-    def partition(self, topic: str, number: int) -> ReplicaFacts:
+    def partition(self, topic: str, number: int) -> PartitionReplicas:
         epoch = self._logdir.host.leader_epoch(topic, number)
-        return ReplicaFacts(self._logdir.node_id, epoch, self._node, self._node)
+        return PartitionReplicas(self._logdir.node_id, epoch, self._node, self._node)
 
     def coordinator(
         self, topic: str, number: int, session: ClientSession
@@ -186,7 +186,9 @@ class SoleTopology(Topology):
     def check_placement(self, placement: Placement) -> tuple[int, str | None]:
         node_id = self._logdir.node_id
         if placement.assignments is not None:
-            if any([*each] != [node_id] for each in placement.assignments.values()):
+            if any(
+                [*replicas] != [node_id] for replicas in placement.assignments.values()
+            ):
                 return (
                     codes.INVALID_REPLICA_ASSIGNMENT,
                     f"the only broker is {node_id}",

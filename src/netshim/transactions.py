@@ -72,14 +72,14 @@ from logcore.format.transaction_records import (
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinator_append import marker_epoch
 from netshim.coordinators import (
-    FoundTransactions,
     TransactionalProducer,
     TransactionErrors,
+    TransactionsCallback,
     TransactionService,
 )
 from netshim.internal_topics import InternalTopic
 from netshim.loop_host import LoopHost
-from netshim.request_log import shown
+from netshim.request_log import quoted
 from netshim.scheduling import ChunkCounter, Steps, guarded, without_tracebacks
 from netshim.state import BrokerState
 
@@ -142,7 +142,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         if self._is_acting or self._state.is_stopping or self._is_closed:
             return
         if self._coordinator.is_over:
-            self._begin_again()
+            self._restart()
 
     def _execute(self, effect: Effect) -> None:
         state = self._state
@@ -160,7 +160,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 Markers(state, None, markers, state.now_ms).write()
             case TakeProducerId():
                 state.allocate_producer_id(
-                    partial(self._on_taken, self._coordinator, effect)
+                    partial(self._on_producer_id, self._coordinator, effect)
                 )
             case SetTransactionTimer(name, at_ms):
                 timer = partial(self._time_out, name)
@@ -173,7 +173,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                     "transaction timed out",
                     state.now_ms,
                     "the transaction of %s was open too long and is aborted",
-                    shown(name),
+                    quoted(name),
                 )
 
     def _append(
@@ -216,11 +216,11 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self,
         effect: WriteMarkers,
         coordinator: TransactionMachine,
-        left: frozenset[Partition],
+        failed: frozenset[Partition],
     ) -> None:
-        self._act(coordinator.marked(effect, left, self._state.now_ms))
+        self._act(coordinator.marked(effect, failed, self._state.now_ms))
 
-    def _on_taken(
+    def _on_producer_id(
         self, coordinator: TransactionMachine, effect: TakeProducerId, result: Any
     ) -> None:
         producer_id = result if isinstance(result, int) else None
@@ -230,13 +230,13 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._state.advance_clock(now_ms)
         self._act(self._coordinator.timed_out(name, now_ms))
 
-    def _begin_again(self) -> None:
+    def _restart(self) -> None:
         self._coordinator = self._new()
         self._is_loaded = False
         self._stop_expiry()
-        self._state.timers.at(self._state.now_ms + RETRY_MS, self._load_again)
+        self._state.timers.at(self._state.now_ms + RETRY_MS, self._retry_load)
 
-    def _load_again(self, now_ms: int) -> None:
+    def _retry_load(self, now_ms: int) -> None:
         if not self._is_closed:
             self.load(now_ms, lambda _: None)
 
@@ -291,7 +291,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         return write() if error is None else error
 
     def find_stored(
-        self, names: Collection[str] | None, callback: FoundTransactions
+        self, names: Collection[str] | None, callback: TransactionsCallback
     ) -> None:
         callback(self.stored(names))
 
@@ -299,8 +299,10 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         """Return the last durable records of transactional ids, by default of all."""
         if names is None:
             return self._coordinator.all()
-        found = {name: self._coordinator.get(name) for name in names}
-        return {name: stored for name, stored in found.items() if stored is not None}
+        transactions = {name: self._coordinator.get(name) for name in names}
+        return {
+            name: stored for name, stored in transactions.items() if stored is not None
+        }
 
     def stop(self, now_ms: int) -> None:
         # The next broker reads the records that are being written.
@@ -376,20 +378,20 @@ class Markers:
         default=None, kw_only=True, alias="on_marker"
     )
     #: The partitions whose markers are not written yet.
-    _waits_for: set[Partition] = attrs.field(init=False)
+    _unfinished: set[Partition] = attrs.field(init=False)
     #: The partitions whose markers must be retried.
-    _left: set[Partition] = attrs.field(init=False, factory=set)
+    _failed: set[Partition] = attrs.field(init=False, factory=set)
 
     def __attrs_post_init__(self) -> None:
-        self._waits_for = set(self._effect.partitions)
+        self._unfinished = set(self._effect.partitions)
 
     def write(self) -> None:
         """Start to append the markers, in chunks if there are very many partitions."""
-        begun = self._state.run_in_steps(self._begin_each())
-        if begun is not None:
-            begun.then(_log_failure)
+        pending = self._state.run_in_steps(self._begin_partitions())
+        if pending is not None:
+            pending.then(_log_failure)
 
-    def _begin_each(self) -> Steps[None]:
+    def _begin_partitions(self) -> Steps[None]:
         chunk_counter = ChunkCounter()
         for partition in sorted(self._effect.partitions):
             if chunk_counter.is_over():
@@ -398,30 +400,30 @@ class Markers:
                 # Groups that are loaded before the marker is stored, but used
                 # afterwards, would lack the offsets of the transaction.
                 self._state.groups.load(
-                    self._now_ms, partial(self._when_groups_are_known, partition)
+                    self._now_ms, partial(self._on_groups_loaded, partition)
                 )
             else:
                 self._when_open(partition)
 
-    def _when_groups_are_known(self, partition: Partition, is_loaded: bool) -> None:
+    def _on_groups_loaded(self, partition: Partition, is_loaded: bool) -> None:
         if is_loaded:
             self._when_open(partition)
         else:
-            self._settle(partition, LogcoreError("the groups cannot be read"))
+            self._finish_partition(partition, LogcoreError("the groups cannot be read"))
 
     def _when_open(self, partition: Partition) -> None:
         pending = self._state.logs.when_open(
-            [partition], lambda: self._enter(partition)
+            [partition], lambda: self._append_or_queue(partition)
         )
         if pending is not None:
-            pending.then(partial(self._opened, partition))
+            pending.then(partial(self._on_opened, partition))
 
-    def _opened(self, partition: Partition, result: Any) -> None:
-        """Complete the partition if _enter() raised an exception."""
+    def _on_opened(self, partition: Partition, result: Any) -> None:
+        """Complete the partition if _append_or_queue() raised an exception."""
         if isinstance(result, Exception):
-            self._settle(partition, result)
+            self._finish_partition(partition, result)
 
-    def _enter(self, partition: Partition) -> None:
+    def _append_or_queue(self, partition: Partition) -> None:
         """Append the marker after the earlier appends of the partition."""
         state = self._state
         if self._coordinator is not None and self._coordinator.is_over:
@@ -432,30 +434,30 @@ class Markers:
             log = state.logs.log(topic, number)
             state.leadership.check_in_sync(partition)
         except LogcoreError as error:
-            self._settle(partition, error)
+            self._finish_partition(partition, error)
             return
         key: Any = partition
         if topic == OFFSETS_TOPIC:
             key = topic  # commits to all its partitions share one queue
         work = partial(self._append, log)
-        then = partial(self._written, partition, log)
+        finish = partial(self._written, partition, log)
         if state.work.is_busy(key) or log.host.writer.may_wait(
             _MARKER_BYTES, self._now_ms, has_producer=True
         ):
-            state.work.submit(key, work, then)
+            state.work.submit(key, work, finish)
             return
         try:
             result: Any = work()
         except (LogcoreError, OSError) as error:
             result = without_tracebacks(error)
-        then(result)
+        finish(result)
 
     def _append(self, log: Log) -> Receipt:
         effect = self._effect
         epoch = self._coordinator_epoch
         if epoch is None:
             epoch = marker_epoch(
-                log.host.writer, effect.producer_id, self._home_epoch()
+                log.host.writer, effect.producer_id, self._coordinator_leader_epoch()
             )
         return log.end_transaction(
             effect.producer_id,
@@ -465,28 +467,30 @@ class Markers:
             durability="os",
         )
 
-    def _home_epoch(self) -> int:
+    def _coordinator_leader_epoch(self) -> int:
         """Return the leader epoch of the log of the transaction, or 0."""
         name = self._effect.transactional_id
         logdir = self._state.logdir
         if not name or TRANSACTIONS_TOPIC not in logdir:
             return 0
         number = partition_of(name, logdir.partitions(TRANSACTIONS_TOPIC)[-1] + 1)
-        home = logdir.host.opened(TRANSACTIONS_TOPIC, number)
-        if home is None:
+        log = logdir.host.opened(TRANSACTIONS_TOPIC, number)
+        if log is None:
             return 0
-        return home.leader_epoch
+        return log.leader_epoch
 
     def _written(self, partition: Partition, log: Log, result: Any) -> None:
         if isinstance(result, Exception):
-            self._settle(partition, result)
+            self._finish_partition(partition, result)
             return
         end = result.last_offset + 1
         leadership = self._state.leadership
         leadership.appended(partition, log, end, self._now_ms)
-        leadership.when_safe(partition, log, end, partial(self._settle, partition))
+        leadership.when_safe(
+            partition, log, end, partial(self._finish_partition, partition)
+        )
 
-    def _settle(self, partition: Partition, error: Exception | None) -> None:
+    def _finish_partition(self, partition: Partition, error: Exception | None) -> None:
         if error is None and partition[0] == OFFSETS_TOPIC:
             self._state.groups.transaction_ended(
                 self._effect.producer_id, partition[1], commit=self._effect.commit
@@ -499,10 +503,10 @@ class Markers:
                 *partition,
                 error,
             )
-            self._left.add(partition)
-        self._waits_for.discard(partition)
-        if not self._waits_for and self._callback is not None:
-            self._callback(self._coordinator, frozenset(self._left))
+            self._failed.add(partition)
+        self._unfinished.discard(partition)
+        if not self._unfinished and self._callback is not None:
+            self._callback(self._coordinator, frozenset(self._failed))
 
     def _is_refused(self, error: Exception) -> bool:
         """Return whether the marker is refused permanently and not retried."""

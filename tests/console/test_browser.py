@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import logcore
-from netshim.console.access import ConsoleAccess, StoredFacts
+from netshim.console.access import ConsoleAccess, StoredSecurity
 from netshim.console.changes import DirectoryChanges
 from netshim.console.groups import sample_lags
 from netshim.security import scram
@@ -401,7 +401,7 @@ def test_login_by_keyboard_and_logout_in_another_tab(
     credentials = scram.credentials_of("secret", scram.MIN_ITERATIONS, os.urandom)
     store.set_credentials("alice", credentials)
     store.close()
-    access = ConsoleAccess(read_facts=StoredFacts(str(data)), needs_login=True)
+    access = ConsoleAccess(read_snapshot=StoredSecurity(str(data)), needs_login=True)
     with opened_console(data, access=access) as client:
         context = browser.new_context(base_url=client.url)
         tab = context.new_page()

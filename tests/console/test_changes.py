@@ -12,7 +12,7 @@ import pytest
 import logcore
 import netshim
 from logcore.coordinators.group_descriptions import GroupOffset
-from netshim.console.broker import facts_reader
+from netshim.console.broker import broker_data_reader
 from netshim.console.broker_changes import BrokerChanges
 from netshim.console.changes import DirectoryChanges
 from netshim.server_thread import ServerThread
@@ -288,7 +288,7 @@ def served(
     with netshim.serve(data, rebalance_delay_ms=0) as server:
         changes = BrokerChanges(server)
         with opened_console(
-            data, changes=changes, broker=facts_reader(server)
+            data, changes=changes, broker=broker_data_reader(server)
         ) as client:
             yield server, client
 

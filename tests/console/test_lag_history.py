@@ -7,8 +7,8 @@ from pathlib import Path
 
 import logcore
 import netshim
-from netshim.console.broker import facts_reader, groups_reader
-from netshim.console.drawing import draw_lag
+from netshim.console.broker import broker_data_reader, groups_reader
+from netshim.console.drawing import lag_picture
 from netshim.console.groups import sample_lags
 from netshim.console.lags import MAX_SAMPLES, MAX_SERIES, LagHistory
 from support.consoles import DEADLINE_S, ConsoleClient, opened_console
@@ -49,11 +49,11 @@ def test_samples_are_bounded_and_end_with_their_group() -> None:
 
 
 def test_line_shows_ten_minutes() -> None:
-    drawn = draw_lag([(0, 9), (500_000, 4), (1_000_000, 0)], 1_000_000)
+    drawn = lag_picture([(0, 9), (500_000, 4), (1_000_000, 0)], 1_000_000)
     assert (drawn.first, drawn.last, drawn.most) == (4, 0, 4)
     assert drawn.line == "20.0,2.0 120.0,22.0"
-    assert draw_lag([], 0).line == ""
-    assert draw_lag([(0, 1)], 0).line == ""
+    assert lag_picture([], 0).line == ""
+    assert lag_picture([(0, 1)], 0).line == ""
 
 
 def test_missing_directory_or_one_without_groups_has_no_samples(
@@ -100,7 +100,7 @@ def test_groups_of_a_broker_have_their_present_state(tmp_path: Path) -> None:
         assert message is not None
         with opened_console(
             tmp_path / "data",
-            broker=facts_reader(server),
+            broker=broker_data_reader(server),
             live_groups=groups_reader(server),
         ) as client:
             assert client.page("/groups").rows()[0][:4] == [

@@ -77,7 +77,7 @@ def test_too_many_records_are_counted_and_left_out(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)
-    with console.view.opened(ConsoleViewer()) as directory:
+    with console.view.open_directory(ConsoleViewer()) as directory:
         tail = LiveTail.open(directory, "orders", (0,))
     written.partition("orders", 0).append_many([(None, b"v")] * (MAX_ROWS + 7))
     found, skipped = tail.poll()
@@ -94,7 +94,7 @@ def test_truncated_partition_is_followed_from_its_end(
     written.create_topic("orders", 1)
     log = written.partition("orders", 0)
     log.append_many([(None, b"v")] * 10)
-    with console.view.opened(ConsoleViewer()) as directory:
+    with console.view.open_directory(ConsoleViewer()) as directory:
         tail = LiveTail.open(directory, "orders", (0,))
     log.truncate(3)
     assert tail.poll() == ([], 0)

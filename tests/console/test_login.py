@@ -15,7 +15,7 @@ import trustme
 
 import logcore
 from logcore.fs import OsFS
-from netshim.console.access import ConsoleAccess, StoredFacts
+from netshim.console.access import ConsoleAccess, StoredSecurity
 from netshim.console.logins import SESSION_MS
 from netshim.listeners import TlsSettings
 from netshim.security import scram
@@ -59,8 +59,8 @@ class LoginSetup:
             store.add_acls([rule])
 
     def access(self, **options: object) -> ConsoleAccess:
-        facts = StoredFacts(str(self.data), self.clock)
-        return ConsoleAccess(read_facts=facts, needs_login=True, **options)  # type: ignore[arg-type]
+        facts = StoredSecurity(str(self.data), self.clock)
+        return ConsoleAccess(read_snapshot=facts, needs_login=True, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture

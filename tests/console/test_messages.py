@@ -117,7 +117,7 @@ def test_time_is_found_as_by_the_log_itself(orders: logcore.LogDir, data: Path) 
     log = orders.partition("orders", 1)
     view = DirectoryView(str(data))
     choice = random.Random(4)
-    with view.opened(ConsoleViewer()) as directory:
+    with view.open_directory(ConsoleViewer()) as directory:
         for _ in range(50):
             time_ms = START_MS + choice.randrange(-10, 1_000_100)
             query = MessageQuery(
@@ -398,10 +398,10 @@ def test_page_reads_few_batches_of_a_large_partition(
     orders: logcore.LogDir, data: Path
 ) -> None:
     view = DirectoryView(str(data))
-    with view.opened(ConsoleViewer()) as directory:
+    with view.open_directory(ConsoleViewer()) as directory:
         for query in (
             MessageQuery(partitions=(1,)),
-            MessageQuery(partitions=(1,), is_backward=False, places={1: 20_000}),
+            MessageQuery(partitions=(1,), is_backward=False, start_offsets={1: 20_000}),
             MessageQuery(partitions=(1,), is_backward=False, time_ms=START_MS + 10**5),
         ):
             page: MessagePage = read_page(directory, "orders", query, budget_of(view))

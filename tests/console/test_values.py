@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from netshim.console.values import (
     MAX_TEXT_BYTES,
     JsonNode,
+    full_value,
     hex_lines,
     show,
-    show_whole,
     visible,
 )
 
@@ -41,9 +41,9 @@ def test_bytes_have_a_form(data: bytes | None, form: str, text: str) -> None:
 
 
 def test_long_text_is_cut_between_characters() -> None:
-    shown = show("€".encode() * 1_000, most_characters=10)
+    shown = show("€".encode() * 1_000, max_characters=10)
     assert shown.text == "€" * 10
-    assert shown.is_cut
+    assert shown.is_truncated
     assert shown.size_bytes == 3_000
 
 
@@ -51,10 +51,10 @@ def test_long_text_is_cut_between_characters() -> None:
 def test_any_bytes_are_shown_without_invisible_characters(
     data: bytes, most: int
 ) -> None:
-    shown = show(data, most_characters=most)
+    shown = show(data, max_characters=most)
     assert visible(shown.text) == shown.text
     assert shown.size_bytes == len(data)
-    show_whole(data)
+    full_value(data)
     assert (
         b"".join(
             bytes.fromhex(line[10:57].replace(" ", "")) for line in hex_lines(data)
@@ -84,13 +84,13 @@ VALUES = st.recursive(
 def test_tree_holds_the_whole_value(value: Any) -> None:
     if "Infinity" in json.dumps(value):
         return
-    tree = show_whole(json.dumps(value).encode()).tree
+    tree = full_value(json.dumps(value).encode()).tree
     assert tree is not None
     assert plain(tree) == value
 
 
 def test_tree_keeps_keys_that_occur_twice_and_exact_numbers() -> None:
-    tree = show_whole(b'{"a": 1.50, "a": 123456789012345678901234567890}').tree
+    tree = full_value(b'{"a": 1.50, "a": 123456789012345678901234567890}').tree
     assert tree is not None
     assert [(name, node.text) for name, node in tree.items] == [
         ("a", "1.50"),
@@ -111,11 +111,11 @@ def test_tree_keeps_keys_that_occur_twice_and_exact_numbers() -> None:
     ],
 )
 def test_invalid_or_large_json_has_no_tree(data: bytes) -> None:
-    assert show_whole(data).tree is None
+    assert full_value(data).tree is None
 
 
 def test_string_in_json_cannot_reorder_the_page() -> None:
-    tree = show_whole('{"\u202ea": "\u2066b"}'.encode()).tree
+    tree = full_value('{"\u202ea": "\u2066b"}'.encode()).tree
     assert tree is not None
     assert [(name, node.text) for name, node in tree.items] == [
         ("\\u202ea", "\\u2066b")

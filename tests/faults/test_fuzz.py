@@ -401,11 +401,11 @@ def decoders() -> dict[
     found["log"] = (log, [SEGMENT, *vectors], None)
     for number, api in enumerate(wire.APIS.values()):
         for version in range(api.min_version, api.max_version + 1):
-            value = draw(api.request.shape, version, api.is_flexible(version), rng)
+            value = draw(api.request.schema, version, api.is_flexible(version), rng)
             found["request"][1].append(
                 wire.encode_request(api, version, 7, "me", value)[4:][:2000]
             )
-            value = draw(api.response.shape, version, api.is_flexible(version), rng)
+            value = draw(api.response.schema, version, api.is_flexible(version), rng)
             frame = b"".join(map(bytes, wire.encode_response(api, version, 7, value)))[
                 4:
             ]
@@ -429,7 +429,7 @@ def decoders() -> dict[
             data = encode(
                 message,
                 version,
-                draw(message.shape, version, message.is_flexible(version), rng),
+                draw(message.schema, version, message.is_flexible(version), rng),
             )
             data = struct.pack(">h", version) + data
             found[name][1].append(

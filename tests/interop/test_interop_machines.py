@@ -515,7 +515,7 @@ def test_topics_are_created_by_any_broker_and_deleted(
         calm.until_in_sync("short", 3, index)
     request = wire.DELETE_TOPICS.Request(topic_names=["short"], timeout_ms=30_000)
     api = wire.DELETE_TOPICS
-    (deleted,) = calm.ask(2, api, request, most_version=5).responses
+    (deleted,) = calm.ask(2, api, request, max_version=5).responses
     assert deleted.error_code == codes.NONE
     for number in NUMBERS:
         folder = calm.path / str(number) / "short-0"

@@ -23,7 +23,7 @@ import pytest
 import netshim
 from logcore.fs import OS
 from netshim import wire
-from netshim.handlers.authentication import SaslGate
+from netshim.handlers.authentication import SaslAuthentication
 from netshim.secured_testing import SecuredKafka, start_secured
 from support import kafka_jvm
 from support.tokens import TokenIssuer
@@ -70,15 +70,15 @@ class SlowClock:
 def handshakes(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """Number of SaslHandshake requests of each connection, by a number of its own."""
     found: Counter[int] = Counter()
-    numbers: dict[SaslGate, int] = {}
-    handle = SaslGate.handle
+    numbers: dict[SaslAuthentication, int] = {}
+    handle = SaslAuthentication.handle
 
-    def counting(gate: SaslGate, frame: memoryview, now_ms: int) -> Any:
+    def counting(gate: SaslAuthentication, frame: memoryview, now_ms: int) -> Any:
         if wire.decode_header(frame).api_key == wire.SASL_HANDSHAKE.key:
             found[numbers.setdefault(gate, len(numbers))] += 1
         return handle(gate, frame, now_ms)
 
-    monkeypatch.setattr(SaslGate, "handle", counting)
+    monkeypatch.setattr(SaslAuthentication, "handle", counting)
     return found
 
 

@@ -38,12 +38,12 @@ def join(kafka: Kafka, connection: SourceConnection, group: str) -> None:
         protocol_type="consumer",
         protocols=[kind.Protocol(name="range", metadata=b"")],
     )
-    answer = connection.request(wire.JOIN_GROUP, request, most_version=3)
+    answer = connection.request(wire.JOIN_GROUP, request, max_version=3)
     assert answer.error_code == codes.NONE
     sync = wire.SYNC_GROUP.Request(
         group_id=group, generation_id=answer.generation_id, member_id=answer.member_id
     )
-    assert connection.request(wire.SYNC_GROUP, sync, most_version=2).error_code == 0
+    assert connection.request(wire.SYNC_GROUP, sync, max_version=2).error_code == 0
 
 
 def test_session_expires_after_ten_virtual_minutes(virtual: Kafka) -> None:

@@ -13,16 +13,16 @@ import pytest
 
 import logcore
 from logcore import InvalidConfigError
-from netshim.config_file import ConfiguredTopic, OptionShape, read_config_file
+from netshim.config_file import ConfiguredTopic, OptionSpec, read_config_file
 
 click_testing = pytest.importorskip("click.testing")
-from netshim.command import _file_options, _shape, main  # noqa: E402
+from netshim.command import _file_options, _option_spec, main  # noqa: E402
 
 SHAPES = {
-    "port": OptionShape(int, low=0, high=65_535),
-    "acls": OptionShape(bool),
-    "listener": OptionShape(str, is_list=True),
-    "tls_client": OptionShape(str, choices=("none", "required")),
+    "port": OptionSpec(int, low=0, high=65_535),
+    "acls": OptionSpec(bool),
+    "listener": OptionSpec(str, is_list=True),
+    "tls_client": OptionSpec(str, choices=("none", "required")),
 }
 
 
@@ -167,8 +167,8 @@ def test_output_of_check_is_a_configuration_file(tmp_path: Path) -> None:
     assert found.topics == [ConfiguredTopic("a.b", 2, {"cleanup.policy": "compact"})]
 
 
-def _shapes() -> dict[str, OptionShape]:
-    return {key: _shape(option) for key, option in _file_options().items()}
+def _shapes() -> dict[str, OptionSpec]:
+    return {key: _option_spec(option) for key, option in _file_options().items()}
 
 
 def test_check_finds_the_errors_of_serve(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netshim.connection import Budget, Connection, Workload
+from netshim.connection import Connection, MemoryBudget, Workload
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.settings import Settings
 
@@ -31,7 +31,7 @@ class Host:
         self,
         *,
         later: bool = False,
-        budget: int | Budget = 1 << 30,
+        budget: int | MemoryBudget = 1 << 30,
         workload: int | Workload = 500,
         **settings: Any,
     ) -> None:
@@ -39,7 +39,7 @@ class Host:
         self.answers: list[PendingResponse] = []
         self.later = later
         self.readied = 0
-        self.budget = Budget(budget) if isinstance(budget, int) else budget
+        self.budget = MemoryBudget(budget) if isinstance(budget, int) else budget
         self.workload = (
             Workload(workload, self.budget) if isinstance(workload, int) else workload
         )
@@ -220,7 +220,7 @@ def test_requests_beyond_the_pipeline_limit_wait_in_the_buffer() -> None:
 
 
 def crowd(count: int, limit: int, **settings: Any) -> list[Host]:
-    workload = Workload(limit, Budget(1 << 30))
+    workload = Workload(limit, MemoryBudget(1 << 30))
     return [Host(later=True, workload=workload, **settings) for _ in range(count)]
 
 
@@ -319,22 +319,22 @@ def test_answered_requests_wake_a_reader_that_waits_for_memory() -> None:
     host = Host(budget=200_000)
     host.budget.reserve_for_request(190_000)
     host.feed(frame(b"x" * 100_000)[: 64 << 10])
-    assert not host.connection.has_room()
+    assert not host.connection.can_receive()
     host.readied = 0
     host.budget.release(190_000)
-    assert host.readied == 1 and host.connection.has_room()
+    assert host.readied == 1 and host.connection.can_receive()
 
 
 def test_shared_memory_budget_blocks_and_resumes_reading() -> None:
     host = Host(budget=100_000, max_request_bytes=10_000_000)
     host.feed(frame(b"x" * 1_000_000)[:100_000], 10_000)
-    while host.connection.has_room():
+    while host.connection.can_receive():
         room = host.connection.get_buffer()
         room[:] = b"x" * len(room)
         host.connection.received(len(room), 0)
     assert host.budget.used_bytes <= 100_000
     host.budget.limit_bytes = 1 << 30
-    assert host.connection.has_room() and len(host.connection.get_buffer())
+    assert host.connection.can_receive() and len(host.connection.get_buffer())
     host.connection.close()
     assert host.budget.used_bytes == 0
 
@@ -345,7 +345,7 @@ class Crowd:
     """
 
     def __init__(self, budget_bytes: int, **settings: Any) -> None:
-        self.budget = Budget(budget_bytes)
+        self.budget = MemoryBudget(budget_bytes)
         self.settings = {"request_timeout_ms": 30_000, **settings}
         self.hosts: list[Host] = []
         self.coming: dict[Host, bytes] = {}
@@ -361,13 +361,15 @@ class Crowd:
     def step(self) -> None:
         self.now_ms += 50
         for host in [host for host in self.hosts if host not in self.ended]:
-            while self.coming[host] and host.connection.has_room():
+            while self.coming[host] and host.connection.can_receive():
                 room = host.connection.get_buffer()
                 buffer = self.coming[host][: len(room)]
                 self.coming[host] = self.coming[host][len(buffer) :]
                 room[: len(buffer)] = buffer
                 host.connection.received(len(buffer), self.now_ms)
-        for connection, reason in self.budget.end_slow(self.now_ms, 30_000).items():
+        for connection, reason in self.budget.select_slow_connections(
+            self.now_ms, 30_000
+        ).items():
             connection.fail(reason)
         for host in self.hosts:
             reason = (
@@ -478,7 +480,7 @@ def test_closed_connection_is_released() -> None:
     """
 
     class Peer:
-        def __init__(self, budget: Budget) -> None:
+        def __init__(self, budget: MemoryBudget) -> None:
             self.connection = Connection(
                 self.handle, Settings(), budget, Workload(1, budget), 0, self.ready
             )
@@ -491,7 +493,7 @@ def test_closed_connection_is_released() -> None:
 
     gc.disable()
     try:
-        budget = Budget(1 << 20)
+        budget = MemoryBudget(1 << 20)
         peer = Peer(budget)
         connection = peer.connection
         peer.answer = PendingResponse()

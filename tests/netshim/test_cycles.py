@@ -23,7 +23,7 @@ import pytest
 from logcore import LogFailedError
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.scheduling import LoopTimers, PendingResponse, Waiting
+from netshim.scheduling import LoopTimers, PendingResponse, Waiters
 from netshim.secured_testing import SecuredKafka
 from netshim.wire.codec import Api
 from support.broker_harness import BrokerHarness
@@ -211,7 +211,7 @@ def test_fetch_whose_client_left_during_the_open_does_not_wait(
     broker_harness.run()
     assert broker_harness.logdir.host.opened("t", 0) is not None
     assert (
-        not broker_harness.broker.state.fetches.waited_for()
+        not broker_harness.broker.state.fetches.awaited_keys()
         and broker_harness.broker.next_ms is None
     )
 
@@ -232,10 +232,10 @@ def test_finished_waiters_are_released(kind: str) -> None:
         timers = LoopTimers()
         timers.cancel(timers.at(10, waiter.look))
     else:
-        waiting = Waiting()
+        waiting = Waiters()
         waiting.add([("t", 0), ("t", 1)], waiter.look)
         waiting.remove([("t", 0), ("t", 1)], waiter.look)
-        assert not waiting.waited_for()
+        assert not waiting.awaited_keys()
     del waiter
     assert reference() is None
 

@@ -251,7 +251,7 @@ def test_both_paths_enforce_the_rules(pair: Pair, version: int) -> None:
 class Login:
     """A connection that must authenticate."""
 
-    is_open = expects_token = False
+    is_authenticated = expects_token = False
 
     def __init__(self) -> None:
         self.is_done = False
@@ -269,7 +269,7 @@ def test_a_connection_must_authenticate_first(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     login = Login()
-    monkeypatch.setattr(SESSION, "gate", login)
+    monkeypatch.setattr(SESSION, "authentication", login)
     assert pair.fetch(0) == "closed"
     assert pair.produce() == "closed"
     login.is_done = True

@@ -14,8 +14,8 @@ import pytest
 
 from logcore import InvalidConfigError, recordbatch
 from netshim import wire
-from netshim.faults.control import FaultControl, seen_requests
-from netshim.faults.requests import TOPIC_RESOURCE, api_named, filters_of
+from netshim.faults.control import FaultControl, observed_requests
+from netshim.faults.requests import TOPIC_RESOURCE, filters_of, find_api
 from netshim.response_errors import errors_in
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.security.acls import (
@@ -56,9 +56,9 @@ def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
     found = BrokerHarness(tmp_path / "data")
     found.logdir.create_topic("t", 3)
     found.logdir.create_topic("u")
-    SESSION.is_ending = False
+    SESSION.is_closing = False
     yield found
-    SESSION.is_ending = False
+    SESSION.is_closing = False
     found.close()
 
 
@@ -103,7 +103,7 @@ def test_every_api_answers_an_error(
         for seed in range(10):
             rng = random.Random(seed)
             request = draw(
-                api.request.shape, version, api.request.is_flexible(version), rng
+                api.request.schema, version, api.request.is_flexible(version), rng
             )
             with contextlib.suppress(CloseConnection):  # acks=0 has no other error
                 reply = broker_harness.send(api, version, request)
@@ -221,7 +221,7 @@ def test_every_api_answers_an_error_for_one_topic(
         for seed in range(40):
             rng = random.Random(seed)
             request = draw(
-                api.request.shape, version, api.request.is_flexible(version), rng
+                api.request.schema, version, api.request.is_flexible(version), rng
             )
             for resource in getattr(request, "resources", ()):
                 resource.resource_type = TOPIC_RESOURCE
@@ -388,7 +388,7 @@ def test_number_of_rules_is_limited(
 
 
 def test_names_of_apis() -> None:
-    assert [api_named(name) for name in ("FETCH", 1, "*")] == ["Fetch", "Fetch", "*"]
+    assert [find_api(name) for name in ("FETCH", 1, "*")] == ["Fetch", "Fetch", "*"]
 
 
 # -- time and connections --------------------------------------------------------------
@@ -464,9 +464,9 @@ def test_closed_connection_cancels_a_request_whose_response_is_lost(
     request.max_wait_ms = 60_000
     request.min_bytes = 1
     lost = broker_harness.send(wire.FETCH, 12, request)
-    assert broker_harness.broker.state.fetches.waited_for()
+    assert broker_harness.broker.state.fetches.awaited_keys()
     lost.cancel()
-    assert not broker_harness.broker.state.fetches.waited_for()
+    assert not broker_harness.broker.state.fetches.awaited_keys()
     (active,) = broker_harness.broker.faults.rules
     assert not active.waiting
 
@@ -484,7 +484,7 @@ def test_response_of_a_failed_handler_is_lost_too(
         fail, broker_harness.produces(RECORDS), call, broker_harness.broker.state
     )
     assert isinstance(lost.value, CloseConnection)
-    (seen,) = seen_requests(broker_harness.broker)
+    (seen,) = observed_requests(broker_harness.broker)
     assert seen.codes == (codes.UNKNOWN_SERVER_ERROR,)
 
 
@@ -527,7 +527,7 @@ def test_disconnect_before_and_within_the_response(
     faults.disconnect("Produce", after_bytes=7, times=1)
     pieces = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
     assert len(b"".join(pieces)) == 7
-    assert SESSION.is_ending and ends(broker_harness) == [1, 0, 0]
+    assert SESSION.is_closing and ends(broker_harness) == [1, 0, 0]
 
 
 def test_function_sees_requests_and_may_answer(
@@ -559,13 +559,13 @@ def test_wait_lists_other_requests_if_it_fails(
 def test_broker_lists_the_requests_that_it_has_served(
     broker_harness: BrokerHarness,
 ) -> None:
-    assert seen_requests(broker_harness.broker) == []
+    assert observed_requests(broker_harness.broker) == []
     produced(broker_harness, 2)
     broker_harness.fetch(0)
-    (seen,) = seen_requests(broker_harness.broker, "Produce")
+    (seen,) = observed_requests(broker_harness.broker, "Produce")
     assert (seen.client_id, seen.principal) == ("test", "User:ANONYMOUS")
     assert seen.partitions == (("t", 0), ("t", 1)) and seen.codes == ()
-    assert len(seen_requests(broker_harness.broker)) == 2
+    assert len(observed_requests(broker_harness.broker)) == 2
 
 
 # -- a running broker ------------------------------------------------------------------

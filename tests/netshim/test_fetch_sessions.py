@@ -262,10 +262,12 @@ def test_partition_is_read_again_only_after_a_change(
     fetcher.fetch()
     session = still.broker.state.fetch_sessions.get(fetcher.id)
     assert session is not None
-    assert all(partition.quiet for partition in session.partitions.values())
+    assert all(partition.unchanged_since for partition in session.partitions.values())
     still.logdir.append("t", b"v", partition=1)
     fetcher.fetch()
-    assert [bool(partition.quiet) for partition in session.partitions.values()] == [
+    assert [
+        bool(partition.unchanged_since) for partition in session.partitions.values()
+    ] == [
         True,
         True,
         False,  # answered partitions move to the end

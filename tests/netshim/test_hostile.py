@@ -725,7 +725,7 @@ def test_waits_of_disconnected_clients_are_removed(connect: Any, server: Any) ->
     wait_until(lambda: len(state.timers._actions) >= 400)
     for entry in crowd:
         entry.close()
-    wait_until(lambda: not state.fetches.waited_for() and not state.timers._actions)
+    wait_until(lambda: not state.fetches.awaited_keys() and not state.timers._actions)
     assert client.produce([b"v"]).error_code == 0
 
 
@@ -745,7 +745,7 @@ def test_waiting_fetch_does_not_read_a_recreated_topic(
         13,
         request(max_wait_ms=DEADLINE_S * 1000, min_bytes=1, topics=[topic]),
     )
-    wait_until(lambda: bool(server.server.broker.state.fetches.waited_for()))
+    wait_until(lambda: bool(server.server.broker.state.fetches.awaited_keys()))
     server.logdir.delete_topic("t")
     server.logdir.create_topic("t")
     writer.produce([b"of the new one"])

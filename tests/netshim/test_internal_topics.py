@@ -123,7 +123,7 @@ def requests() -> list[tuple[Any, Any]]:
         },
         wire.DELETE_TOPICS: {"topic_names": [name]},
     }
-    return [(api, build(api.request.shape, fields)) for api, fields in parts.items()]
+    return [(api, build(api.request.schema, fields)) for api, fields in parts.items()]
 
 
 def found_codes(value: Any) -> set[int]:

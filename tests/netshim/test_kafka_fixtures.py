@@ -165,7 +165,7 @@ def test_wait_for_is_woken_by_the_broker(
             len(shared.wait_for("orders", number + 1, timeout=DEADLINE_S)) == number + 1
         )
         thread.join()
-    waiting = shared.server.call(shared.server.server.broker.state.fetches.waited_for)
+    waiting = shared.server.call(shared.server.server.broker.state.fetches.awaited_keys)
     assert not [key for key in waiting if key[0] == shared.topic("orders")], (
         "no request is waiting any more"
     )

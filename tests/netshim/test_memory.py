@@ -15,7 +15,7 @@ import pytest
 import netshim
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.connection import Budget, Connection, Workload
+from netshim.connection import Connection, MemoryBudget, Workload
 from netshim.scheduling import PendingResponse
 from netshim.settings import Settings
 from netshim.wire import codes
@@ -195,7 +195,7 @@ class Crowd:
         self, broker_harness: BrokerHarness, count: int, limit_bytes: int
     ) -> None:
         self.broker_harness = broker_harness
-        self.budget = Budget(limit_bytes)
+        self.budget = MemoryBudget(limit_bytes)
         workload = Workload(500, self.budget)
         self.answers: list[Any] = []
         self.connections = [
@@ -248,14 +248,14 @@ def test_waiting_produce_requests_share_the_buffer_limit(
     assert held == len(crowd.answers) and 3 <= held <= 9, (
         "not more than the limit waits for the disk"
     )
-    assert crowd.budget.kept_bytes > held * 900_000
+    assert crowd.budget.request_bytes > held * 900_000
     assert not all(read)
-    assert crowd.budget.end_slow(10**9, 30_000) == {}, (
+    assert crowd.budget.select_slow_connections(10**9, 30_000) == {}, (
         "closing a connection would not help"
     )
     broker_harness.run()
     assert all(answer.is_set for answer in crowd.answers)
-    assert crowd.budget.kept_bytes == 0
+    assert crowd.budget.request_bytes == 0
     for connection in crowd.connections:
         connection.close()
     assert crowd.budget.used_bytes == 0
@@ -283,7 +283,7 @@ def test_entries_of_unanswered_requests_share_the_buffer_limit(
     for connection in crowd.connections:
         crowd.feed(connection, frame)
     assert 3 <= len(crowd.answers) <= 5
-    while len(crowd.answers) < 20 or crowd.budget.kept_bytes:
+    while len(crowd.answers) < 20 or crowd.budget.request_bytes:
         broker_harness.run()
         for connection in crowd.connections:
             connection.process(0)
@@ -303,9 +303,9 @@ def test_closed_connection_frees_the_memory_of_its_requests(
     )
     crowd = Crowd(broker_harness, 1, 8 << 20)
     crowd.feed(crowd.connections[0], frame * 3)
-    assert crowd.budget.kept_bytes > 27_000
+    assert crowd.budget.request_bytes > 27_000
     crowd.connections[0].close()
-    assert crowd.budget.used_bytes == crowd.budget.kept_bytes == 0
+    assert crowd.budget.used_bytes == crowd.budget.request_bytes == 0
     broker_harness.run()
 
 
@@ -333,7 +333,7 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
     # This request waits for the sync of partition 1.
     produce = broker_harness.send(wire.PRODUCE, 9, request)
     assert not produce.is_set and not fetch.is_set
-    state.logs.most_logs = lambda: 3
+    state.logs.max_open_logs = lambda: 3
     broker_harness.ask(
         wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[])
     )
@@ -362,7 +362,7 @@ def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
 ) -> None:
     broker_harness = BrokerHarness(tmp_path / "data")
     broker_harness.logdir.create_topic("t", 100)
-    broker_harness.broker.state.logs.most_logs = lambda: 20
+    broker_harness.broker.state.logs.max_open_logs = lambda: 20
     calls = 0
     host = type(broker_harness.logdir.host)
     open_logs = host.open_logs
@@ -385,7 +385,7 @@ def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
 def test_limit_of_open_logs_holds_after_topics_were_deleted(tmp_path: Path) -> None:
     """Room that was counted before the deletion does not exist afterwards."""
     broker_harness = BrokerHarness(tmp_path / "data")
-    broker_harness.broker.state.logs.most_logs = lambda: 20
+    broker_harness.broker.state.logs.max_open_logs = lambda: 20
     for partitions in (22, 60):  # the 21st opening closes logs, and leaves room
         broker_harness.logdir.create_topic("t", partitions)
         for number in range(partitions):
@@ -399,7 +399,7 @@ def test_limit_of_open_logs_holds_after_topics_were_deleted(tmp_path: Path) -> N
 def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
     broker_harness = BrokerHarness(tmp_path / "data")
     broker_harness.logdir.create_topic("t", 30)
-    broker_harness.broker.state.logs.most_logs = lambda: 20
+    broker_harness.broker.state.logs.max_open_logs = lambda: 20
     for number in [*range(19), *range(10), 19, 20]:
         broker_harness.now_ms += 1
         broker_harness.broker.tick(broker_harness.now_ms)
@@ -421,7 +421,7 @@ def test_partitions_of_one_request_are_open_together_if_they_fit(
     """Some are open and were not used lately, and the request opens the others."""
     broker_harness = BrokerHarness(tmp_path / "data")
     broker_harness.logdir.create_topic("t", 30)
-    broker_harness.broker.state.logs.most_logs = lambda: 20
+    broker_harness.broker.state.logs.max_open_logs = lambda: 20
     for numbers in (range(4), range(12, 28), range(12)):
         broker_harness.now_ms += 1
         broker_harness.broker.tick(broker_harness.now_ms)
@@ -442,7 +442,9 @@ def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None
         for number in range(30):
             server.logdir.partition("t", number)
         server.call(
-            lambda: setattr(server.server.broker.state.logs, "most_logs", lambda: 20)
+            lambda: setattr(
+                server.server.broker.state.logs, "max_open_logs", lambda: 20
+            )
         )
         client = Client(server.port)
         client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())

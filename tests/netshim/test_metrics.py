@@ -186,7 +186,7 @@ def test_failed_log_and_full_disk_are_reasons(
 def test_held_loop_is_not_healthy(
     broker: CountedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Server, "silent_s", property(lambda _: 7.4))
+    monkeypatch.setattr(Server, "stalled_s", property(lambda _: 7.4))
     for path in ("/health", "/ready"):
         status, text = broker.get(path)
         assert status == 503 and "has not run for 7 s" in text
@@ -343,7 +343,7 @@ def test_lines_in_json_have_the_facts_of_a_request(
     call: Any = SimpleNamespace(
         session=session, version=7, client_id="app", now_ms=0, api_key=2
     )
-    Journal().refused(call, "ListOffsets", codes.UNKNOWN_TOPIC_OR_PARTITION, None)
+    Journal().log_refusal(call, "ListOffsets", codes.UNKNOWN_TOPIC_OR_PARTITION, None)
     facts = json.loads(_JsonLines().format(caplog.records[-1]))
     assert facts["client_id"] == "app" and facts["principal"] == "User:carol"
     assert facts["peer"] == "10.0.0.7" and facts["api"] == "ListOffsets"

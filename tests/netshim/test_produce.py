@@ -74,7 +74,9 @@ def _send(
         "timeout_ms": 1_000,
         "topic_data": [{"name": topic, "partition_data": [part]}],
     }
-    return group_harness.send(wire.PRODUCE, 9, build(wire.PRODUCE.request.shape, asked))
+    return group_harness.send(
+        wire.PRODUCE, 9, build(wire.PRODUCE.request.schema, asked)
+    )
 
 
 def _partition_answer(answer: PendingResponse) -> Any:
@@ -118,7 +120,7 @@ def test_fast_path_answers_and_stores_like_the_general_path(
 ) -> None:
     short = _answers(tmp_path_factory.mktemp("short"), asked)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handler, "_produce_one", lambda *_: None)
+        patch.setattr(handler, "_produce_single_partition", lambda *_: None)
         long = _answers(tmp_path_factory.mktemp("long"), asked)
     assert short == long
 

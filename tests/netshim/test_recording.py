@@ -83,13 +83,13 @@ def test_frames_are_recorded_as_sent(kafka: Kafka, tmp_path: Path) -> None:
     assert {record.connection for record in records[:-1]} == {1}
     times = [record.time_ns for record in records]
     assert times == sorted(times) and times[0] >= 0
-    assert records[0].facts()["listener"] == "PLAINTEXT"
-    assert records[0].facts()["peer"].startswith("127.0.0.1:")
+    assert records[0].fields()["listener"] == "PLAINTEXT"
+    assert records[0].fields()["peer"].startswith("127.0.0.1:")
     assert not any(record.is_redacted for record in records)
     with TrafficFile(recording.path) as file:
         assert not file.is_complete
         list(file)
-        assert file.is_complete and file.left_bytes == 0
+        assert file.is_complete and file.incomplete_bytes == 0
         assert file.start_ms > 1_700_000_000_000
 
 
@@ -224,7 +224,7 @@ def test_slow_disk_stops_the_recording_before_memory_is_used_up(
 ) -> None:
     files = StalledFiles()
     recorder = TrafficRecorder(
-        tmp_path / "t.ksh", fs=files, most_pending_bytes=2_000_000
+        tmp_path / "t.ksh", fs=files, max_pending_bytes=2_000_000
     )
     count = 0
     while recorder.is_recording:  # no append waits for the disk
@@ -294,25 +294,25 @@ def test_damage_is_found_with_its_position(tmp_path: Path) -> None:
             messages.add(error.reason.split(":")[0])
         else:
             # The wall clock at the start, or a size that reaches after the end.
-            assert 12 <= place < 20 or file.left_bytes
+            assert 12 <= place < 20 or file.incomplete_bytes
         assert found == whole[: len(found)]
     assert {"not a recording", "a damaged block"} < messages
     assert "a recording of another version" in messages
 
 
 def test_malformed_records_are_refused(tmp_path: Path) -> None:
-    from netshim.recording.traffic_file import RECORD_HEAD, encode_block, file_head
+    from netshim.recording.traffic_file import RECORD_HEADER, encode_block, file_header
 
     def check(content: bytes, words: str) -> None:
-        (tmp_path / "t.ksh").write_bytes(file_head(0) + encode_block(content))
+        (tmp_path / "t.ksh").write_bytes(file_header(0) + encode_block(content))
         with pytest.raises(RecordingError, match=words):
             read(tmp_path / "t.ksh")
 
-    check(b"short", "its head is cut off")
-    check(RECORD_HEAD.pack(5, 2, 0, 1, 0) + b"1234", "longer than its block")
-    check(RECORD_HEAD.pack(0, 9, 0, 1, 0), "unknown kind 9")
-    check(RECORD_HEAD.pack(2, 1, 0, 1, 0) + b"[]", "malformed JSON")
-    check(RECORD_HEAD.pack(2, 1, 0, 1, 0) + b"{]", "malformed JSON")
+    check(b"short", "its header is incomplete")
+    check(RECORD_HEADER.pack(5, 2, 0, 1, 0) + b"1234", "longer than its block")
+    check(RECORD_HEADER.pack(0, 9, 0, 1, 0), "unknown kind 9")
+    check(RECORD_HEADER.pack(2, 1, 0, 1, 0) + b"[]", "malformed JSON")
+    check(RECORD_HEADER.pack(2, 1, 0, 1, 0) + b"{]", "malformed JSON")
 
 
 # -- secrets ---------------------------------------------------------------------------
@@ -325,8 +325,8 @@ class SpyingSource(SourceConnection):
         self.tokens: list[bytes] = []
         super().__init__(*arguments)
 
-    def _token(self, token: bytes) -> bytes:
-        answer = super()._token(token)
+    def _authenticate(self, token: bytes) -> bytes:
+        answer = super()._authenticate(token)
         self.tokens += [token, answer]
         return answer
 
@@ -508,8 +508,10 @@ def test_repeated_correlation_id_hides_no_token(tmp_path: Path) -> None:
 class FixedGate:
     """A gate in a given state."""
 
-    def __init__(self, *, is_open: bool = False, expects_token: bool = False) -> None:
-        self.is_open = is_open
+    def __init__(
+        self, *, is_authenticated: bool = False, expects_token: bool = False
+    ) -> None:
+        self.is_authenticated = is_authenticated
         self.expects_token = expects_token
 
 
@@ -520,10 +522,10 @@ class FixedGate:
         (18, FixedGate(), 20),
         (18, FixedGate(expects_token=True), 0),
         (3, FixedGate(), 0),
-        (3, FixedGate(is_open=True), 20),
+        (3, FixedGate(is_authenticated=True), 20),
         (17, FixedGate(), 14),
         (36, FixedGate(), 14),
-        (36, FixedGate(is_open=True), 14),
+        (36, FixedGate(is_authenticated=True), 14),
         (36, None, 14),
         (38, None, 14),
         (39, None, 14),

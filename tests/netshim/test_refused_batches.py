@@ -31,7 +31,7 @@ class ChangingLeadership(SoleLeadership):
         super().__init__(state.fetches, state.syncs)
         self.refusal: type[Exception] | None = None
 
-    def check_leads(self, key: Any) -> None:
+    def check_leader(self, key: Any) -> None:
         if self.refusal is NotLeaderError:
             raise NotLeaderError("another broker leads this partition, or none")
 
@@ -47,7 +47,7 @@ def clustered(tmp_path: Path) -> Iterator[tuple[GroupHarness, ChangingLeadership
         group_harness.logdir.partition("t", 0)
         leadership = ChangingLeadership(group_harness.state)
         group_harness.state.leadership = leadership
-        group_harness.state.logs.check_leads = leadership.check_leads
+        group_harness.state.logs.check_leader = leadership.check_leader
         yield group_harness, leadership
 
 
@@ -67,7 +67,7 @@ def produce(
         "timeout_ms": 1_000,
         "topic_data": [{"name": "t", "partition_data": [part]}],
     }
-    request = build(wire.PRODUCE.request.shape, asked)
+    request = build(wire.PRODUCE.request.schema, asked)
     answer = group_harness.send(wire.PRODUCE, 9, request)
     found = answer.value.responses[0].partition_responses[0]
     return found.error_code, found.base_offset

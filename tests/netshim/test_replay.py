@@ -14,7 +14,7 @@ from logcore import recordbatch
 from logcore.errors import CorruptBatchError, RemoteUnavailableError
 from netshim import wire
 from netshim.recording.traffic_file import TrafficFile, TrafficKind, TrafficRecord
-from netshim.replay.comparison import differences, is_early
+from netshim.replay.comparison import differences, should_retry
 from netshim.replay.frame_list import rows_of
 from netshim.replay.full_fetches import with_full_fetches
 from netshim.replay.id_mapping import IdMapping
@@ -508,7 +508,7 @@ def rewritten(ids: IdMapping, api: Any, version: int, request: Any) -> Any:
 
 def test_ids_of_members_and_generations_are_replaced() -> None:
     ids = IdMapping()
-    shape = wire.JOIN_GROUP.response.shape
+    shape = wire.JOIN_GROUP.response.schema
     kind = wire.JOIN_GROUP.Response
     mine = kind(
         generation_id=7, leader="a-1", member_id="a-1",
@@ -519,7 +519,7 @@ def test_ids_of_members_and_generations_are_replaced() -> None:
         members=[kind.Member(member_id="a-9"), kind.Member(member_id="b-9")],
     )  # fmt: skip
     assert differences(wire.JOIN_GROUP, 5, mine, other, ids) == []
-    ids.learn(shape, mine, other)
+    ids.record_ids(shape, mine, other)
     assert differences(wire.JOIN_GROUP, 5, mine, other, ids) == []
     other.leader = "b-9"
     (found,) = differences(wire.JOIN_GROUP, 5, mine, other, ids)
@@ -552,7 +552,7 @@ def test_ids_of_topics_are_replaced_by_the_names_of_topics() -> None:
 
     mine, other = answer(("a", b"1"), ("b", b"2")), answer(("b", b"8"), ("a", b"9"))
     assert differences(wire.METADATA, 12, mine, other, ids) == []
-    ids.learn(wire.METADATA.response.shape, mine, other)
+    ids.record_ids(wire.METADATA.response.schema, mine, other)
     request = wire.FETCH.Request
     topics = [
         request.Topic(
@@ -575,8 +575,8 @@ def test_ids_of_topics_are_replaced_by_the_names_of_topics() -> None:
 def test_producer_ids_in_batches_are_replaced_with_a_valid_checksum() -> None:
     ids = IdMapping()
     kind = wire.INIT_PRODUCER_ID.Response
-    ids.learn(
-        wire.INIT_PRODUCER_ID.response.shape,
+    ids.record_ids(
+        wire.INIT_PRODUCER_ID.response.schema,
         kind(producer_id=5, producer_epoch=3),
         kind(producer_id=1_000, producer_epoch=0),
     )
@@ -631,7 +631,7 @@ def test_fetch_may_return_more_but_not_less() -> None:
 
     def compare(mine: Any, other: Any) -> tuple[bool, list[str]]:
         found = differences(wire.FETCH, 11, mine, other, IdMapping())
-        return is_early(wire.FETCH, mine, other), [each.path for each in found]
+        return should_retry(wire.FETCH, mine, other), [each.path for each in found]
 
     place = "responses[t].partitions[0]"
     assert compare(fetched(first), fetched(first + two)) == (False, [])
@@ -661,9 +661,9 @@ def test_broker_that_was_ready_earlier_is_not_a_difference() -> None:
 
     assert paths(unready, ready) == [] and paths(unready, unready) == []
     assert paths(ready, unready) == paths(unready, refused) == ["error_code"]
-    assert is_early(wire.HEARTBEAT, ready, unready)
-    assert not is_early(wire.HEARTBEAT, unready, unready)
-    assert not is_early(wire.HEARTBEAT, ready, refused)
+    assert should_retry(wire.HEARTBEAT, ready, unready)
+    assert not should_retry(wire.HEARTBEAT, unready, unready)
+    assert not should_retry(wire.HEARTBEAT, ready, refused)
     moving = kind(error_code=codes.REBALANCE_IN_PROGRESS)
     for mine, other in ((ready, moving), (moving, ready)):
         assert paths(mine, other) == ["error_code"]

@@ -26,7 +26,7 @@ from netshim import wire
 from netshim.handlers import HANDLERS
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import _Extent, _Growth
-from netshim.request_log import Repeated
+from netshim.request_log import RepeatedLineFilter
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.session import ClientSession
 from netshim.topic_ids import NO_ID
@@ -1115,12 +1115,12 @@ def test_waiting_fetch_is_read_once_it_may_have_enough_bytes() -> None:
     growth = _Growth(at(100, 1, 3))
     assert not growth.may_reach(50, at(100, 1, 3))
     assert growth.may_reach(50, at(100, 2, 3)), "the number of bytes is unknown"
-    growth.found(at(120, 3, 4))
+    growth.record_read(at(120, 3, 4))
     assert not growth.may_reach(50, at(140, 4, 5)), (
         "the second check has found the bytes that were written before the first one"
     )
     assert growth.may_reach(50, at(150, 4, 5))
-    growth.found(at(160, 5, 5))
+    growth.record_read(at(160, 5, 5))
     assert not growth.may_reach(50, at(200, 6, 6))
     assert _Growth(None).may_reach(50, at(200, 6, 6))
 
@@ -1135,11 +1135,11 @@ def test_fetch_of_a_disconnected_client_stops_waiting(
     request.min_bytes = 1
     request.max_wait_ms = 20_000
     answer = broker_harness.send(wire.FETCH, 11, request)
-    assert isinstance(answer, PendingResponse) and state.fetches.waited_for() == [
+    assert isinstance(answer, PendingResponse) and state.fetches.awaited_keys() == [
         ("t", 0)
     ]
     answer.cancel()
-    assert state.fetches.waited_for() == []
+    assert state.fetches.awaited_keys() == []
     assert state.timers.next_ms == before
 
 
@@ -1269,7 +1269,7 @@ def test_log_lines_caused_by_clients_are_limited(
 
 
 def test_repeated_lines_of_a_handler_are_limited() -> None:
-    repeated = Repeated(most=3)
+    repeated = RepeatedLineFilter(max_lines=3)
 
     def is_said(second: float, text: str, value: int) -> bool:
         record = logging.LogRecord(

@@ -301,7 +301,7 @@ def test_secured_clients_remain_authenticated(kafka_secured: SecuredKafka) -> No
     kafka.rollback(before)
     produce(client, "t", b"3")
     assert values(kafka) == [b"1", b"3"]
-    users = kafka.server.call(lambda: kafka.server.server.security.facts.users)
+    users = kafka.server.call(lambda: kafka.server.server.security.snapshot.users)
     assert "carol" in users
     assert "dave" not in users
 

@@ -56,11 +56,11 @@ COMPARED: dict[str, set[tuple[Message, int]]] = {
 
 def examples(message: Message, version: int, tame: bool = False) -> Iterator[Any]:
     yield draw(
-        message.shape, version, message.is_flexible(version), random.Random(0), tame
+        message.schema, version, message.is_flexible(version), random.Random(0), tame
     )
     for number in range(1, EXAMPLES):
         rng = random.Random(f"{message!r} {version} {number}")
-        yield draw(message.shape, version, message.is_flexible(version), rng, tame)
+        yield draw(message.schema, version, message.is_flexible(version), rng, tame)
 
 
 # --- kio ------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_same_defaults_as_kio(message: Message) -> None:
 
     for version in range(message.min_version, message.max_version + 1):
         if (cls := kio_class(message, version)) is not None:
-            compare(cls, message.shape)
+            compare(cls, message.schema)
 
 
 # --- kafka-python ---------------------------------------------------------------------
@@ -232,7 +232,7 @@ class KafkaPython:
         )
 
     def fields(self, shape: Struct) -> list[Field]:
-        return shape.present(self.version) + (
+        return shape.untagged(self.version) + (
             shape.tagged(self.version) if self.flexible else []
         )
 
@@ -300,7 +300,7 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
                 value.error_code = 0
             theirs = cls(
                 version=version,
-                **carry.there(cls._struct.fields.values(), message.shape, value),
+                **carry.there(cls._struct.fields.values(), message.schema, value),
             )
             encoded = bytes(theirs.encode(version=version))
             ours = encode(message, version, value)
@@ -310,13 +310,13 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
                 ours = ours[2:]
                 assert (
                     carry.back(
-                        message.shape, cls.decode(struct.pack(">h", version) + ours)
+                        message.schema, cls.decode(struct.pack(">h", version) + ours)
                     )
                     == value
                 )
             else:
                 assert (
-                    carry.back(message.shape, cls.decode(ours, version=version))
+                    carry.back(message.schema, cls.decode(ours, version=version))
                     == value
                 )
             assert ours == encoded, (version, value)
@@ -366,7 +366,7 @@ def by_position(shape: Struct, version: int, value: Any) -> tuple[Any, ...]:
         )
 
     return tuple(
-        of_field(field, getattr(value, field.name)) for field in shape.present(version)
+        of_field(field, getattr(value, field.name)) for field in shape.untagged(version)
     )
 
 
@@ -407,7 +407,7 @@ def test_same_bytes_as_aiokafka() -> None:
             continue
         for value in examples(message, version):
             ours = encode(message, version, value)
-            items = by_position(message.shape, version, value)
+            items = by_position(message.schema, version, value)
             # kio's items are names of topics; ours are structs with one name.
             if message is wire.METADATA.request:
                 items = (items[0] and [name for (name,) in items[0]], *items[1:])
@@ -581,7 +581,7 @@ def test_the_types_of_messages_are_those_of_the_table() -> None:
 @hypothesis.given(st.sampled_from(VERSIONED), st.randoms(use_true_random=False))
 def test_round_trip(which: tuple[Message, int], rng: random.Random) -> None:
     message, version = which
-    value = draw(message.shape, version, message.is_flexible(version), rng)
+    value = draw(message.schema, version, message.is_flexible(version), rng)
     assert message.decode(version, encode(message, version, value)) == value
 
 
@@ -797,7 +797,7 @@ def test_every_cut_is_refused(message: Message, version: int) -> None:
     data = encode(
         message,
         version,
-        draw(message.shape, version, message.is_flexible(version), random.Random(7)),
+        draw(message.schema, version, message.is_flexible(version), random.Random(7)),
     )
     for cut in range(len(data)):
         with pytest.raises(wire.ProtocolError):
@@ -814,7 +814,7 @@ def test_random_changes_are_refused_or_read(message: Message) -> None:
             encode(
                 message,
                 version,
-                draw(message.shape, version, message.is_flexible(version), rng),
+                draw(message.schema, version, message.is_flexible(version), rng),
             )
         )
         for _ in range(rng.choice((1, 1, 2, 8))):
@@ -899,7 +899,7 @@ def test_wrong_lengths_allocate_nothing() -> None:
         for message in messages:
             for version in (message.min_version, message.max_version):
                 value = draw(
-                    message.shape,
+                    message.schema,
                     version,
                     message.is_flexible(version),
                     random.Random(3),

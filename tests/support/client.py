@@ -36,9 +36,9 @@ class Client:
         return value
 
     def frame(self) -> bytes:
-        return self._exactly(int.from_bytes(self._exactly(4), "big"))
+        return self._receive_exactly(int.from_bytes(self._receive_exactly(4), "big"))
 
-    def _exactly(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             got = self.sock.recv(size - len(data))

@@ -27,7 +27,7 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from kafka.errors import KafkaError as PythonKafkaError
 
 from netshim.faults.control import ActiveRule, DiskRule, FaultControl
-from netshim.faults.requests import SeenRequest
+from netshim.faults.requests import ObservedRequest
 from netshim.testing import Kafka, start
 from support import golang, kafka_jvm
 from support.environments import ROOT
@@ -547,7 +547,9 @@ def _run(broker: Kafka, client: str, row: FaultRow, rule: ActiveRule | DiskRule)
         return job.result()
 
 
-def _is_retried(requests: Sequence[SeenRequest], failed: Sequence[SeenRequest]) -> bool:
+def _is_retried(
+    requests: Sequence[ObservedRequest], failed: Sequence[ObservedRequest]
+) -> bool:
     """Return whether a client has repeated a request.
 
     `failed` are those on which a rule has acted, empty for a rule for the disk.

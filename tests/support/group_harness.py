@@ -23,7 +23,7 @@ from netshim.handlers import HANDLERS
 from netshim.scheduling import PendingResponse
 from netshim.session import ClientSession
 from netshim.settings import Settings
-from netshim.sharing import SharedDirectoryGroups, TransactionsBesideOthers
+from netshim.sharing import SharedDirectoryGroups, SharedDirectoryTransactions
 from netshim.state import BrokerState, Call
 from netshim.transactions import TransactionHost
 
@@ -87,7 +87,7 @@ class GroupHarness:
         )
         self.state.groups = self.groups
         self.state.transactions = (
-            TransactionsBesideOthers(self.state)
+            SharedDirectoryTransactions(self.state)
             if self.is_shared
             else TransactionHost(self.state)
         )

@@ -42,8 +42,8 @@ from logcore import recordbatch
 from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.broker import Broker
-from netshim.connection import Budget, Connection, Workload
-from netshim.handlers.authentication import SaslGate
+from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.handlers.authentication import SaslAuthentication
 from netshim.scheduling import CloseConnection
 from netshim.security import scram
 from netshim.security.acls import (
@@ -58,7 +58,7 @@ from netshim.security.acls import (
 from netshim.security.quotas import CLIENT_KEYS
 from netshim.security.service import Security, SecuritySettings
 from netshim.security.stored import DEFAULT, SecurityStore
-from netshim.session import UNAUTHENTICATED_BYTES, ClientSession
+from netshim.session import MAX_UNAUTHENTICATED_BYTES, ClientSession
 from netshim.settings import Settings
 from netshim.wire.codec import Api
 from support.conformance import Asker, Script, build
@@ -238,8 +238,10 @@ class WireClient:
         self.session = ClientSession("127.0.0.1", 9092, "127.0.0.1")
         self.is_unauthenticated = simulation.is_secured and user is None
         if simulation.is_secured:
-            self.session.gate = SaslGate(self.session, simulation.broker.state)
-            self.session.frame_limit_bytes = UNAUTHENTICATED_BYTES
+            self.session.authentication = SaslAuthentication(
+                self.session, simulation.broker.state
+            )
+            self.session.frame_limit_bytes = MAX_UNAUTHENTICATED_BYTES
         #: API key, version and correlation id of requests without a response so far.
         self.unanswered: deque[tuple[int, int, int]] = deque()
         self.connection = Connection(
@@ -447,7 +449,7 @@ class HonestClient:
         )
 
     def ask(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
-        request = build(api.request.shape, fields)
+        request = build(api.request.schema, fields)
         self.sent.append(wire.encode_request(api, version, 7, "test", request)[4:])
         return self.client.ask(api, version, request)
 
@@ -619,7 +621,7 @@ class HostileSimulation:
             # stored, and does not slow down the honest client.
             quotas = self.broker.state.security.quotas
             quotas.set_bounds = lambda _: None  # type: ignore[method-assign]
-        self.budget = Budget(64 << 20)
+        self.budget = MemoryBudget(64 << 20)
         self.workload = Workload(8, self.budget)
         self.broker.tick(self.now_ms)
         self.run()
@@ -735,13 +737,13 @@ class HostileSimulation:
                 raise InvariantViolated(
                     f"a request reached {self.broker.last_api} without login"
                 )
-        gate = client.session.gate
-        if gate is None or gate.is_open:
+        authentication = client.session.authentication
+        if authentication is None or authentication.is_authenticated:
             raise InvariantViolated("a client without a password is logged in")
         while client.connection.next_buffer() is not None:
             pass
         # A failed login is answered after a delay, and then ends.
-        if client.session.is_ending or not client.connection.is_idle:
+        if client.session.is_closing or not client.connection.is_idle:
             raise CloseConnection("the login has failed")
 
     def _end(self, client: WireClient) -> None:

@@ -92,7 +92,7 @@ class Variants:
         self._places: list[
             tuple[Any, Field]
         ] = []  # each field of each struct in the request
-        self._collect(self._api.request.shape, self._request)
+        self._collect(self._api.request.schema, self._request)
 
     def _collect(self, shape: Struct, value: Any) -> None:
         for field in shape.fields:

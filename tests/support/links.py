@@ -140,8 +140,8 @@ class LinkProxy(Closeable):
             lost = Cut.RESPONSES
         with contextlib.suppress(OSError, EOFError):
             while True:
-                size = _exactly(source, 4)
-                frame = _exactly(source, int.from_bytes(size, "big"))
+                size = _receive_exactly(source, 4)
+                frame = _receive_exactly(source, int.from_bytes(size, "big"))
                 if is_request and pair.follower == _NOT_A_FOLLOWER:
                     pair.follower = _follower_of(frame)
                 cut = self._cuts.get(pair.follower)
@@ -152,7 +152,7 @@ class LinkProxy(Closeable):
         pair.close()
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         found = sock.recv(size - len(data))

@@ -33,7 +33,7 @@ def draw(
     defaults. With `tame`, it contains only values that kio's types can express.
     """
     value = shape.cls()
-    for field in shape.present(version) + (shape.tagged(version) if flexible else []):
+    for field in shape.untagged(version) + (shape.tagged(version) if flexible else []):
         if rng.random() < 0.15:
             continue  # keeps the default, so that tagged fields are sometimes left out
         drawn: Any
@@ -50,7 +50,7 @@ def draw(
             drawn = draw_one(field, version, flexible, rng, tame)
         setattr(value, field.name, drawn)
     # The default null of a field that may not be null in this version.
-    for field in shape.present(version):
+    for field in shape.untagged(version):
         if getattr(value, field.name) is None and not field.is_nullable_in(version):
             setattr(value, field.name, draw_one(field, version, flexible, rng, tame))
     return value

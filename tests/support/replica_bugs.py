@@ -876,8 +876,8 @@ BUGS = [
         (
             (
                 TransactionShard._send_markers,
-                "found.get(partition, -1) not in _FINAL",
-                "found.get(partition, -1) not in "
+                "code_by_partition.get(partition, -1) not in _FINAL",
+                "code_by_partition.get(partition, -1) not in "
                 "{*_FINAL, codes.NOT_LEADER_OR_FOLLOWER}",
             ),
         ),
@@ -890,8 +890,8 @@ BUGS = [
         (
             (
                 TransactionShard._write_markers,
-                "left = set(by_leader.pop(NO_NODE, ()))",
-                "by_leader.pop(NO_NODE, ()); left = set()",
+                "failed_partitions = set(by_leader.pop(NO_NODE, ()))",
+                "by_leader.pop(NO_NODE, ()); failed_partitions = set()",
             ),
         ),
         run=run_transactions,
@@ -915,7 +915,7 @@ BUGS = [
         20,
         (
             (
-                TransactionShards._unknown,
+                TransactionShards._unverified,
                 "self._verified.get(partition, {}).get(producer_id) != epoch",
                 "False",
             ),

@@ -320,7 +320,7 @@ class SimulatedPeers:
     """The other brokers as TransactionPeers has them, in one process of a world."""
 
     #: The number of no broker, so that a broker sends messages also to itself.
-    own_number = 0
+    own_node_id = 0
 
     def __init__(self, world: PartitionWorld, process: Process) -> None:
         self.world = world
@@ -397,7 +397,7 @@ class DataWorld(PartitionWorld):
         if found is None:
             state: Any = SimpleNamespace(
                 leadership=SimpleNamespace(
-                    leads=lambda key: process.leader is not None
+                    is_leader=lambda key: process.leader is not None
                 ),
                 logs=SimpleNamespace(numbers_of=lambda topic: range(1)),
                 now_ms=0,

@@ -13,7 +13,7 @@ import pytest
 from logcore.errors import CorruptRegistryError
 from logcore.registry.paths import pack_json
 from netshim.security.acls import (
-    ANYBODY,
+    ANY_USER,
     Acl,
     AclOperation,
     Pattern,
@@ -21,7 +21,7 @@ from netshim.security.acls import (
     ResourceType,
 )
 from netshim.security.scram import Credential
-from netshim.security.stored import BROKERS, SecurityFacts, SecurityStore
+from netshim.security.stored import BROKERS, SecuritySnapshot, SecurityStore
 from support.clusters import until
 
 __all__ = [
@@ -47,12 +47,12 @@ def rule(topic: str, user: str = "alice") -> Acl:
     )  # fmt: skip
 
 
-def until_changed(store: SecurityStore) -> SecurityFacts:
+def until_changed(store: SecurityStore) -> SecuritySnapshot:
     until(store.has_changed, "the store reports a change")
     return store.load()
 
 
-def settled(store: SecurityStore) -> SecurityFacts:
+def settled(store: SecurityStore) -> SecuritySnapshot:
     """Return the facts after the watch was armed for all nodes that exist."""
     while True:
         facts = store.load()
@@ -62,7 +62,7 @@ def settled(store: SecurityStore) -> SecurityFacts:
 
 def test_change_of_one_store_reaches_the_other(open_store: OpenStore) -> None:
     first, other = open_store(), open_store()
-    assert settled(other) == SecurityFacts()
+    assert settled(other) == SecuritySnapshot()
     assert not other.has_quotas
     first.set_credentials("alice", {"SCRAM-SHA-256": credential(4_096)})
     assert until_changed(other).users["alice"]["SCRAM-SHA-256"].iterations == 4_096
@@ -150,7 +150,7 @@ def test_damaged_rules_deny_and_cannot_be_changed(open_store: OpenStore) -> None
     for damage in (b"{}", b"\xff", pack_json({"version": 2, "acls": []})):
         store._registry.set(path, damage)
         (denied, allowed) = sorted(store.load().acls, key=lambda acl: acl.name)
-        assert (denied.name, denied.principal) == ("t", ANYBODY)
+        assert (denied.name, denied.principal) == ("t", ANY_USER)
         assert (denied.operation, denied.permission) == (
             AclOperation.ALL,
             Permission.DENY,

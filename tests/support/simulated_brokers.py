@@ -281,10 +281,10 @@ class SimulatedConnection:
         api: Any,
         request: Any,
         *,
-        most_version: int = 99,
+        max_version: int = 99,
         limit_ms: int = 30_000,
     ) -> Any:
-        version = min(api.max_version, most_version)
+        version = min(api.max_version, max_version)
         frame = wire.encode_request(api, version, next(self._numbers), "sim", request)
         network, threads = self._world.network, self._world.threads
         self._response = None
@@ -389,7 +389,7 @@ class BrokerLife:
             new_id=lambda: self.files.random_bytes(8).hex(),
             broker_login=lambda: None,
             call_in_loop=self.call,
-            loop_turns=lambda: self._turns,
+            loop_iterations=lambda: self._turns,
             on_failure=self._fail,
         )
         self.logdir = self.node.open()

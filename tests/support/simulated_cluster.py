@@ -123,7 +123,7 @@ class World:
         """Report an event that no broker may cause."""
         self.complaints.append(text)
 
-    def note(self, text: str) -> None:
+    def publish_changes(self, text: str) -> None:
         """Add a line to the story of this schedule."""
         self.story.append(f"{self.threads.now_ms:6} ms  {text}")
 
@@ -211,14 +211,14 @@ class Client:
         #: The ids of topics that had a name, in order.
         self._topic_ids: dict[str, list[bytes]] = {}
 
-    def ask(self, broker: int, api: Any, request: Any, most_version: int = 99) -> Any:
+    def ask(self, broker: int, api: Any, request: Any, max_version: int = 99) -> Any:
         """Send a request. Raises RemoteUnavailableError."""
         connection = self._connections.get(broker)
         if connection is None or connection.is_closed:
             connection = SimulatedConnection(self.world, CLIENTS, broker)
             self._connections[broker] = connection
         return connection.request(
-            api, request, most_version=most_version, limit_ms=_REQUEST_MS
+            api, request, max_version=max_version, limit_ms=_REQUEST_MS
         )
 
     def ask_any(self, api: Any, request: Any) -> Any:
@@ -340,7 +340,7 @@ class SimulatedProducer(RepeatingClient):
                 timeout_ms=1_500,
                 topic_data=[kind.Topic(topic_id=topic_id, partition_data=[part])],
             ),
-            most_version=13,
+            max_version=13,
         )
         (answer,) = response.responses[0].partition_responses
         if answer.error_code in (0, codes.DUPLICATE_SEQUENCE_NUMBER):
@@ -393,7 +393,7 @@ class SimulatedConsumer(RepeatingClient):
                 # Version 13 and later have the id: another topic of the name is unknown.
                 topics=[kind.Topic(topic_id=topic_id, partitions=[part])],
             ),
-            most_version=16,
+            max_version=16,
         )
         if response.error_code:
             return
@@ -442,7 +442,7 @@ class SimulatedCommitter(RepeatingClient):
                 member_id="",
                 topics=[kind.Topic(name=KEPT_TOPIC, partitions=[part])],
             ),
-            most_version=8,
+            max_version=8,
         )
         if not response.topics[0].partitions[0].error_code:
             self.world.committed = max(self.world.committed, offset)
@@ -465,7 +465,7 @@ class SimulatedOffsetReader(RepeatingClient):
                 group_id=GROUP,
                 topics=[kind.Topic(name=KEPT_TOPIC, partition_indexes=[0])],
             ),
-            most_version=7,
+            max_version=7,
         )
         if response.error_code:
             return
@@ -552,7 +552,7 @@ class TransactionalProducer(RepeatingClient):
                 v3_and_below_producer_epoch=self._producer[1],
                 v3_and_below_topics=[topic],
             ),
-            most_version=3,
+            max_version=3,
         )
         return not any(
             part.partition_error_code
@@ -582,7 +582,7 @@ class TransactionalProducer(RepeatingClient):
                 timeout_ms=1_500,
                 topic_data=[kind.Topic(name=KEPT_TOPIC, partition_data=[part])],
             ),
-            most_version=11 if self._version == 1 else 12,
+            max_version=11 if self._version == 1 else 12,
         )
         (answer,) = response.responses[0].partition_responses
         if answer.error_code:
@@ -603,7 +603,7 @@ class TransactionalProducer(RepeatingClient):
                 producer_epoch=self._producer[1],
                 committed=commits,
             ),
-            most_version=4 if self._version == 1 else 5,
+            max_version=4 if self._version == 1 else 5,
         )
         if found.error_code in _RETRIED_BY_TRANSACTIONS:
             return
@@ -706,7 +706,7 @@ class _LoggedErrors(logging.Handler):
             text = "".join(traceback.format_exception(*record.exc_info))
             self._world.complain(f"{record.getMessage()}: {text}")
         else:
-            self._world.note(f"logged: {record.getMessage()}")
+            self._world.publish_changes(f"logged: {record.getMessage()}")
 
 
 def _run(world: World, faults: Sequence[str] | None) -> None:
@@ -741,7 +741,7 @@ def _run(world: World, faults: Sequence[str] | None) -> None:
         for client in clients
     ]
     Faults(world, admin).run(faults)
-    world.note("the faults are over")
+    world.publish_changes("the faults are over")
     world.until(world.is_recovered, "R10", "not all replicas are in sync")
     before = [producer.acknowledged for producer in producers]
     world.until(
@@ -830,7 +830,7 @@ class Faults:
         """Start brokers again that ended because a log has failed."""
         for broker in self._world.brokers.values():
             if broker.life is not None and broker.life.has_failed:
-                self._world.note(f"broker {broker.number} has ended")
+                self._world.publish_changes(f"broker {broker.number} has ended")
                 broker.kill()
                 self._restart_later(broker)
 
@@ -844,19 +844,21 @@ class Faults:
 
     def kill(self) -> None:
         broker = self._any_broker()
-        self._world.note(f"broker {broker.number} is killed")
+        self._world.publish_changes(f"broker {broker.number} is killed")
         broker.kill()
         self._restart_later(broker)
 
     def cut_power(self) -> None:
         broker = self._any_broker()
         broker.cut_power()
-        self._world.note(f"broker {broker.number} has no power: {broker.disk.history}")
+        self._world.publish_changes(
+            f"broker {broker.number} has no power: {broker.disk.history}"
+        )
         self._restart_later(broker)
 
     def cut_all_power(self) -> None:
         world = self._world
-        world.note("all brokers have no power")
+        world.publish_changes("all brokers have no power")
         for broker in world.brokers.values():
             broker.cut_power()
             self._restart_later(broker)
@@ -866,7 +868,7 @@ class Faults:
         if self._can_wipe:
             self._can_wipe = False
             broker = self._any_broker()
-            self._world.note(f"broker {broker.number} gets an empty disk")
+            self._world.publish_changes(f"broker {broker.number} gets an empty disk")
             broker.wipe()
             self._restart_later(broker)
 
@@ -874,7 +876,9 @@ class Faults:
         broker = self._any_broker()
         duration_ms = self._world.rng.choice([200, 800, 1_500, 4_000])
         if broker.life is not None:
-            self._world.note(f"broker {broker.number} is paused for {duration_ms} ms")
+            self._world.publish_changes(
+                f"broker {broker.number} is paused for {duration_ms} ms"
+            )
             broker.life.process.paused_until_ms = (
                 self._world.threads.now_ms + duration_ms
             )
@@ -883,7 +887,9 @@ class Faults:
         """Pause a broker between a proposal and the change of the registry."""
         life = self._any_broker().life
         if life is not None:
-            self._world.note(f"broker {life.number} is paused before its next proposal")
+            self._world.publish_changes(
+                f"broker {life.number} is paused before its next proposal"
+            )
             life.files.pause_before_change_ms = self._world.rng.choice(
                 [800, 1_500, 4_000]
             )
@@ -891,7 +897,7 @@ class Faults:
     def move_back(self) -> None:
         """Assign a replica again as soon as it was unassigned."""
         world, partition = self._world, self._world.rng.randrange(PARTITIONS)
-        self._world.note(f"partition {partition} is moved and moved back")
+        self._world.publish_changes(f"partition {partition} is moved and moved back")
         if not self._reassign(world.rng.sample(BROKERS, 2), partition):
             return
         limit_ms = world.threads.now_ms + 1_000
@@ -912,7 +918,7 @@ class Faults:
         links = {(first, second)}
         if world.rng.random() < 0.5:
             links.add((second, first))
-        world.note(f"cut links: {sorted(links)}")
+        world.publish_changes(f"cut links: {sorted(links)}")
         world.network.cut |= links
         threads = world.threads
         threads.at(
@@ -924,7 +930,7 @@ class Faults:
         broker = self._any_broker()
         life = broker.life
         if life is not None and life.is_listening:
-            self._world.note(f"broker {broker.number} stops")
+            self._world.publish_changes(f"broker {broker.number} stops")
             life.stop()
             self._world.until(lambda: life.has_stopped, "R00", "a broker does not stop")
             broker.kill()
@@ -932,7 +938,7 @@ class Faults:
 
     def delete_topic(self) -> None:
         kind = wire.DELETE_TOPICS.Request
-        self._world.note("the topic is deleted")
+        self._world.publish_changes("the topic is deleted")
         with contextlib.suppress(RemoteUnavailableError):
             self._admin.ask_any(
                 wire.DELETE_TOPICS,
@@ -951,7 +957,7 @@ class Faults:
     def add_partitions(self) -> None:
         """Add partitions, which no client uses, to the topic."""
         count = self._world.rng.randint(PARTITIONS + 1, MOST_PARTITIONS)
-        self._world.note(f"the topic gets {count} partitions")
+        self._world.publish_changes(f"the topic gets {count} partitions")
         kind = wire.CREATE_PARTITIONS.Request
         topic = kind.Topic(name=TOPIC, count=count, assignments=None)
         with contextlib.suppress(RemoteUnavailableError):
@@ -970,7 +976,9 @@ class Faults:
             at=rng.randint(1, 5),
             times=rng.choice([1, 3]),
         )
-        self._world.note(f"the disk of broker {broker.number} fails: {fault}")
+        self._world.publish_changes(
+            f"the disk of broker {broker.number} fails: {fault}"
+        )
         broker.fail_disk(FaultPlan(fault))
 
     def elect_leaders(self) -> None:
@@ -986,7 +994,7 @@ class Faults:
         replicas: list[int] | None = rng.sample(BROKERS, rng.choice([2, 3, 3]))
         if rng.random() < 0.3:
             replicas = None
-        self._world.note(f"reassignment: {replicas}")
+        self._world.publish_changes(f"reassignment: {replicas}")
         self._reassign(replicas, rng.randrange(PARTITIONS))
 
     def _reassign(

@@ -76,29 +76,29 @@ class BrokerListener:
                     expected=f"--advertise {listener.name}=HOST:{listener.port}",
                     found=listener.host,
                 )
-        found = listeners[0]
+        chosen = listeners[0]
         if name is not None:
-            named = [
+            matching = [
                 listener for listener in listeners if listener.name == name.upper()
             ]
-            if not named:
+            if not matching:
                 raise InvalidConfigError(
                     "--inter-broker-listener",
                     expected=" or ".join(listener.name for listener in listeners),
                     found=name,
                 )
-            (found,) = named
-        if found.uses_sasl and BROKER_MECHANISM not in security.mechanisms:
+            (chosen,) = matching
+        if chosen.uses_sasl and BROKER_MECHANISM not in security.mechanisms:
             raise InvalidConfigError(
                 "--sasl: the brokers of a cluster log in to each other",
                 expected=f"{BROKER_MECHANISM} among the mechanisms",
                 found=",".join(security.mechanisms),
             )
-        if found.uses_tls and ca_file is None and tls is not None:
+        if chosen.uses_tls and ca_file is None and tls is not None:
             # Enough for brokers that share a certificate, and for a certificate file
             # that contains its issuer.
             ca_file = tls.cert
-        return cls(found, tls, ca_file)
+        return cls(chosen, tls, ca_file)
 
     def client_settings(self, login: BrokerLogin | None) -> ClientSettings:
         """Return the settings of connections to other brokers."""
@@ -140,7 +140,7 @@ class BrokerListener:
     def _principal_by_tls(self, tls: TlsSettings, security: SecuritySettings) -> str:
         host, _ = self.listener.address
         try:
-            found = client_certificate_of(
+            peer_certificate = client_certificate_of(
                 tls.context(), self.client_settings(None).tls_context(), host
             )
         except OSError as error:
@@ -150,9 +150,9 @@ class BrokerListener:
                 "with --tls-client-ca, also one for clients",
                 found=str(error),
             ) from None
-        if found is None:
+        if peer_certificate is None:
             return ANONYMOUS
-        certificate, der = found
+        certificate, der = peer_certificate
         try:
             subject = subject_of(certificate, lambda: der)
         except CertificateError as error:
@@ -194,25 +194,27 @@ class BrokerConnections:
         if login is None and self._listener.listener.uses_sasl:
             raise RemoteUnavailableError("the password of the brokers is not known yet")
         try:
-            found = SourceConnection(*address, self._listener.client_settings(login))
+            connection = SourceConnection(
+                *address, self._listener.client_settings(login)
+            )
         except (LoginError, InvalidConfigError) as error:
             self._report(broker, str(error))
             raise RemoteUnavailableError(
                 f"broker {broker} cannot be used: {error}"
             ) from error
         self._report(broker, "")
-        return found
+        return connection
 
-    def _report(self, broker: int, refusal: str) -> None:
+    def _report(self, broker: int, reason: str) -> None:
         with self._mutex:
-            if self._refusals.get(broker, "") == refusal:
+            if self._refusals.get(broker, "") == reason:
                 return
-            self._refusals[broker] = refusal
-        if refusal:
+            self._refusals[broker] = reason
+        if reason:
             _log.error(
                 "this broker cannot log in to broker %d, so it copies nothing from it: %s",
                 broker,
-                refusal,
+                reason,
             )
         else:
             _log.info("this broker is logged in to broker %d again", broker)

@@ -1,6 +1,6 @@
 """The controller: elects leaders, creates states, deletes topics, ends reassignments.
 
-    changes = review_cluster(registry, view, controller_epoch, waits=True)
+    changes = review_cluster(registry, view, controller_epoch, waits_for_disk=True)
 
 Rules:
 - Decisions are those of logcore.replication.electing. Each is one compare-and-set of one
@@ -56,13 +56,17 @@ class _StateWrite:
 
 
 def review_cluster(
-    registry: Registry, view: ClusterView, controller_epoch: int, *, waits: bool
+    registry: Registry,
+    view: ClusterView,
+    controller_epoch: int,
+    *,
+    waits_for_disk: bool,
 ) -> Iterator[Change]:
     """Make each state fit the registered brokers; yield each change after its write.
 
-    `waits` is whether the durability policy waits for the disk. The caller must write a
-    DELETED change to its list before it takes the next one. Raises the errors of the
-    registry, except for lost races.
+    `waits_for_disk` is whether the durability policy waits for the disk. The caller
+    must write a DELETED change to its list before it takes the next one. Raises the
+    errors of the registry, except for lost races.
     """
     live = view.live
     writes: list[_StateWrite] = []
@@ -71,7 +75,7 @@ def review_cluster(
     for name, topic in view.topics.items():
         if name in view.deletions:
             continue
-        settings = topic.for_elections(waits=waits)
+        settings = topic.for_elections(waits_for_disk=waits_for_disk)
         for number in topic.node.replicas:
             if (name, number) in view.damaged:
                 continue
@@ -171,7 +175,7 @@ def elect_leader(
     controller_epoch: int,
     *,
     is_unclean: bool,
-    waits: bool,
+    waits_for_disk: bool,
 ) -> ReplicationError | None:
     """Elect the preferred leader, or any registered replica; return why not, or None.
 
@@ -180,7 +184,7 @@ def elect_leader(
     stored = view.states[key]
     before, live = stored.state, view.live
     if is_unclean:
-        settings = view.topics[key[0]].for_elections(waits=waits)
+        settings = view.topics[key[0]].for_elections(waits_for_disk=waits_for_disk)
         new = electing.elect_unclean(before, settings, live, controller_epoch)
     else:
         new = electing.prefer_leader(before, live, controller_epoch)

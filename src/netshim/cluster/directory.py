@@ -148,7 +148,7 @@ class ClusterDirectory:
 
     def create_placed_topics(
         self,
-        wanted: NewTopics,
+        requested: NewTopics,
         placements: Mapping[str, Placement],
         *,
         timeout_ms: int = 0,
@@ -156,39 +156,39 @@ class ClusterDirectory:
     ) -> None:
         """Create topics like LogDir.create_topics(), and wait for their leaders.
 
-        It waits for at most `timeout_ms` and 20 s; a client that gives 0 ms means that
-        the broker chooses.
+        The wait ends after `timeout_ms`, and after 20 s at the latest. With 0 ms, the
+        broker chooses the limit.
 
         Raises also:
             CommitTimeoutError: a topic was created, and has no leader yet.
         """
-        known = {confusable(name): name for name in self._view.topics}
-        made = {}
-        for name, (count, config) in wanted.items():
+        existing = {confusable(name): name for name in self._view.topics}
+        created = {}
+        for name, (count, config) in requested.items():
             if name in self._view.topics:
                 raise TopicExistsError("there is such a topic already", found=name)
             if name in self._view.deletions:
                 raise TopicExistsError(
                     "the topic of that name is being deleted", found=name
                 )
-            check_new_name(name, known)
-            known[confusable(name)] = name
+            check_new_name(name, existing)
+            existing[confusable(name)] = name
             overrides = merged_overrides(self.given_config, {}, config or {})
-            replicas = self._place(
+            replicas = self._choose_replicas(
                 check_count(count, 1), placements.get(name, Placement()), name
             )
-            made[name] = TopicNode(new_id(self.local.host.fs), replicas), overrides
+            created[name] = TopicNode(new_id(self.local.host.fs), replicas), overrides
         if check_only:
             return
         registry = self._member.registry
-        for name, (node, overrides) in made.items():
+        for name, (node, overrides) in created.items():
             self._create(registry, name, node, paths.pack_config(overrides))
-        self._member.note([(name, WHOLE_TOPIC) for name in made])
+        self._member.publish_changes([(name, WHOLE_TOPIC) for name in created])
         self._wait(
             "a new topic has no leader yet",
             lambda view: all(
                 view.leader_of((name, number)) >= 0
-                for name, (node, _) in made.items()
+                for name, (node, _) in created.items()
                 for number in node.replicas
             ),
             min(timeout_ms / 1_000, _CHANGE_S) if timeout_ms > 0 else _CHANGE_S,
@@ -202,7 +202,7 @@ class ClusterDirectory:
         try:
             registry.create(paths.topic_config(name), config)
         except NodeExistsError:
-            # Another broker creates the same topic, or one was killed while it did.
+            # Another broker creates the same topic, or was killed while it created it.
             if registry.children(paths.topic(name)):
                 raise exists from None
         try:
@@ -245,17 +245,17 @@ class ClusterDirectory:
             return placement.factor
         return self._default_factor
 
-    def _place(
+    def _choose_replicas(
         self, count: int, placement: Placement, name: str, first: int = 0
     ) -> dict[int, tuple[int, ...]]:
         """Return the brokers of new partitions."""
         if placement.assignments is not None:
-            return {n: tuple(each) for n, each in placement.assignments.items()}
+            return {n: tuple(replicas) for n, replicas in placement.assignments.items()}
         racks = self._member.read_racks()
         # Topics begin at different brokers.
         start = int.from_bytes(self.local.host.fs.random_bytes(4), "big")
         shift = int.from_bytes(self.local.host.fs.random_bytes(4), "big")
-        placed = place_partitions(
+        chosen = place_partitions(
             racks,
             count,
             self.factor_of(placement),
@@ -263,13 +263,13 @@ class ClusterDirectory:
             shift=shift,
             first_partition=first,
         )
-        if isinstance(placed, ReplicationError):
+        if isinstance(chosen, ReplicationError):
             raise InvalidConfigError(
                 f"the replication factor of topic {name}",
                 expected=f"1 to {len(racks)}, the number of brokers",
                 found=self.factor_of(placement),
             )
-        return dict(enumerate(placed, first))
+        return dict(enumerate(chosen, first))
 
     def add_partitions(
         self, name: str, count: int, *, check_only: bool = False
@@ -281,20 +281,22 @@ class ClusterDirectory:
     ) -> None:
         """Create partitions like LogDir.add_partitions(), and wait for their leaders."""
         topic = self._topic(name)
-        present = len(topic.node.replicas)
-        check_count(count, present + 1)
+        current_count = len(topic.node.replicas)
+        check_count(count, current_count + 1)
         if placement.assignments is None:
             stored = self._view.states.get((name, 0))
             first = topic.node.replicas[0] if stored is None else stored.state.target
             placement = Placement(len(first))
-        added = self._place(count - present, placement, name, present)
+        added = self._choose_replicas(
+            count - current_count, placement, name, current_count
+        )
         if check_only:
             return
         path = paths.topic(name)
         self._member.registry.update(
             path, lambda value: nodes.add_partitions(value, path, topic.node, added)
         )
-        self._member.note([(name, WHOLE_TOPIC)])
+        self._member.publish_changes([(name, WHOLE_TOPIC)])
         self._wait(
             "a new partition has no leader yet",
             lambda view: all(view.leader_of((name, number)) >= 0 for number in added),
@@ -313,15 +315,15 @@ class ClusterDirectory:
             return
 
         def change(value: bytes | None) -> bytes:
-            present = {}
+            current_overrides = {}
             if value is not None:
-                present = paths.unpack_config(value, paths.topic_config(name))
+                current_overrides = paths.unpack_config(value, paths.topic_config(name))
             return paths.pack_config(
-                merged_overrides(self.given_config, present, changes)
+                merged_overrides(self.given_config, current_overrides, changes)
             )
 
         self._member.registry.update(paths.topic_config(name), change)
-        self._member.note([(name, WHOLE_TOPIC)])
+        self._member.publish_changes([(name, WHOLE_TOPIC)])
         changed = {key: overrides.get(key) for key in changes}
         self._wait(
             "the settings have not reached this broker yet",
@@ -339,7 +341,7 @@ class ClusterDirectory:
             self._member.registry.create(paths.deletion(name))
         except NodeExistsError:
             pass  # another client has requested the same
-        self._member.note([(name, WHOLE_TOPIC)])
+        self._member.publish_changes([(name, WHOLE_TOPIC)])
         self._wait(
             "the topic is not deleted yet",
             lambda view: (
@@ -349,13 +351,13 @@ class ClusterDirectory:
 
     def _wait(
         self,
-        late: str,
+        timeout_text: str,
         condition: Callable[[ClusterView], bool],
         limit_s: float = _CHANGE_S,
     ) -> None:
         if not self._member.wait_for(condition, limit_s):
             raise CommitTimeoutError(
-                late, expected=f"within {limit_s:g} s", found="no such view"
+                timeout_text, expected=f"within {limit_s:g} s", found="no such view"
             )
 
 

@@ -56,17 +56,17 @@ _BACK_OFF_MS: Final = 100
 _MAX_BYTES: Final = 10 << 20
 #: Minimum time that a fetch waits if the previous one was empty. Records, other leaders
 #: and new partitions end the wait. A connection is given up after 30 s without an answer.
-_QUIET_WAIT_MS: Final = 2_500
+_IDLE_WAIT_MS: Final = 2_500
 #: Wait of a fetch while partitions are being added, and the time after an addition for
 #: which more are expected. A broker that starts adds a thousand within seconds.
-_BRIEF_WAIT_MS: Final = 50
-_GROWS_FOR_MS: Final = 1_000
+_SHORT_WAIT_MS: Final = 50
+_GROWTH_MS: Final = 1_000
 
 _CODES: Final = {int(error): error for error in ReplicationError}
 
 
 #: A topic id and a partition.
-_Place = tuple[bytes, int]
+_FetchKey = tuple[bytes, int]
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +79,7 @@ class FetcherSettings:
 
 @attrs.define(eq=False)
 class FollowedPartition:
-    """One partition that this broker follows. `mutex` guards the book and the log."""
+    """One partition that this broker follows. `mutex` guards `book` and `log`."""
 
     key: Key
     topic_id: bytes
@@ -92,7 +92,7 @@ class FollowedPartition:
     error: str = ""
 
     @property
-    def place(self) -> _Place:
+    def fetch_key(self) -> _FetchKey:
         return self.topic_id, self.key[1]
 
 
@@ -133,16 +133,16 @@ class LeaderFetcher:
         #: Partitions whose next fetch may differ from the one that the leader has.
         self._due: dict[FollowedPartition, None] = {}
         self._is_closing = False
-        #: When a partition was last added, and whether the present request waits briefly
+        #: When a partition was last added, and whether the current request waits briefly
         #: because more are expected.
         self._added_ms = 0
-        self._waits_briefly = False
+        self._uses_short_wait = False
         #: The fetch session, and the fetches that it contains. Of the thread.
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
-        self._sent: dict[_Place, _SentFetch] = {}
+        self._sent: dict[_FetchKey, _SentFetch] = {}
         #: Whether the last response contained no partition.
-        self._was_quiet = False
+        self._was_empty = False
         self._connection = PeerConnection(leader, connect)
         self._thread = threading.Thread(
             target=self._run, name=f"netshim-fetch-{leader}", daemon=True
@@ -154,11 +154,11 @@ class LeaderFetcher:
             self._partitions[followed_partition.key] = followed_partition
             self._due[followed_partition] = None
             self._added_ms = self._fs.monotonic_ms()
-            waits_briefly = self._waits_briefly
+            uses_short_wait = self._uses_short_wait
             self._changed.notify_all()
         # The present request may wait for records of other partitions. An interrupt also
         # ends the session, so it would be costly for each of many new partitions.
-        if not waits_briefly:
+        if not uses_short_wait:
             self._connection.interrupt()
 
     def drop(self, key: Key) -> None:
@@ -198,121 +198,121 @@ class LeaderFetcher:
                 if self._is_closing:
                     break
                 due, self._due = list(self._due), {}
-                grown_ms = self._fs.monotonic_ms() - self._added_ms
-                self._waits_briefly = grown_ms < _GROWS_FOR_MS
+                since_addition_ms = self._fs.monotonic_ms() - self._added_ms
+                self._uses_short_wait = since_addition_ms < _GROWTH_MS
             try:
-                self._round(due)
+                self._fetch_round(due)
             except Exception:
                 _log.exception("an internal error in the fetcher of %d", self.leader)
-                self._begin_again()
+                self._restart_session()
                 with self._changed:
                     self._due = dict.fromkeys(self._partitions.values())
                 self._pause()
         self._connection.close()
 
-    def _round(self, due: list[FollowedPartition]) -> None:
+    def _fetch_round(self, due: list[FollowedPartition]) -> None:
         """Send one request, and handle its response."""
-        listed: list[_SentFetch] = []
-        forgotten: list[_Place] = []
+        new_fetches: list[_SentFetch] = []
+        forgotten: list[_FetchKey] = []
         for partition in due:
             try:
                 fetch = self._next_fetch(partition)
             except LogcoreError as error:
                 self._fail(partition, error)
                 fetch = None
-            before = self._sent.get(partition.place)
+            previous = self._sent.get(partition.fetch_key)
             if fetch is None:
                 # The leader would answer its former fetch again and again.
-                if before is not None and before.partition is partition:
-                    del self._sent[partition.place]
-                    forgotten.append(partition.place)
+                if previous is not None and previous.partition is partition:
+                    del self._sent[partition.fetch_key]
+                    forgotten.append(partition.fetch_key)
                 if not partition.is_dropped and partition.book.stopped is None:
-                    self._retry_next_round(partition)
+                    self._mark_due(partition)
                 continue
-            sent = self._sent[partition.place] = _SentFetch(
+            sent = self._sent[partition.fetch_key] = _SentFetch(
                 partition, fetch, partition.book.log_start
             )
-            if before is None and partition.place not in forgotten:
-                listed.append(sent)
-            elif before is None or before.partition is not partition:
-                # The leader must send all facts again: this role has none of them.
+            if previous is None and partition.fetch_key not in forgotten:
+                new_fetches.append(sent)
+            elif previous is None or previous.partition is not partition:
+                # A new role has no values from the leader, so it needs a full response.
                 self._epoch = INITIAL_EPOCH
-            elif before.fetch != fetch or before.log_start != sent.log_start:
-                listed.append(sent)
+            elif previous.fetch != fetch or previous.log_start != sent.log_start:
+                new_fetches.append(sent)
         if not self._sent:
             self._epoch = INITIAL_EPOCH
             self._pause()
             return
         is_full = self._epoch == INITIAL_EPOCH
         # A partition that backs off is due before a long wait would end.
-        is_quiet = self._was_quiet and not (is_full or listed or self._due)
+        is_idle = self._was_empty and not (is_full or new_fetches or self._due)
         if is_full:
             # A new session begins with all partitions.
-            listed, forgotten = list(self._sent.values()), []
+            new_fetches, forgotten = list(self._sent.values()), []
         try:
             response = self._connection.request(
                 wire.FETCH,
-                self._request(listed, forgotten, is_quiet=is_quiet),
-                most_version=_FETCH_VERSION,
+                self._request(new_fetches, forgotten, is_idle=is_idle),
+                max_version=_FETCH_VERSION,
             )
         except (RemoteUnavailableError, ShippingError) as error:
             _log.debug("fetches from broker %d: %s", self.leader, error)
-            self._begin_again()
+            self._restart_session()
             self._pause()
             return
         if response.error_code:
             # Such as an unknown session, after a restart of the leader.
             _log.debug("fetches from broker %d: %d", self.leader, response.error_code)
             is_broken = is_full
-            self._begin_again(keeps_connection=True)
+            self._restart_session(keeps_connection=True)
             # The leader refuses new sessions too, so an immediate retry would loop.
             if is_broken:
                 self._pause()
             return
-        answered = self._take_all(response)
-        self._was_quiet = not answered
+        answered = self._handle_response(response)
+        self._was_empty = not answered
         if response.session_id == NO_SESSION:
             # Without a session, a partition that the response lacks is given up.
-            self._give_up(answered, _BACK_OFF_MS)
+            self._abandon_fetches(answered, _BACK_OFF_MS)
             self._session_id, self._epoch = NO_SESSION, INITIAL_EPOCH
         else:
             self._session_id = response.session_id
             self._epoch = next_epoch(self._epoch)
 
-    def _take_all(self, response: Any) -> set[_Place]:
+    def _handle_response(self, response: Any) -> set[_FetchKey]:
         """Handle the partitions of a response, and return which they are."""
-        answered: set[_Place] = set()
+        answered: set[_FetchKey] = set()
         for topic in response.responses:
             for part in topic.partitions:
-                place = bytes(topic.topic_id), part.partition_index
-                sent = self._sent.get(place)
+                fetch_key = bytes(topic.topic_id), part.partition_index
+                sent = self._sent.get(fetch_key)
                 # A partition that was not requested, or is listed twice, is ignored.
-                if sent is not None and place not in answered:
-                    answered.add(place)
-                    self._take(sent.partition, sent.fetch, part)
-                    self._retry_next_round(sent.partition)
+                if sent is not None and fetch_key not in answered:
+                    answered.add(fetch_key)
+                    self._handle_partition(sent.partition, sent.fetch, part)
+                    self._mark_due(sent.partition)
         return answered
 
-    def _begin_again(self, *, keeps_connection: bool = False) -> None:
+    def _restart_session(self, *, keeps_connection: bool = False) -> None:
         """Give up all fetches. The next request closes the session and begins another."""
         if not keeps_connection:
             self._connection.close()
-        self._give_up(set())
-        self._was_quiet = False
+        self._abandon_fetches(set())
+        self._was_empty = False
         self._epoch = INITIAL_EPOCH
 
-    def _give_up(self, answered: set[_Place], delay_ms: int = 0) -> None:
+    def _abandon_fetches(self, answered: set[_FetchKey], delay_ms: int = 0) -> None:
         """Give up the fetches that were not answered, and send them again later."""
         sent, self._sent = self._sent, {}
-        for place, each in sent.items():
-            if place not in answered:
-                partition = each.partition
+        for fetch_key, sent_fetch in sent.items():
+            if fetch_key not in answered:
+                partition = sent_fetch.partition
                 with partition.mutex:
                     partition.book = following.gave_up(partition.book)
                     partition.retry_at_ms = self._fs.monotonic_ms() + delay_ms
-                self._retry_next_round(partition)
+                self._mark_due(partition)
 
-    def _retry_next_round(self, followed_partition: FollowedPartition) -> None:
+    def _mark_due(self, followed_partition: FollowedPartition) -> None:
         """Look for the next fetch of a partition in the next round."""
         with self._changed:
             self._due[followed_partition] = None
@@ -338,7 +338,7 @@ class LeaderFetcher:
                 followed_partition.book = following.synced(
                     followed_partition.book, followed_partition.log.durable_end_offset
                 )
-                self._show(followed_partition)
+                self._advance_high_watermark(followed_partition)
                 step = following.next_step(followed_partition.book)
             if not isinstance(step, SendFetch):
                 return None
@@ -348,31 +348,35 @@ class LeaderFetcher:
             return step.fetch
 
     def _request(
-        self, listed: list[_SentFetch], forgotten: list[_Place], *, is_quiet: bool
+        self,
+        new_fetches: list[_SentFetch],
+        forgotten: list[_FetchKey],
+        *,
+        is_idle: bool,
     ) -> Any:
         wait_ms = self._settings.wait_ms
-        if self._waits_briefly:
-            wait_ms = min(wait_ms, _BRIEF_WAIT_MS)
-        elif is_quiet:
-            wait_ms = max(wait_ms, _QUIET_WAIT_MS)
-        kind = wire.FETCH.Request.Topic
+        if self._uses_short_wait:
+            wait_ms = min(wait_ms, _SHORT_WAIT_MS)
+        elif is_idle:
+            wait_ms = max(wait_ms, _IDLE_WAIT_MS)
+        topic_type = wire.FETCH.Request.Topic
         topics: dict[bytes, Any] = {}
-        for each in listed:
-            topic_id, number = each.partition.place
+        for sent_fetch in new_fetches:
+            topic_id, number = sent_fetch.partition.fetch_key
             topic = topics.get(topic_id)
             if topic is None:
-                topic = topics[topic_id] = kind(topic_id=topic_id, partitions=[])
+                topic = topics[topic_id] = topic_type(topic_id=topic_id, partitions=[])
             topic.partitions.append(
-                kind.Partition(
+                topic_type.Partition(
                     partition=number,
-                    current_leader_epoch=each.fetch.leader_epoch,
-                    fetch_offset=each.fetch.offset,
-                    last_fetched_epoch=each.fetch.last_epoch,
-                    log_start_offset=each.log_start,
+                    current_leader_epoch=sent_fetch.fetch.leader_epoch,
+                    fetch_offset=sent_fetch.fetch.offset,
+                    last_fetched_epoch=sent_fetch.fetch.last_epoch,
+                    log_start_offset=sent_fetch.log_start,
                     partition_max_bytes=self._settings.partition_bytes,
                 )
             )
-        left = wire.FETCH.Request.ForgottenTopic
+        forgotten_type = wire.FETCH.Request.ForgottenTopic
         any_fetch = next(iter(self._sent.values())).fetch
         return wire.FETCH.Request(
             replica_state=wire.FETCH.Request.ReplicaState(
@@ -386,14 +390,14 @@ class LeaderFetcher:
             session_epoch=self._epoch,
             topics=list(topics.values()),
             forgotten_topics_data=[
-                left(topic_id=topic_id, partitions=[number])
+                forgotten_type(topic_id=topic_id, partitions=[number])
                 for topic_id, number in forgotten
             ],
         )
 
     # -- answers -----------------------------------------------------------------------
 
-    def _take(
+    def _handle_partition(
         self, followed_partition: FollowedPartition, fetch: FollowerFetch, part: Any
     ) -> None:
         """Handle the part of a response for one partition."""
@@ -401,7 +405,7 @@ class LeaderFetcher:
             if followed_partition.is_dropped:
                 return
             try:
-                response = _answer_of(part)
+                response = _fetch_answer(part)
                 own_end = (-1, -1)
                 if response.diverging is not None:
                     own_end = followed_partition.log.end_of_epoch(response.diverging[0])
@@ -410,7 +414,7 @@ class LeaderFetcher:
                 )
                 for effect in effects:
                     self._execute(followed_partition, effect)
-                self._show(followed_partition)
+                self._advance_high_watermark(followed_partition)
             except LogcoreError as error:
                 followed_partition.book = following.gave_up(followed_partition.book)
                 self._fail(followed_partition, error)
@@ -457,7 +461,7 @@ class LeaderFetcher:
             last_epoch(log),
         )
 
-    def _show(self, followed_partition: FollowedPartition) -> None:
+    def _advance_high_watermark(self, followed_partition: FollowedPartition) -> None:
         """Let readers see the records below the high watermark."""
         offset = min(
             followed_partition.book.high_watermark,
@@ -475,7 +479,7 @@ class LeaderFetcher:
             _log.error("%s-%d cannot be copied now: %s", *followed_partition.key, error)
 
 
-def _answer_of(part: Any) -> FetchAnswer:
+def _fetch_answer(part: Any) -> FetchAnswer:
     error = None
     if part.error_code:
         # Other codes, such as UNKNOWN_TOPIC_ID, also end with newer metadata.

@@ -11,9 +11,9 @@ Rules:
   continues all work that needs no change of the registry.
 - A registry that was emptied or replaced, and has another cluster id, is not joined: its
   lack of topics would be a deletion.
-- A writer lists its changes in a note after they are written. Readers then read the
-  listed nodes, and at intervals all nodes, because notes may be lost.
-- The session is renewed only while the event loop turns. If the loop is blocked for the
+- A writer publishes the list of its changes after they are written. Readers then read the
+  listed nodes, and at intervals all nodes, because a list may be lost.
+- The session is renewed only while the event loop runs. If the loop is blocked for the
   session timeout, other brokers or the member itself end the session.
 """
 
@@ -51,7 +51,7 @@ from netshim.cluster.nodes import (
     WHOLE_TOPIC,
     BrokerNode,
     Change,
-    ChangeNote,
+    PublishedChanges,
 )
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from netshim.topology import NO_NODE
@@ -64,9 +64,10 @@ _K = TypeVar("_K")
 _Read = Node | CorruptRegistryError
 #: The number of nodes that are requested together. With files, 500 take 5 ms.
 _NODES_AT_ONCE: Final = 500
-#: Time after which all topics are read again. A note is only lost with its writer, and
-#: all topics are read when a broker registers or disappears. So this is a precaution: with
-#: 1,000 partitions and every 30 s, it took 0.6 % of a core of each broker.
+#: Time after which all topics are read again. A list of changes is only lost with its
+#: writer, and all topics are read when a broker registers or disappears. So this is a
+#: precaution: with 1,000 partitions and every 30 s, it took 0.6 % of a core of each
+#: broker.
 _READ_ALL_MS: Final = 300_000
 #: Limit for one change of the registry.
 _LOCK_TIMEOUT_MS: Final = 2_000
@@ -89,7 +90,7 @@ class MemberSettings:
     #: Effective settings of topics that do not set them.
     defaults: Mapping[str, object]
     #: Whether the durability policy waits for the disk.
-    waits: bool = True
+    waits_for_disk: bool = True
 
 
 class ClusterMember:
@@ -100,19 +101,19 @@ class ClusterMember:
         fs: SharedFS,
         settings: MemberSettings,
         on_view: Callable[[ClusterView], None],
-        loop_turns: Callable[[], int],
+        loop_iterations: Callable[[], int],
         newer_view: Callable[[ClusterView], ClusterView] = lambda view: view,
     ) -> None:
         self._fs = fs
         self.settings = settings
         #: Called with each new view, in the thread of the member.
         self._on_view = on_view
-        #: Returns a number that changes while the event loop turns.
-        self._loop_turns = loop_turns
+        #: Returns a number that changes while the event loop runs.
+        self._loop_iterations = loop_iterations
         #: Adds the reports of other brokers to a view. Called while the registry does
         #: not answer.
         self._newer_view = newer_view
-        self._turns = -1
+        self._last_iteration = -1
         self._renewed_ms = 0
         #: The latest view. Other threads may read it.
         self.view = ClusterView()
@@ -132,14 +133,18 @@ class ClusterMember:
         #: Set while this broker is the controller.
         self._controller_epoch: int | None = None
         #: The last view in which the controller found nothing to change.
-        self._reviewed: ClusterView | None = None
-        self._notes: dict[int, int] = {}  # the last number read of each writer
+        self._reviewed_view: ClusterView | None = None
+        self._last_change_numbers: dict[
+            int, int
+        ] = {}  # the last number read of each writer
         self._read_all_at_ms = 0
         #: The time before the last reading that succeeded.
         self._read_at_ms = -settings.session_timeout_ms
         self._is_leaving = False
-        self._noting = threading.Lock()
-        self._unnoted: list[Change] = []  # changes that no note lists yet
+        self._changes_lock = threading.Lock()
+        self._unpublished_changes: list[
+            Change
+        ] = []  # changes that are not in the registry yet
 
     # -- life --------------------------------------------------------------------------
 
@@ -150,12 +155,14 @@ class ClusterMember:
             LogcoreError: the registry cannot be opened.
         """
         # Of several brokers that start a new cluster, one sets the id.
-        made = paths.pack_cluster_id(id_text(new_id(self._fs)))
+        new_value = paths.pack_cluster_id(id_text(new_id(self._fs)))
 
         def read_id() -> str:
             # This session would expire while logs are recovered, so join() opens another.
             with contextlib.closing(self._open()) as registry:
-                node = registry.update(paths.CLUSTER_ID, lambda value: value or made)
+                node = registry.update(
+                    paths.CLUSTER_ID, lambda value: value or new_value
+                )
             assert node is not None
             return paths.unpack_cluster_id(node.value)
 
@@ -177,8 +184,8 @@ class ClusterMember:
             try:
                 return step()
             except RegistryUnavailableError as error:
-                left_ms = deadline_ms - self._fs.monotonic_ms()
-                if left_ms <= 0 or self._is_closing.is_set():
+                remaining_ms = deadline_ms - self._fs.monotonic_ms()
+                if remaining_ms <= 0 or self._is_closing.is_set():
                     raise RegistryUnavailableError(
                         f"the registry {self.settings.registry} does not answer: {error}"
                     ) from error
@@ -242,7 +249,7 @@ class ClusterMember:
             )
 
     def _await_registration(self) -> None:
-        """Register, and wait for the end of an own former session if there is one."""
+        """Register, and wait until a former session of this broker has ended."""
         timeout_ms = self.registry.session.timeout_ms
         deadline_ms = self._fs.monotonic_ms() + timeout_ms + 1_000
         while True:
@@ -250,7 +257,8 @@ class ClusterMember:
                 self._register()
                 return
             except NodeExistsError:
-                # It may be the node of an own session that another broker must end.
+                # The node may belong to a former session of this broker, which another
+                # broker must end.
                 if self._fs.monotonic_ms() > deadline_ms:
                     raise
                 self.registry.poll()
@@ -281,19 +289,19 @@ class ClusterMember:
         try:
             registry.create(path, nodes.pack_broker(node), ephemeral=True)
         except NodeExistsError:
-            found = registry.get(path)
+            registered = registry.get(path)
             # The number belongs to the session of a broker that is alive, or was just
             # killed.
-            if found.session != registry.session.id:
-                living = nodes.unpack_broker(found.value, path)
+            if registered.session != registry.session.id:
+                live_broker = nodes.unpack_broker(registered.value, path)
                 raise NodeExistsError(
-                    f"another broker has the number {number}; give this one another, "
-                    "or stop that one",
+                    f"another broker has the number {number}; give this broker another "
+                    "number, or stop the other broker",
                     path=path,
-                    found=f"a broker at {living.host}:{living.port}",
+                    found=f"a broker at {live_broker.host}:{live_broker.port}",
                 ) from None
             # The answer to an earlier create() was lost.
-            epoch = nodes.unpack_broker(found.value, path).epoch
+            epoch = nodes.unpack_broker(registered.value, path).epoch
         self._epoch = epoch
         self._controller_epoch = None
         self._read_all_at_ms = 0
@@ -301,17 +309,19 @@ class ClusterMember:
 
     def _check_cluster_id(self) -> None:
         """Raise InvalidConfigError if the registry belongs to another cluster."""
-        found = "none"
+        registry_id = "none"
         with contextlib.suppress(NodeNotFoundError):
-            found = paths.unpack_cluster_id(self.registry.get(paths.CLUSTER_ID).value)
+            registry_id = paths.unpack_cluster_id(
+                self.registry.get(paths.CLUSTER_ID).value
+            )
         # The logs of this broker belong to the topics of its former cluster.
-        if found != self._cluster_id:
+        if registry_id != self._cluster_id:
             raise InvalidConfigError(
                 f"the registry {self.settings.registry} was emptied, or replaced by that "
                 "of another cluster: restore it, or start the brokers again",
                 path=paths.CLUSTER_ID,
                 expected=self._cluster_id,
-                found=found,
+                found=registry_id,
             )
 
     def set_leaving(self) -> None:
@@ -328,11 +338,11 @@ class ClusterMember:
         self.registry.update(path, change)
         # A controller that leaves would not move its own leaders.
         with contextlib.suppress(NodeNotFoundError):
-            if self._is_own_controller():
+            if self._is_controller():
                 self.registry.delete(paths.CONTROLLER)
-        self.note([])
+        self.publish_changes([])
 
-    def _is_own_controller(self) -> bool:
+    def _is_controller(self) -> bool:
         """Return whether this session is the controller. Raises NodeNotFoundError."""
         owner = self.registry.get(paths.CONTROLLER).session
         return owner == self.registry.session.id
@@ -390,8 +400,8 @@ class ClusterMember:
         Read from the registry, because a view may lack a broker that has just joined.
         """
         # A broker that is stopped can still get replicas.
-        known = nodes.broker_numbers(self.registry.children(nodes.EPOCHS))
-        racks: dict[int, str | None] = dict.fromkeys(known)
+        numbers = nodes.broker_numbers(self.registry.children(nodes.EPOCHS))
+        racks: dict[int, str | None] = dict.fromkeys(numbers)
         return racks | {n: node.rack for n, node in self._read_brokers().items()}
 
     def wait_for(
@@ -417,30 +427,30 @@ class ClusterMember:
             RegistryError: the outcome is unknown.
         """
         version = write_state(self.registry, stored)
-        self.note([key])
+        self.publish_changes([key])
         return version
 
-    def note(self, changes: list[Change]) -> None:
+    def publish_changes(self, changes: list[Change]) -> None:
         """Report changes of topics and states to the other brokers, and to this one.
 
         The write alone makes every broker read the registered brokers again. If it fails,
-        the changes are in the next note.
+        the changes are published with the next ones.
         """
         path = nodes.changes_of(self.settings.node_id)
-        listed: list[Change] = []
+        unpublished: list[Change] = []
 
         def add(value: bytes | None) -> bytes:
-            note = ChangeNote()
+            published = PublishedChanges()
             if value is not None:
-                note = nodes.unpack_changes(value, path)
-            return nodes.pack_changes(note.with_changes(listed))
+                published = nodes.unpack_changes(value, path)
+            return nodes.pack_changes(published.with_changes(unpublished))
 
-        with self._noting:
-            # A write that fails leaves them for the next note.
-            self._unnoted += changes
-            listed = self._unnoted
+        with self._changes_lock:
+            # A write that fails leaves them for the next call.
+            self._unpublished_changes += changes
+            unpublished = self._unpublished_changes
             self.registry.update(path, add)
-            self._unnoted = []
+            self._unpublished_changes = []
 
     # -- the thread --------------------------------------------------------------------
 
@@ -451,12 +461,12 @@ class ClusterMember:
             try:
                 is_due = self._is_refresh_due(has_changed)
                 has_changed = True  # until this pass is complete
-                if self._epoch is None and not self._register_again():
+                if self._epoch is None and not self._reregister():
                     self._is_closing.wait(_OPEN_RETRY_S)
                     continue
                 self._renew()
-                if self._unnoted:
-                    self.note([])
+                if self._unpublished_changes:
+                    self.publish_changes([])
                 # More often than a refresh: a session counts as stuck only if it is
                 # checked several times within its timeout.
                 self._end_stuck_sessions()
@@ -480,8 +490,8 @@ class ClusterMember:
     def _warn(self, error: Exception) -> None:
         """Report an error of the registry, once a minute if it is of the same kind."""
         now_ms = self._fs.monotonic_ms()
-        kind, warned_ms = self._warned or (None, 0)
-        if kind is not type(error) or now_ms - warned_ms >= _WARNING_MS:
+        error_type, warned_ms = self._warned or (None, 0)
+        if error_type is not type(error) or now_ms - warned_ms >= _WARNING_MS:
             self._warned = type(error), now_ms
             _log.warning(
                 "the registry of the cluster, %s: %s", self.settings.registry, error
@@ -522,12 +532,12 @@ class ClusterMember:
         Raises:
             SessionExpiredError: the session is over, or the loop is blocked.
         """
-        turns = self._loop_turns()
+        iteration = self._loop_iterations()
         now_ms = self._fs.monotonic_ms()
         # A broker whose loop is blocked serves no client, so another one must lead.
-        if turns != self._turns:
+        if iteration != self._last_iteration:
             self.registry.poll()
-            self._turns = turns
+            self._last_iteration = iteration
             self._renewed_ms = now_ms
         elif now_ms - self._renewed_ms > self.settings.session_timeout_ms:
             raise SessionExpiredError(
@@ -547,7 +557,7 @@ class ClusterMember:
             _log.warning("the session %s is stuck, and is declared over", session)
 
     def _give_up_session(self, error: SessionExpiredError) -> None:
-        """End the present registration. _register_again() begins another one."""
+        """End the current registration. _reregister() begins another one."""
         _log.warning(
             "the session of this broker is over; it registers again: %s", error
         )
@@ -561,14 +571,14 @@ class ClusterMember:
         with contextlib.suppress(LogcoreError):
             self.registry.close()
 
-    def _register_again(self) -> bool:
+    def _reregister(self) -> bool:
         """Register in a new session; return False while the event loop is blocked.
 
         Raises:
             LogcoreError: the registry does not answer, or refuses the registration.
         """
         # A broker that is still blocked would lose the next session too.
-        if self._loop_turns() == self._turns:
+        if self._loop_iterations() == self._last_iteration:
             return False
         if not self._is_open:
             self._begin_session()
@@ -595,11 +605,11 @@ class ClusterMember:
             return
         if self._controller_epoch is None:
             # An earlier election ended before the epoch was raised.
-            if self._is_own_controller():
+            if self._is_controller():
                 registry.delete(paths.CONTROLLER)
             return
         view = self.view
-        if view is self._reviewed:
+        if view is self._reviewed_view:
             return  # the decisions depend on the view alone
         changes: list[Change] = []
         try:
@@ -607,25 +617,25 @@ class ClusterMember:
                 registry,
                 view,
                 self._controller_epoch,
-                waits=self.settings.waits,
+                waits_for_disk=self.settings.waits_for_disk,
             ):
                 # The id of a deleted topic must be known before the name is used again.
                 if change[1] == DELETED:
-                    self.note([change])
+                    self.publish_changes([change])
                 else:
-                    # One note lists them all, so that the other brokers read once.
+                    # One list contains them all, so that the other brokers read once.
                     changes.append(change)
                 self._renew_if_due()
         finally:
             if changes:
-                self.note(changes)
+                self.publish_changes(changes)
                 self._refresh()
         if not changes:
-            self._reviewed = view
+            self._reviewed_view = view
 
     @property
     def controller_epoch(self) -> int:
-        """The epoch of the controller that this broker has read or is."""
+        """The epoch of this broker as the controller, or else the stored epoch."""
         if self._controller_epoch is not None:
             return self._controller_epoch
         try:
@@ -641,47 +651,51 @@ class ClusterMember:
         registry = self.registry
         began_ms = self._fs.monotonic_ms()
         registry.sync()
-        before = self.view
+        previous = self.view
         brokers = self._read_brokers()
-        own = brokers.get(self.settings.node_id)
-        if own is None or own.epoch != self._epoch:
+        own_broker = brokers.get(self.settings.node_id)
+        if own_broker is None or own_broker.epoch != self._epoch:
             raise SessionExpiredError(
-                "the node of this broker is missing, or another one",
+                "the node of this broker is missing, or belongs to another registration",
                 path=paths.broker(self.settings.node_id),
             )
-        known = nodes.broker_numbers(registry.children(nodes.EPOCHS))
+        known_numbers = nodes.broker_numbers(registry.children(nodes.EPOCHS))
         deletions = frozenset(nodes.topic_names(registry.children(nodes.DELETIONS)))
         view = attrs.evolve(
-            before,
+            previous,
             brokers=brokers,
-            known_brokers=frozenset(known),
+            known_brokers=frozenset(known_numbers),
             controller=self._read_controller(),
             deletions=deletions,
         )
-        notes = self._read_notes(known)
-        changes, deleted_ids = self._changes_since(notes)
-        if not deleted_ids <= before.deleted_ids:
-            view = attrs.evolve(view, deleted_ids=before.deleted_ids | deleted_ids)
-        if brokers != before.brokers:
-            # A broker may have ended between a change and its note.
+        published = self._read_changes(known_numbers)
+        changes, deleted_ids = self._changes_since(published)
+        if not deleted_ids <= previous.deleted_ids:
+            view = attrs.evolve(view, deleted_ids=previous.deleted_ids | deleted_ids)
+        if brokers != previous.brokers:
+            # A broker may have ended between a change and its publication.
             changes = None
         now_ms = self._fs.monotonic_ms()
         reads_all = changes is None or now_ms >= self._read_all_at_ms
         if reads_all:
-            # Built from nothing, so that the topics of lost notes disappear too.
+            # Built from nothing, so that topics whose deletion was not published
+            # disappear too.
             view = self._with_topics(attrs.evolve(view, topics={}, states={}), None)
         elif changes:
             view = self._with_topics(view, changes)
         # Only now: if a change could not be read, it is read again with the next call.
-        self._notes = {number: note.last for number, note in notes.items()}
+        self._last_change_numbers = {
+            number: changes_of_writer.last
+            for number, changes_of_writer in published.items()
+        }
         if reads_all:
             self._read_all_at_ms = now_ms + _READ_ALL_MS
-        if view.topics != before.topics:
-            view = attrs.evolve(view, topics_version=before.topics_version + 1)
-        if view.known_brokers != before.known_brokers and self._watch is not None:
-            self._watch.close()  # the next one includes the notes of new brokers
+        if view.topics != previous.topics:
+            view = attrs.evolve(view, topics_version=previous.topics_version + 1)
+        if view.known_brokers != previous.known_brokers and self._watch is not None:
+            self._watch.close()  # the next one includes the lists of new brokers
             self._watch = None
-        if view != before:
+        if view != previous:
             self._publish(view)
         self._read_at_ms = began_ms
 
@@ -705,18 +719,18 @@ class ClusterMember:
         except NodeNotFoundError:
             return NO_NODE
 
-    def _read_notes(self, writers: list[int]) -> dict[int, ChangeNote]:
-        """Return the notes of brokers by their numbers."""
-        read = self._read_nodes(
+    def _read_changes(self, writers: list[int]) -> dict[int, PublishedChanges]:
+        """Return the published changes of brokers by their numbers."""
+        nodes_read = self._read_nodes(
             {nodes.changes_of(number): number for number in writers}
         )
         return {
             number: nodes.unpack_changes(_intact(node).value, nodes.changes_of(number))
-            for number, node in read.items()
+            for number, node in nodes_read.items()
         }
 
     def _changes_since(
-        self, notes: Mapping[int, ChangeNote]
+        self, published: Mapping[int, PublishedChanges]
     ) -> tuple[set[Change] | None, set[str]]:
         """Return the changes since the last refresh, None if some are unknown.
 
@@ -724,17 +738,17 @@ class ClusterMember:
         """
         changes: set[Change] = set()
         deleted_ids: set[str] = set()
-        is_known = True
-        for number, note in notes.items():
-            deleted_ids |= note.deleted_ids
-            found = note.since(self._notes.get(number, 0))
-            if found is None:
-                # The writer has dropped changes of its note that this broker did not
+        is_complete = True
+        for number, changes_of_writer in published.items():
+            deleted_ids |= changes_of_writer.deleted_ids
+            unread = changes_of_writer.since(self._last_change_numbers.get(number, 0))
+            if unread is None:
+                # The writer has dropped changes from its list that this broker did not
                 # read yet.
-                is_known = False
+                is_complete = False
             else:
-                changes |= {change for change in found if change[1] != DELETED}
-        return changes if is_known else None, deleted_ids
+                changes |= {change for change in unread if change[1] != DELETED}
+        return changes if is_complete else None, deleted_ids
 
     def _with_topics(
         self, view: ClusterView, changes: set[Change] | None
@@ -748,11 +762,17 @@ class ClusterMember:
             elements = self.registry.children(paths.TOPICS)
             changes = {(name, WHOLE_TOPIC) for name in nodes.topic_names(elements)}
         # Sorted, so that a simulation of the same changes repeats exactly.
-        whole = sorted({name for name, number in changes if number == WHOLE_TOPIC})
-        keys = {key for key in changes if key[0] not in whole}
-        topic_nodes = self._read_nodes({paths.topic(name): name for name in whole})
-        configs = self._read_nodes({paths.topic_config(name): name for name in whole})
-        for name in whole:
+        whole_topics = sorted(
+            {name for name, number in changes if number == WHOLE_TOPIC}
+        )
+        keys = {key for key in changes if key[0] not in whole_topics}
+        topic_nodes = self._read_nodes(
+            {paths.topic(name): name for name in whole_topics}
+        )
+        configs = self._read_nodes(
+            {paths.topic_config(name): name for name in whole_topics}
+        )
+        for name in whole_topics:
             try:
                 topic = self._unpack_topic(
                     name, topic_nodes.get(name), configs.get(name)
@@ -793,42 +813,42 @@ class ClusterMember:
         view = attrs.evolve(
             view, topics=topics, states=states, damaged=frozenset(damaged)
         )
-        replaced = missing.difference(whole)
+        replaced = missing.difference(whole_topics)
         if replaced:
             # These topics were deleted, and may have been created again.
             return self._with_topics(view, {(name, WHOLE_TOPIC) for name in replaced})
         return view
 
     def _unpack_topic(
-        self, name: str, found: _Read | None, config: _Read | None
+        self, name: str, topic_node: _Read | None, config_node: _Read | None
     ) -> TopicOfCluster | None:
         """Return a topic from its node and the node of its settings.
 
         Raises CorruptRegistryError and InvalidConfigError.
         """
-        if found is None:
+        if topic_node is None:
             return None
         overrides: dict[str, str] = {}
-        if config is not None:
-            at = paths.topic_config(name)
-            overrides = paths.unpack_config(_intact(config).value, at)
+        if config_node is not None:
+            path = paths.topic_config(name)
+            overrides = paths.unpack_config(_intact(config_node).value, path)
         settings = LogConfig.parse({**self.settings.defaults, **overrides})
-        node = nodes.unpack_topic(_intact(found).value, paths.topic(name))
+        node = nodes.unpack_topic(_intact(topic_node).value, paths.topic(name))
         return TopicOfCluster(node, overrides, settings)
 
-    def _read_nodes(self, wanted: Mapping[str, _K]) -> dict[_K, _Read]:
-        """Return the nodes that exist, by the values of `wanted`.
+    def _read_nodes(self, key_by_path: Mapping[str, _K]) -> dict[_K, _Read]:
+        """Return the nodes that exist, by the values of `key_by_path`.
 
         The session is renewed between parts of many nodes.
         """
-        found: dict[_K, _Read] = {}
-        all_paths = list(wanted)
+        nodes_by_key: dict[_K, _Read] = {}
+        all_paths = list(key_by_path)
         for first in range(0, len(all_paths), _NODES_AT_ONCE):
             if first:
                 self._renew_if_due()
-            part = self.registry.get_many(all_paths[first : first + _NODES_AT_ONCE])
-            found |= {wanted[path]: node for path, node in part.items()}
-        return found
+            chunk = self.registry.get_many(all_paths[first : first + _NODES_AT_ONCE])
+            nodes_by_key |= {key_by_path[path]: node for path, node in chunk.items()}
+        return nodes_by_key
 
 
 def _intact(read: _Read) -> Node:

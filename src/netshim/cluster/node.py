@@ -91,7 +91,7 @@ class ClusterNode:
         new_id: Callable[[], str],
         broker_login: Callable[[], BrokerLogin | None],
         call_in_loop: Callable[[Callable[[], None]], object],
-        loop_turns: Callable[[], int],
+        loop_iterations: Callable[[], int],
         on_failure: Callable[[LogcoreError], None],
     ) -> None:
         self._settings = settings
@@ -127,10 +127,10 @@ class ClusterNode:
                 rack=place.rack,
                 session_timeout_ms=settings.broker_session_timeout_ms,
                 defaults=config,
-                waits=durability.waits,
+                waits_for_disk=durability.waits,
             ),
             self._on_view,
-            loop_turns,
+            loop_iterations,
             PeerViews(place.node_id, self._connect).newer_view,
         )
         self._connections = BrokerConnections(
@@ -206,7 +206,7 @@ class ClusterNode:
         )
         state.leadership = self._replicas
         state.topology = ClusterTopology(self.member, self.directory)
-        state.logs.check_leads = self._replicas.check_leads
+        state.logs.check_leader = self._replicas.check_leader
 
     def security_store(self) -> SecurityStore:
         """Return the users, rules and quotas of the cluster. For use after join()."""
@@ -228,11 +228,11 @@ class ClusterNode:
         self._call_in_loop(self._replicas.report_strays)
 
     def _on_view(self, view: ClusterView) -> None:
-        def take_view() -> None:
-            self._replicas.take_view(view)
-            self._peers.take_view(view)
+        def apply_view() -> None:
+            self._replicas.apply_view(view)
+            self._peers.apply_view(view)
 
-        self._call_in_loop(take_view)
+        self._call_in_loop(apply_view)
 
     def leave(self) -> None:
         """Let other brokers lead the partitions of this one. Blocks for at most 15 s."""

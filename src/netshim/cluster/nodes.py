@@ -6,7 +6,7 @@
 | `/brokers/ids/<n>` | see BrokerNode | ephemeral |
 | `/brokers/topics/<t>` | see TopicNode | persistent |
 | `/brokers/topics/<t>/partitions/<p>/<topic id>` | see logcore.replication.state | persistent |
-| `/brokers/changes/<n>` | see ChangeNote: the latest changes of this broker | persistent, not synced |
+| `/brokers/changes/<n>` | see PublishedChanges: the latest changes of this broker | persistent, not synced |
 | `/admin/delete_topics/<t>` | empty: the controller deletes the topic | persistent |
 | `/producer_ids` | decimal text: the next block of producer ids | persistent |
 
@@ -35,7 +35,8 @@ EPOCHS: Final = "/brokers/epochs"
 CHANGES: Final = "/brokers/changes"
 DELETIONS: Final = "/admin/delete_topics"
 PRODUCER_IDS: Final = "/producer_ids"
-#: Number of changes in a note. A reader that missed more of them reads all topics.
+#: Number of changes in the list of one writer. A reader that missed more of them reads
+#: all topics.
 MAX_CHANGES: Final = 200
 #: The partition number of a change of the topic itself.
 WHOLE_TOPIC: Final = -1
@@ -92,7 +93,7 @@ def unpack_broker(data: bytes, path: str) -> BrokerNode:
         "was_clean": (bool,),
     }
     if values.get("version") != 5 or any(
-        type(values.get(name)) not in kind for name, kind in kinds.items()
+        type(values.get(name)) not in type_ for name, type_ in kinds.items()
     ):
         raise _corrupt("not a broker of a cluster", data, path)
     try:
@@ -131,7 +132,7 @@ def unpack_topic(data: bytes, path: str) -> TopicNode:
         if sorted(replicas) != list(range(len(replicas))) or not all(
             brokers
             and len(set(brokers)) == len(brokers)
-            and all(type(each) is int for each in brokers)
+            and all(type(broker) is int for broker in brokers)
             for brokers in replicas.values()
         ):
             raise ValueError
@@ -143,37 +144,39 @@ def unpack_topic(data: bytes, path: str) -> TopicNode:
 def add_partitions(
     data: bytes | None,
     path: str,
-    known: TopicNode,
+    known_topic: TopicNode,
     added: Mapping[int, tuple[int, ...]],
 ) -> bytes:
     """Return the value of the topic's node with more partitions.
 
-    `data` is the present value, and `known` the topic that the partitions were placed
+    `data` is the current value, and `known_topic` the topic that the partitions were placed
     for. The versions of two topics of the same name may be equal, so the values are
     compared. Raises BadVersionError if they differ.
     """
-    found = None if data is None else unpack_topic(data, path)
-    if found != known:
+    current = None if data is None else unpack_topic(data, path)
+    if current != known_topic:
         raise BadVersionError(
             "the topic was changed or deleted at the same time; try again", path=path
         )
-    return pack_topic(attrs.evolve(known, replicas={**known.replicas, **added}))
+    return pack_topic(
+        attrs.evolve(known_topic, replicas={**known_topic.replicas, **added})
+    )
 
 
 @attrs.frozen
-class ChangeNote:
+class PublishedChanges:
     """The latest changes of one writer, each with its number. Numbers only rise."""
 
     last: int = 0
     recent: tuple[tuple[int, str, int], ...] = ()
 
-    def with_changes(self, changes: list[Change]) -> ChangeNote:
+    def with_changes(self, changes: list[Change]) -> PublishedChanges:
         numbered = tuple(
             (self.last + 1 + at, name, number)
             for at, (name, number) in enumerate(changes)
         )
         recent = (*self.recent, *numbered)[-MAX_CHANGES:]
-        return ChangeNote(self.last + len(changes), recent)
+        return PublishedChanges(self.last + len(changes), recent)
 
     def since(self, last: int) -> set[Change] | None:
         """Return the changes above a number, None if some are no longer listed."""
@@ -189,14 +192,16 @@ class ChangeNote:
         return {name for _, name, number in self.recent if number == DELETED}
 
 
-def pack_changes(note: ChangeNote) -> bytes:
-    return pack_json({"n": note.last, "recent": [list(entry) for entry in note.recent]})
+def pack_changes(published: PublishedChanges) -> bytes:
+    return pack_json(
+        {"n": published.last, "recent": [list(entry) for entry in published.recent]}
+    )
 
 
-def unpack_changes(data: bytes, path: str) -> ChangeNote:
+def unpack_changes(data: bytes, path: str) -> PublishedChanges:
     values = unpack_json(data, path)
     try:
-        return ChangeNote(
+        return PublishedChanges(
             int(values["n"]),
             tuple((int(at), str(name), int(n)) for at, name, n in values["recent"]),
         )

@@ -42,7 +42,7 @@ class PeerConnection:
         self._connection: SourceConnection | None = None
 
     def request(
-        self, api: Api[Any, Any], request: Any, *, most_version: int = 99
+        self, api: Api[Any, Any], request: Any, *, max_version: int = 99
     ) -> Any:
         """Send a request and return its response; see SourceConnection.request().
 
@@ -56,7 +56,7 @@ class PeerConnection:
             # interrupt() runs in another thread.
             with self._mutex:
                 self._connection = connection
-        return connection.request(api, request, most_version=most_version)
+        return connection.request(api, request, max_version=max_version)
 
     def interrupt(self) -> None:
         """Make a request that waits in another thread fail."""
@@ -90,7 +90,7 @@ class PeerQueue(Generic[_Entry, _Result]):
     ) -> None:
         self._broker = broker
         self._api = api
-        #: Makes a request of entries.
+        #: Returns a request with these entries.
         self._pack = pack
         #: Returns a result for each entry of a request.
         self._unpack = unpack
@@ -136,23 +136,23 @@ class PeerQueue(Generic[_Entry, _Result]):
                 if self._is_closing:
                     break
                 # Entries that were added during a request share the next one.
-                taken = self._waiting[:_MAX_ENTRIES]
-                del self._waiting[: len(taken)]
-            self._send(taken)
+                entries = self._waiting[:_MAX_ENTRIES]
+                del self._waiting[: len(entries)]
+            self._send(entries)
         self._connection.close()
 
     def _send(
-        self, taken: list[tuple[_Entry, Callable[[_Result | LogcoreError], None]]]
+        self, entries: list[tuple[_Entry, Callable[[_Result | LogcoreError], None]]]
     ) -> None:
         results: Sequence[_Result | LogcoreError]
         try:
-            request = self._pack([entry for entry, _ in taken])
+            request = self._pack([entry for entry, _ in entries])
             results = self._unpack(self._connection.request(self._api, request))
             # Results have no names. They belong to the entries in their order.
-            if len(results) != len(taken):
+            if len(results) != len(entries):
                 raise RemoteUnavailableError(
                     f"broker {self._broker}: {self._api.name} has {len(results)} results",
-                    expected=f"{len(taken)}, one for each entry",
+                    expected=f"{len(entries)}, one for each entry",
                     found=len(results),
                 )
         except Exception as error:
@@ -161,10 +161,10 @@ class PeerQueue(Generic[_Entry, _Result]):
             if not isinstance(error, LogcoreError):
                 _log.exception("an internal error in requests to %d", self._broker)
                 error = RemoteUnavailableError(f"broker {self._broker}: {error!r}")
-            results = [error] * len(taken)
+            results = [error] * len(entries)
 
         def deliver() -> None:
-            for (_, callback), result in zip(taken, results, strict=True):
+            for (_, callback), result in zip(entries, results, strict=True):
                 guarded(callback, result)
 
         self._call_in_loop(deliver)

@@ -90,8 +90,8 @@ class PeerViews:
                 for topic in response.topics:
                     for partition in topic.partitions:
                         key = topic.name, partition.partition_index
-                        _, known = self._leaders.get(key, (-1, -1))
-                        if partition.leader_epoch > known:
+                        _, known_epoch = self._leaders.get(key, (-1, -1))
+                        if partition.leader_epoch > known_epoch:
                             self._leaders[key] = (
                                 partition.leader_id,
                                 partition.leader_epoch,

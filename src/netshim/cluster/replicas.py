@@ -8,11 +8,11 @@ Rules:
   prepares the next one. Until then, requests get NotLeaderError.
 - An append counts only under the leadership that it was made for. After a change of role
   the log itself refuses such appends.
-- Replicas are removed if a note lists the deletion of the topic's id, or if the state of
-  the partition no longer names this broker. The replicas of a topic or state that is
-  missing for another reason, such as a registry that was emptied or restored, are kept.
-  If another topic has the same name, they are renamed.
-- A replica has a role only after it was placed here for the topic with this id. A broker
+- Replicas are removed if a broker has published the deletion of the topic's id, or if
+  the state of the partition no longer names this broker. The replicas of a topic or
+  state that is missing for another reason, such as a registry that was emptied or
+  restored, are kept. If another topic has the same name, they are renamed.
+- A replica has a role only after it was created here for the topic with this id. A broker
   that was paused may read in one step that a topic was deleted and created again, or
   that the broker was unassigned and assigned again while its replica is being removed.
 
@@ -76,8 +76,8 @@ _RETRY_MS: Final = 150
 _REPORT_MS: Final = 20
 
 #: Role, leader, leader epoch and broker epoch.
-_Token = tuple[Role, int, int, int | None]
-_NO_ROLE: Final[_Token] = (Role.NONE, -1, -1, None)
+_RoleInEpoch = tuple[Role, int, int, int | None]
+_NO_ROLE: Final[_RoleInEpoch] = (Role.NONE, -1, -1, None)
 
 
 @attrs.define(eq=False)
@@ -98,16 +98,16 @@ class _LedPartition:
     path: str
     log: Log
     book: LeaderBook
-    waits: list[_CommitWait] = attrs.field(factory=list)
+    commit_waits: list[_CommitWait] = attrs.field(factory=list)
     is_proposing: bool = False
     #: The high watermark in the last response to each follower.
-    reported: dict[int, int] = attrs.field(factory=dict)
+    sent_high_watermarks: dict[int, int] = attrs.field(factory=dict)
     #: Timer after which followers get a new high watermark without records.
     report_timer: int | None = None
 
 
 @attrs.frozen
-class _PlacedTopic:
+class _LocalTopic:
     """The replicas of a topic that are on the disk of this broker."""
 
     topic_id: uuid.UUID
@@ -115,7 +115,7 @@ class _PlacedTopic:
 
 
 @attrs.frozen
-class _PlacingStep:
+class _PlacementStep:
     """A topic for _place_topics(), with the partitions that this broker gets or loses."""
 
     topic: TopicOfCluster
@@ -160,20 +160,20 @@ class ClusterReplicas(Leadership):
         self._connect = connect
         self._roles = roles
         #: Whether the durability policy waits for the disk.
-        self._waits = local.durability.waits
+        self._waits_for_disk = local.durability.waits
         self._view = ClusterView()
         #: The registered brokers of the view. Each fetch of a follower needs them.
         self._live = self._view.live
         #: The role of each replica here, from the view that was evaluated last.
-        self._tokens: dict[Key, _Token] = {}
+        self._current_roles: dict[Key, _RoleInEpoch] = {}
         #: The partitions that this broker leads.
-        self._led: dict[Key, _LedPartition] = {}
+        self._led_partitions: dict[Key, _LedPartition] = {}
         #: Copies the followed partitions, by the broker that leads them.
         self._fetchers: dict[int, LeaderFetcher] = {}
         #: The topics with replicas in the local directory.
-        self._placed: dict[str, _PlacedTopic] = {}
+        self._local_topics: dict[str, _LocalTopic] = {}
         #: The topics whose replicas may differ from the view.
-        self._unplaced: set[str] = set()
+        self._topics_to_place: set[str] = set()
         #: Deleted topics that were reported by on_deleted, and still have replicas here.
         self._reported: set[str] = set()
         #: The directory is being changed in a thread.
@@ -190,49 +190,49 @@ class ClusterReplicas(Leadership):
 
     # -- views -------------------------------------------------------------------------
 
-    def take_view(self, view: ClusterView) -> None:
+    def apply_view(self, view: ClusterView) -> None:
         """Compare all roles with a new view."""
         self.version += 1
-        before = self._view
+        previous = self._view
         self._view = view
         self._live = view.live
-        missing = before.topics.keys() - view.topics.keys() - view.damaged_topics
+        missing = previous.topics.keys() - view.topics.keys() - view.damaged_topics
         deleted = self._deleted_topics()
         self._report_strays(missing - deleted)
         if deleted - self._reported:
             self._roles.on_deleted(deleted - self._reported)
         self._reported = deleted
-        for key in [*self._tokens.keys() - view.states.keys()]:
+        for key in [*self._current_roles.keys() - view.states.keys()]:
             self._evaluate(key)
         changed = {
             name
             for name, topic in view.topics.items()
-            if before.topics.get(name) is not topic
+            if previous.topics.get(name) is not topic
         }
-        self._unplaced |= changed
+        self._topics_to_place |= changed
         for key, stored in view.states.items():
             self._evaluate(key)
             replicas = stored.state.replicas
-            if key in before.damaged or before.replicas_of(key) != replicas:
-                self._unplaced.add(key[0])
-        for key, led in self._led.items():
+            if key in previous.damaged or previous.replicas_of(key) != replicas:
+                self._topics_to_place.add(key[0])
+        for key, led in self._led_partitions.items():
             topic = view.topics.get(key[0])
             if topic is not None and key[0] in changed:
                 minimum = topic.config.min_insync_replicas
                 book = leading.change_min_insync_replicas(led.book, minimum)
                 self._update(led, book)
-        self._place()
+        self._start_placement()
 
-    def _token(self, key: Key) -> _Token:
+    def _role_in_view(self, key: Key) -> _RoleInEpoch:
         """Return the role that the view gives to a replica."""
         view, node_id = self._view, self._member.settings.node_id
         topic, stored = view.topics.get(key[0]), view.states.get(key)
         if topic is None or stored is None:
             return _NO_ROLE
-        placed = self._placed.get(key[0])
-        if placed is None or key[1] not in placed.numbers:
+        local_topic = self._local_topics.get(key[0])
+        if local_topic is None or key[1] not in local_topic.numbers:
             return _NO_ROLE
-        if not is_replica_of(placed.topic_id, topic.node.topic_id):
+        if not is_replica_of(local_topic.topic_id, topic.node.topic_id):
             # The directory contains a replica of another topic of that name.
             return _NO_ROLE
         state, epoch = stored.state, self._member.epoch
@@ -243,78 +243,80 @@ class ClusterReplicas(Leadership):
 
     def _evaluate(self, key: Key) -> None:
         """Compare the role of a replica with the view."""
-        token = self._token(key)
+        role_in_epoch = self._role_in_view(key)
         stored = self._view.states.get(key)
-        if token == self._tokens.get(key):
+        if role_in_epoch == self._current_roles.get(key):
             if stored is None:
                 return
-            led = self._led.get(key)
+            led = self._led_partitions.get(key)
             if led is not None:
                 self._update(
                     led, leading.read_state(led.book, stored.state, stored.version)
                 )
-            elif token[0] is Role.FOLLOWER and token[1] in self._fetchers:
-                self._fetchers[token[1]].read_state(key, stored.state)
+            elif (
+                role_in_epoch[0] is Role.FOLLOWER and role_in_epoch[1] in self._fetchers
+            ):
+                self._fetchers[role_in_epoch[1]].read_state(key, stored.state)
             return
         # Before the log is prepared, so that no append of the former role is accepted.
         self._resign(key)
         # Most partitions of a large cluster have no replica here.
-        if token is _NO_ROLE and key not in self._tokens:
+        if role_in_epoch is _NO_ROLE and key not in self._current_roles:
             return
-        self._tokens[key] = token
+        self._current_roles[key] = role_in_epoch
         # Appends of internal topics use the name of the topic as their key.
         queue: Any = key[0] if key[0] in INTERNAL_TOPICS else key
         self._state.work.submit(
             queue,
-            lambda: self._prepare(key, token),
-            lambda result: self._begin(key, token, result),
+            lambda: self._prepare(key, role_in_epoch),
+            lambda result: self._begin(key, role_in_epoch, result),
         )
 
-    def _prepare(self, key: Key, token: _Token) -> Log | None:
+    def _prepare(self, key: Key, role_in_epoch: _RoleInEpoch) -> Log | None:
         """End the former role of a log, and prepare the next one. Blocks."""
-        self._drop(key[0], [key[1]])
-        if token is _NO_ROLE:
+        self._stop_fetching(key[0], [key[1]])
+        if role_in_epoch is _NO_ROLE:
             log = self._local.host.opened(*key)
             if log is not None:
                 begin_to_follow(log.host.writer)
             return None
         log = self._local.partition(*key)
         begin_to_follow(log.host.writer)
-        role, _, leader_epoch, _ = token
+        role, _, leader_epoch, _ = role_in_epoch
         if role is Role.LEADER:
             # The book of a leader begins with a durable log.
             log.flush()
             log.begin_epoch(leader_epoch)
         return log
 
-    def _begin(self, key: Key, token: _Token, result: Any) -> None:
+    def _begin(self, key: Key, role_in_epoch: _RoleInEpoch, result: Any) -> None:
         """Begin a role whose log is prepared."""
-        if self._tokens.get(key) != token or self._is_closed:
+        if self._current_roles.get(key) != role_in_epoch or self._is_closed:
             return  # another change of role is under way
-        if token is _NO_ROLE:
+        if role_in_epoch is _NO_ROLE:
             self._end_role(key)
             return
         if isinstance(result, Exception):
             self._end_role(key)
-            if not isinstance(result, TopicNotFoundError):  # it is not placed yet
+            if not isinstance(result, TopicNotFoundError):  # it is not created yet
                 _log.error("%s-%d has no replica here: %s", *key, result)
                 self._retry(key)
             return
         stored = self._view.states.get(key)
         topic = self._view.topics.get(key[0])
-        if stored is None or topic is None or self._token(key) != token:
+        if stored is None or topic is None or self._role_in_view(key) != role_in_epoch:
             return
-        role, leader, _, broker_epoch = token
+        role, leader, _, broker_epoch = role_in_epoch
         if role is Role.LEADER:
-            self._lead(key, result, stored, topic)
+            self._become_leader(key, result, stored, topic)
         elif role is Role.FOLLOWER:
             assert broker_epoch is not None
-            self._follow(key, result, stored, topic, leader, broker_epoch)
+            self._become_follower(key, result, stored, topic, leader, broker_epoch)
 
     def _end_role(self, key: Key) -> None:
-        del self._tokens[key]
-        if key[0] in self._unplaced or key[0] in self._reported:
-            self._place()
+        del self._current_roles[key]
+        if key[0] in self._topics_to_place or key[0] in self._reported:
+            self._start_placement()
 
     def _retry(self, key: Key) -> None:
         self._state.timers.at(
@@ -323,7 +325,7 @@ class ClusterReplicas(Leadership):
 
     # -- leading -----------------------------------------------------------------------
 
-    def _lead(
+    def _become_leader(
         self, key: Key, log: Log, stored: StoredState, topic: TopicOfCluster
     ) -> None:
         book = leading.take_over(
@@ -337,7 +339,7 @@ class ClusterReplicas(Leadership):
             high_watermark=log.high_watermark,
             now_ms=self._state.now_ms,
         )
-        led = self._led[key] = _LedPartition(key, stored.path, log, book)
+        led = self._led_partitions[key] = _LedPartition(key, stored.path, log, book)
         self.version += 1
         self.elections += 1
         self._update(led, book)
@@ -345,14 +347,14 @@ class ClusterReplicas(Leadership):
         self._roles.on_lead(key, log)
 
     def _resign(self, key: Key) -> None:
-        led = self._led.pop(key, None)
+        led = self._led_partitions.pop(key, None)
         if led is None:
             return
         self.version += 1
         if led.report_timer is not None:
             self._state.timers.cancel(led.report_timer)
         error = NotLeaderError("another broker leads this partition now")
-        for wait in led.waits:
+        for wait in led.commit_waits:
             if wait.timer is not None:
                 self._state.timers.cancel(wait.timer)
             guarded(wait.callback, error)
@@ -374,9 +376,9 @@ class ClusterReplicas(Leadership):
                 return
             end = led.log.high_watermark
             # The list is replaced first: a callback may add another wait.
-            committed = [wait for wait in led.waits if wait.end <= end]
+            committed = [wait for wait in led.commit_waits if wait.end <= end]
             if committed:
-                led.waits = [wait for wait in led.waits if wait.end > end]
+                led.commit_waits = [wait for wait in led.commit_waits if wait.end > end]
             for wait in committed:
                 if wait.timer is not None:
                     self._state.timers.cancel(wait.timer)
@@ -397,7 +399,7 @@ class ClusterReplicas(Leadership):
 
     def _propose(self, led: _LedPartition) -> None:
         proposal = led.book.proposal
-        if proposal is None or self._led.get(led.key) is not led:
+        if proposal is None or self._led_partitions.get(led.key) is not led:
             led.is_proposing = False
             return
         led.is_proposing = True
@@ -410,7 +412,7 @@ class ClusterReplicas(Leadership):
         )
 
     def _proposed(self, led: _LedPartition, stored: StoredState, result: Any) -> None:
-        if self._led.get(led.key) is not led:
+        if self._led_partitions.get(led.key) is not led:
             return
         led.is_proposing = False
         if isinstance(result, int):
@@ -435,13 +437,13 @@ class ClusterReplicas(Leadership):
         if self._is_closed:
             return
         if self._member.epoch is not None:
-            for led in list(self._led.values()):
+            for led in list(self._led_partitions.values()):
                 self._update(led, leading.review_isr(led.book, self._live, now_ms))
         self._state.timers.set(self, now_ms + max(10, self._lag_ms // 2), self._review)
 
     # -- following ---------------------------------------------------------------------
 
-    def _follow(
+    def _become_follower(
         self,
         key: Key,
         log: Log,
@@ -454,7 +456,7 @@ class ClusterReplicas(Leadership):
             stored.state,
             self._member.settings.node_id,
             broker_epoch,
-            is_durable_first=self._waits,
+            is_durable_first=self._waits_for_disk,
             log_start=log.log_start_offset,
             log_end=log.log_end_offset,
             last_epoch=last_epoch(log),
@@ -473,42 +475,42 @@ class ClusterReplicas(Leadership):
 
     # -- placing -----------------------------------------------------------------------
 
-    def _place(self) -> None:
+    def _start_placement(self) -> None:
         """Create and remove replicas, so that they match the view."""
         if self._is_placing or self._is_closed:
             return
         deleted = {
             name
             for name in self._deleted_topics()
-            if not self._has_roles(name, self._placed[name].numbers)
+            if not self._has_roles(name, self._local_topics[name].numbers)
         }
-        steps: dict[str, _PlacingStep] = {}
+        steps: dict[str, _PlacementStep] = {}
         waiting: set[str] = set()
-        for name in sorted(self._unplaced & self._view.topics.keys()):
-            step = self._placing_step(name, self._view.topics[name])
+        for name in sorted(self._topics_to_place & self._view.topics.keys()):
+            step = self._placement_step(name, self._view.topics[name])
             if self._has_roles(name, step.unassigned):
                 waiting.add(name)
             else:
                 steps[name] = step
-        self._unplaced = waiting
+        self._topics_to_place = waiting
         if not steps and not deleted:
             return
         self._is_placing = True
         for name, step in steps.items():
             # A removal that has begun is completed, also if the next view assigns the
             # partition again. Until then it has no role.
-            placed = self._placed.get(name)
-            if placed is not None:
-                numbers = placed.numbers - step.unassigned
-                self._placed[name] = attrs.evolve(placed, numbers=numbers)
-        ids = {name: self._placed[name].topic_id for name in sorted(deleted)}
+            local_topic = self._local_topics.get(name)
+            if local_topic is not None:
+                numbers = local_topic.numbers - step.unassigned
+                self._local_topics[name] = attrs.evolve(local_topic, numbers=numbers)
+        ids = {name: self._local_topics[name].topic_id for name in sorted(deleted)}
         self._state.work.submit(
             _PLACING,
             lambda: self._place_topics(steps, ids),
-            lambda result: self._on_placed(steps, deleted, result),
+            lambda result: self._finish_placement(steps, deleted, result),
         )
 
-    def _placing_step(self, name: str, topic: TopicOfCluster) -> _PlacingStep:
+    def _placement_step(self, name: str, topic: TopicOfCluster) -> _PlacementStep:
         view, node_id = self._view, self._member.settings.node_id
         assigned, unassigned = set(), set()
         for number in topic.node.replicas:
@@ -519,41 +521,44 @@ class ClusterReplicas(Leadership):
                 assigned.add(number)
             elif key in view.states:
                 unassigned.add(number)
-        placed = self._placed.get(name)
+        local_topic = self._local_topics.get(name)
         # The replicas of a former topic of the name make room for the new ones.
-        if placed is not None and placed.topic_id != topic.node.topic_id:
-            unassigned |= placed.numbers
-        return _PlacingStep(topic, frozenset(assigned), frozenset(unassigned))
+        if local_topic is not None and local_topic.topic_id != topic.node.topic_id:
+            unassigned |= local_topic.numbers
+        return _PlacementStep(topic, frozenset(assigned), frozenset(unassigned))
 
     def _has_roles(self, name: str, numbers: Iterable[int]) -> bool:
         """Return whether work for the role of a replica is queued, or it has a role.
 
         Such work may open the log, so a removal waits until it has run.
         """
-        return any((name, number) in self._tokens for number in numbers)
+        return any((name, number) in self._current_roles for number in numbers)
 
     def _deleted_topics(self) -> set[str]:
-        """Return the topics placed here that were deleted.
+        """Return the topics with replicas here that were deleted.
 
         Another topic may have the name of one of them.
         """
         topics = self._view.topics
         return {
             name
-            for name, placed in self._placed.items()
-            if self._fate(
-                placed.topic_id, topics[name].node.topic_id if name in topics else None
+            for name, local_topic in self._local_topics.items()
+            if self._replica_fate(
+                local_topic.topic_id,
+                topics[name].node.topic_id if name in topics else None,
             )
             is ReplicaFate.DELETE
         }
 
-    def _fate(self, own_id: uuid.UUID, present_id: uuid.UUID | None) -> ReplicaFate:
+    def _replica_fate(
+        self, local_id: uuid.UUID, current_id: uuid.UUID | None
+    ) -> ReplicaFate:
         """Return the treatment of replicas whose topic has an id."""
-        present = None if present_id is None else str(present_id)
-        return fate_of_replicas(str(own_id), present, self._view.deleted_ids)
+        current = None if current_id is None else str(current_id)
+        return fate_of_replicas(str(local_id), current, self._view.deleted_ids)
 
     def _place_topics(
-        self, steps: Mapping[str, _PlacingStep], deleted: Mapping[str, uuid.UUID]
+        self, steps: Mapping[str, _PlacementStep], deleted: Mapping[str, uuid.UUID]
     ) -> None:
         """Change the local directory. Blocks.
 
@@ -569,11 +574,11 @@ class ClusterReplicas(Leadership):
         for name, step in steps.items():
             node = step.topic.node
             if name in local:
-                fate = self._fate(local.topic_id(name), node.topic_id)
-                if fate is ReplicaFate.DELETE:
+                replica_fate = self._replica_fate(local.topic_id(name), node.topic_id)
+                if replica_fate is ReplicaFate.DELETE:
                     self._remove(name, local.partitions(name))
-                elif fate is ReplicaFate.SET_ASIDE:
-                    self._set_aside(name)
+                elif replica_fate is ReplicaFate.SET_ASIDE:
+                    self._rename_to_stray(name)
                 else:
                     extra = step.unassigned.intersection(local.partitions(name))
                     if extra:
@@ -590,43 +595,43 @@ class ClusterReplicas(Leadership):
     def _remove(self, name: str, numbers: Iterable[int]) -> None:
         numbers = sorted(numbers)
         _log.info("replicas of %s are removed: %s", name, numbers)
-        self._drop(name, numbers)
+        self._stop_fetching(name, numbers)
         self._local.host.remove_replicas(name, numbers)
 
-    def _set_aside(self, name: str) -> None:
+    def _rename_to_stray(self, name: str) -> None:
         """Rename the replicas of another topic of that name."""
         _log.warning(
             "topic %s is another one than in %s; the former replicas are renamed to -stray",
             name,
             self._local.path,
         )
-        self._drop(name, self._local.partitions(name))
+        self._stop_fetching(name, self._local.partitions(name))
         self._local.host.set_topic_aside(name)
 
-    def _drop(self, name: str, numbers: Iterable[int]) -> None:
+    def _stop_fetching(self, name: str, numbers: Iterable[int]) -> None:
         for fetcher in list(self._fetchers.values()):
             for number in numbers:
                 fetcher.drop((name, number))
 
-    def _on_placed(
-        self, steps: Mapping[str, _PlacingStep], deleted: Iterable[str], result: Any
+    def _finish_placement(
+        self, steps: Mapping[str, _PlacementStep], deleted: Iterable[str], result: Any
     ) -> None:
         self._is_placing = False
         if isinstance(result, Exception):
-            _log.error("replicas cannot be placed: %s", result)
-            self._unplaced.update(steps)
+            _log.error("replicas cannot be created or removed: %s", result)
+            self._topics_to_place.update(steps)
             self._state.timers.at(
-                self._state.now_ms + 10 * _RETRY_MS, lambda _: self._place()
+                self._state.now_ms + 10 * _RETRY_MS, lambda _: self._start_placement()
             )
             return
         for name in deleted:
-            self._placed.pop(name, None)
+            self._local_topics.pop(name, None)
         for name, step in steps.items():
             node = step.topic.node
-            self._placed[name] = _PlacedTopic(node.topic_id, step.assigned)
+            self._local_topics[name] = _LocalTopic(node.topic_id, step.assigned)
             for number in node.replicas:
                 self._evaluate((name, number))
-        self._place()
+        self._start_placement()
 
     def report_strays(self) -> None:
         """Log the topics of the directory that the cluster does not have."""
@@ -645,18 +650,18 @@ class ClusterReplicas(Leadership):
 
     # -- for handlers ------------------------------------------------------------------
 
-    def leads(self, key: Key) -> bool:
-        return key in self._led
+    def is_leader(self, key: Key) -> bool:
+        return key in self._led_partitions
 
     def check_serves(self, key: Key, leader_epoch: int) -> None:
-        if key in self._led:
+        if key in self._led_partitions:
             return
-        token = self._tokens.get(key, _NO_ROLE)
-        if leader_epoch < 0 or token is _NO_ROLE:
+        role_in_epoch = self._current_roles.get(key, _NO_ROLE)
+        if leader_epoch < 0 or role_in_epoch is _NO_ROLE:
             raise NotLeaderError("another broker leads this partition, or none")
 
     def check_in_sync(self, key: Key) -> None:
-        led = self._led.get(key)
+        led = self._led_partitions.get(key)
         if led is not None and not led.book.has_min_isr:
             raise NotEnoughReplicasError(
                 "too few replicas are in sync",
@@ -668,22 +673,22 @@ class ClusterReplicas(Leadership):
         stored = self._view.states.get(key)
         return log.leader_epoch if stored is None else stored.state.leader_epoch
 
-    def knows_end(self, key: Key) -> bool:
-        led = self._led.get(key)
+    def is_high_watermark_current(self, key: Key) -> bool:
+        led = self._led_partitions.get(key)
         return led is None or led.book.high_watermark >= led.book.epoch_start
 
     def appended(self, key: Key, log: Log, end: int, now_ms: int) -> None:
-        led = self._led.get(key)
+        led = self._led_partitions.get(key)
         if led is None:
             return
         self.appends += 1
         self._read_end(led)
-        if self._waits:
+        if self._waits_for_disk:
             self._state.syncs.when_durable(log, end, partial(self._synced, led))
         self._state.fetches.wake_followers(key, now_ms)
 
     def _read_end(self, led: _LedPartition) -> None:
-        """Take the present ends of the log."""
+        """Take the current ends of the log."""
         end = led.log.log_end_offset
         if end > led.book.log_end:
             self._update(
@@ -691,13 +696,13 @@ class ClusterReplicas(Leadership):
                 leading.appended(
                     led.book,
                     end,
-                    is_durable=not self._waits,
+                    is_durable=not self._waits_for_disk,
                     now_ms=self._state.now_ms,
                 ),
             )
 
     def _synced(self, led: _LedPartition, error: LogcoreError | None) -> None:
-        if self._led.get(led.key) is not led:
+        if self._led_partitions.get(led.key) is not led:
             return
         if error is not None:
             self._roles.on_failure(error)
@@ -716,7 +721,7 @@ class ClusterReplicas(Leadership):
         callback: WhenCommitted,
         deadline_ms: int | None = None,
     ) -> None:
-        led = self._led.get(key)
+        led = self._led_partitions.get(key)
         if led is None or led.log is not log:
             callback(NotLeaderError("another broker leads this partition now"))
             return
@@ -728,10 +733,10 @@ class ClusterReplicas(Leadership):
             wait.timer = self._state.timers.at(
                 deadline_ms, lambda _: self._give_up(led, wait)
             )
-        led.waits.append(wait)
+        led.commit_waits.append(wait)
 
     def _give_up(self, led: _LedPartition, wait: _CommitWait) -> None:
-        led.waits.remove(wait)
+        led.commit_waits.remove(wait)
         guarded(
             wait.callback,
             CommitTimeoutError(
@@ -745,7 +750,7 @@ class ClusterReplicas(Leadership):
     def follower_fetched(
         self, key: Key, log: Log, fetch: FollowerFetch
     ) -> FetchRefusal | None:
-        led = self._led.get(key)
+        led = self._led_partitions.get(key)
         if led is None or led.log is not log:
             return FetchRefusal(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         self._read_end(led)
@@ -766,17 +771,17 @@ class ClusterReplicas(Leadership):
         return refusal
 
     def is_in_sync(self, key: Key, replica: int) -> bool:
-        led = self._led.get(key)
+        led = self._led_partitions.get(key)
         return led is not None and replica in led.book.state.isr
 
-    def must_report(
+    def must_send_high_watermark(
         self, key: Key, replica: int, high_watermark: int, *, has_records: bool
     ) -> bool:
-        led = self._led.get(key)
+        led = self._led_partitions.get(key)
         if led is None:
             return has_records
-        is_known = led.reported.get(replica) == high_watermark
+        is_known = led.sent_high_watermarks.get(replica) == high_watermark
         if not has_records and (is_known or led.report_timer is not None):
             return False
-        led.reported[replica] = high_watermark
+        led.sent_high_watermarks[replica] = high_watermark
         return True

@@ -169,7 +169,7 @@ class GroupShards(GroupService):
         """Call callback(True) immediately: partitions are loaded one by one."""
         callback(True)
 
-    def when_known(
+    def when_groups_loaded(
         self,
         handle: Callable[[], _T | PendingResponse],
         refuse: Callable[[GroupError], _T],
@@ -246,22 +246,22 @@ class GroupShards(GroupService):
     ) -> None:
         # One more than the coordinators, so that callback() is not called before all are
         # started.
-        left = 1
+        remaining = 1
         failure: GroupError | None = None
 
-        def one_done(error: GroupError | None) -> None:
-            nonlocal left, failure
-            left -= 1
+        def finish_one(error: GroupError | None) -> None:
+            nonlocal remaining, failure
+            remaining -= 1
             failure = failure or error
-            if not left:
+            if not remaining:
                 callback(failure)
 
         # A deleted `__consumer_offsets` has no offsets to delete.
-        others = names - {OFFSETS_TOPIC}
-        for shard in self.shards.loaded() if others else ():
-            left += 1
-            shard.topics_deleted(others, now_ms, one_done)
-        one_done(None)
+        group_topics = names - {OFFSETS_TOPIC}
+        for shard in self.shards.loaded() if group_topics else ():
+            remaining += 1
+            shard.topics_deleted(group_topics, now_ms, finish_one)
+        finish_one(None)
 
     def stop(self, now_ms: int) -> None:
         for shard in self.shards.loaded():

@@ -19,9 +19,9 @@ from netshim.session import ClientSession
 from netshim.topology import (
     NO_NODE,
     BrokerAddress,
+    PartitionReplicas,
     Placement,
     Reassignment,
-    ReplicaFacts,
     Topology,
 )
 from netshim.wire import codes
@@ -61,23 +61,23 @@ class ClusterTopology(Topology):
             if (address := node.endpoint(listener)) is not None
         ]
 
-    def partition(self, topic: str, number: int) -> ReplicaFacts:
+    def partition(self, topic: str, number: int) -> PartitionReplicas:
         view = self._member.view
         replicas = list(view.replicas_of((topic, number)))
         # A broker without a registration is stopped, or has lost its session.
-        offline = [each for each in replicas if each not in view.brokers]
+        offline = [replica for replica in replicas if replica not in view.brokers]
         stored = view.states.get((topic, number))
         if stored is None:
             # The controller has not made a state for the partition yet.
-            return ReplicaFacts(NO_NODE, -1, replicas, [], [], offline)
+            return PartitionReplicas(NO_NODE, -1, replicas, [], [], offline)
         state = stored.state
         leader = state.leader
-        return ReplicaFacts(
+        return PartitionReplicas(
             leader,
             state.leader_epoch,
             replicas,
-            [each for each in replicas if each in state.isr],
-            [each for each in replicas if each in state.elr],
+            [replica for replica in replicas if replica in state.isr],
+            [replica for replica in replicas if replica in state.elr],
             offline,
         )
 
@@ -96,23 +96,23 @@ class ClusterTopology(Topology):
 
     def check_placement(self, placement: Placement) -> tuple[int, str | None]:
         try:
-            known = self._member.read_racks().keys()
+            nodes = self._member.read_racks().keys()
         except RegistryError as error:
             return codes.REQUEST_TIMED_OUT, str(error)
         if placement.assignments is None:
             factor = self._directory.factor_of(placement)
-            if 1 <= factor <= len(known):
+            if 1 <= factor <= len(nodes):
                 return codes.NONE, None
             return (
                 codes.INVALID_REPLICATION_FACTOR,
-                f"expected a replication factor of 1 to {len(known)}, found {factor}",
+                f"expected a replication factor of 1 to {len(nodes)}, found {factor}",
             )
-        sizes = {len(each) for each in placement.assignments.values()}
+        sizes = {len(replicas) for replicas in placement.assignments.values()}
         for brokers in placement.assignments.values():
-            if not brokers or len({*brokers}) < len(brokers) or not known >= {*brokers}:
+            if not brokers or len({*brokers}) < len(brokers) or not nodes >= {*brokers}:
                 return (
                     codes.INVALID_REPLICA_ASSIGNMENT,
-                    f"expected different brokers of {sorted(known)}, found {list(brokers)}",
+                    f"expected different brokers of {sorted(nodes)}, found {list(brokers)}",
                 )
         if len(sizes) > 1:
             return (
@@ -164,15 +164,16 @@ class ClusterTopology(Topology):
                     key,
                     member.controller_epoch,
                     is_unclean=is_unclean,
-                    waits=member.settings.waits,
+                    waits_for_disk=member.settings.waits_for_disk,
                 )
             except BadVersionError:
-                # Another broker was faster. The decision is made again with its state.
+                # Another broker has changed the state first. Decide again with the new
+                # state.
                 self._wait_for_newer(key, before)
                 continue
             if refused is not None:
                 return int(refused)
-            member.note([key])
+            member.publish_changes([key])
             self._wait_for_newer(key, before)
             return codes.NONE
         return codes.LEADER_NOT_AVAILABLE
@@ -205,23 +206,29 @@ class ClusterTopology(Topology):
             if stored is None:
                 if not view.replicas_of(key):
                     return codes.UNKNOWN_TOPIC_OR_PARTITION
-                # The topic is new, and the controller has not made a state for the
-                # partition yet.
+                # The topic is new, and the controller has not written a state for
+                # the partition yet.
                 return codes.LEADER_NOT_AVAILABLE
             # None cancels the reassignment.
-            wanted = None if target is None else tuple(target)
-            changed = electing.reassign(stored.state, wanted, view.known_brokers)
+            target_replicas = None if target is None else tuple(target)
+            changed = electing.reassign(
+                stored.state, target_replicas, view.known_brokers
+            )
             if isinstance(changed, ReplicationError):
                 return int(changed)
             factor = len(stored.state.target)
-            if wanted is not None and len(wanted) != factor and not may_change_factor:
+            if (
+                target_replicas is not None
+                and len(target_replicas) != factor
+                and not may_change_factor
+            ):
                 return codes.INVALID_REPLICATION_FACTOR
             try:
                 write_state(member.registry, attrs.evolve(stored, state=changed))
             except BadVersionError:
                 self._wait_for_newer(key, stored.version)
                 continue
-            member.note([key])
+            member.publish_changes([key])
             return codes.NONE
         return codes.REQUEST_TIMED_OUT
 
@@ -229,7 +236,7 @@ class ClusterTopology(Topology):
         return {
             key: Reassignment(
                 list(state.replicas),
-                [each for each in state.adding if each not in state.removing],
+                [node for node in state.adding if node not in state.removing],
                 list(state.removing),
             )
             for key, stored in self._member.view.states.items()
@@ -237,7 +244,7 @@ class ClusterTopology(Topology):
         }
 
 
-def _failed(what: str, key: Key, error: RegistryError) -> int:
+def _failed(action: str, key: Key, error: RegistryError) -> int:
     """Report that the registry refused a change; return the code for the client."""
-    _log.warning("%s of %s-%d was not written: %s", what, *key, error)
+    _log.warning("%s of %s-%d was not written: %s", action, *key, error)
     return codes.REQUEST_TIMED_OUT

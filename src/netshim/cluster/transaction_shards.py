@@ -39,9 +39,9 @@ from netshim.cluster.peer_requests import PeerQueue
 from netshim.cluster.shards import NoShard, Shards
 from netshim.cluster.view import ClusterView
 from netshim.coordinators import (
-    FoundTransactions,
     TransactionalProducer,
     TransactionErrors,
+    TransactionsCallback,
     TransactionService,
 )
 from netshim.scheduling import guarded
@@ -79,7 +79,7 @@ class _MarkersOf:
 
 
 @attrs.frozen
-class _TransactionQuestion:
+class _VerificationRequest:
     """Whether a producer may write to partitions."""
 
     producer: TransactionalProducer
@@ -88,22 +88,22 @@ class _TransactionQuestion:
 
 
 def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    by_topic: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
-        found.setdefault(topic, []).append(number)
-    return found
+        by_topic.setdefault(topic, []).append(number)
+    return by_topic
 
 
 def _pack_markers(entries: Sequence[_MarkersOf]) -> Any:
-    kind = wire.WRITE_TXN_MARKERS.Request.Marker
+    marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
     return wire.WRITE_TXN_MARKERS.Request(
         markers=[
-            kind(
+            marker_type(
                 producer_id=entry.effect.producer_id,
                 producer_epoch=entry.effect.producer_epoch,
                 transaction_result=entry.effect.commit,
                 topics=[
-                    kind.Topic(name=topic, partition_indexes=numbers)
+                    marker_type.Topic(name=topic, partition_indexes=numbers)
                     for topic, numbers in _by_topic(entry.partitions).items()
                 ],
                 coordinator_epoch=entry.coordinator_epoch,
@@ -116,25 +116,25 @@ def _pack_markers(entries: Sequence[_MarkersOf]) -> Any:
 def _unpack_markers(response: Any) -> list[dict[Partition, int]]:
     return [
         {
-            (topic.name, each.partition_index): each.error_code
+            (topic.name, partition.partition_index): partition.error_code
             for topic in marker.topics
-            for each in topic.partitions
+            for partition in topic.partitions
         }
         for marker in response.markers
     ]
 
 
-def _pack_questions(entries: Sequence[_TransactionQuestion]) -> Any:
-    kind = wire.ADD_PARTITIONS_TO_TXN.Request.Transaction
+def _pack_verifications(entries: Sequence[_VerificationRequest]) -> Any:
+    transaction_type = wire.ADD_PARTITIONS_TO_TXN.Request.Transaction
     return wire.ADD_PARTITIONS_TO_TXN.Request(
         transactions=[
-            kind(
+            transaction_type(
                 transactional_id=entry.producer[0],
                 producer_id=entry.producer[1],
                 producer_epoch=entry.producer[2],
                 verify_only=not entry.adds,
                 topics=[
-                    kind.Topic(name=topic, partitions=numbers)
+                    transaction_type.Topic(name=topic, partitions=numbers)
                     for topic, numbers in _by_topic(entry.partitions).items()
                 ],
             )
@@ -143,16 +143,16 @@ def _pack_questions(entries: Sequence[_TransactionQuestion]) -> Any:
     )
 
 
-def _unpack_questions(response: Any) -> list[TransactionErrors]:
-    unknown = TransactionError.COORDINATOR_NOT_AVAILABLE
+def _unpack_verifications(response: Any) -> list[TransactionErrors]:
+    default_error = TransactionError.COORDINATOR_NOT_AVAILABLE
     return [
         {
-            (topic.name, each.partition_index): _ERRORS.get(
-                each.partition_error_code, unknown
+            (topic.name, partition.partition_index): _ERRORS.get(
+                partition.partition_error_code, default_error
             )
             for topic in transaction.topic_results
-            for each in topic.results_by_partition
-            if each.partition_error_code
+            for partition in topic.results_by_partition
+            if partition.partition_error_code
         }
         for transaction in response.results_by_transaction
     ]
@@ -171,12 +171,12 @@ class TransactionPeers:
         self._connect = connect
         self._call_in_loop = call_in_loop
         self._markers: dict[int, PeerQueue[_MarkersOf, dict[Partition, int]]] = {}
-        self._questions: dict[
-            int, PeerQueue[_TransactionQuestion, TransactionErrors]
+        self._verifications: dict[
+            int, PeerQueue[_VerificationRequest, TransactionErrors]
         ] = {}
 
     @property
-    def own_number(self) -> int:
+    def own_node_id(self) -> int:
         return self._member.settings.node_id
 
     def leader_of(self, partition: Partition) -> int | None:
@@ -215,25 +215,25 @@ class TransactionPeers:
     def request(
         self,
         broker: int,
-        question: _TransactionQuestion,
+        question: _VerificationRequest,
         callback: Callable[[TransactionErrors | LogcoreError], None],
     ) -> None:
         """Ask a coordinator, and call callback() with errors by partition."""
-        queue = self._questions.get(broker)
+        queue = self._verifications.get(broker)
         if queue is None:
-            queue = self._questions[broker] = PeerQueue(
+            queue = self._verifications[broker] = PeerQueue(
                 broker,
                 wire.ADD_PARTITIONS_TO_TXN,
-                _pack_questions,
-                _unpack_questions,
+                _pack_verifications,
+                _unpack_verifications,
                 self._connect,
                 self._call_in_loop,
             )
         queue.add(question, callback)
 
-    def take_view(self, view: ClusterView) -> None:
+    def apply_view(self, view: ClusterView) -> None:
         """Give up the requests to brokers that are not registered any more."""
-        for queues in (self._markers, self._questions):
+        for queues in (self._markers, self._verifications):
             for broker, queue in queues.items():
                 if broker not in view.brokers:
                     # The partitions have another leader now, and its answer is faster
@@ -242,7 +242,7 @@ class TransactionPeers:
 
     def close(self) -> None:
         """End the threads. Blocks."""
-        for queues in (self._markers, self._questions):
+        for queues in (self._markers, self._verifications):
             for queue in queues.values():
                 queue.close()
 
@@ -270,19 +270,19 @@ class TransactionShard(TransactionHost):
             if leader is not None:
                 by_leader.setdefault(leader, set()).add(partition)
         # Partitions without a leader are tried again later.
-        left = set(by_leader.pop(NO_NODE, ()))
+        failed_partitions = set(by_leader.pop(NO_NODE, ()))
         # One more, so that callback() is not called before all leaders are started.
-        waits_for = len(by_leader) + 1
+        remaining = len(by_leader) + 1
 
         def finish(failed: Collection[Partition] = ()) -> None:
-            nonlocal waits_for
-            left.update(failed)
-            waits_for -= 1
-            if not waits_for:
-                callback(coordinator, frozenset(left))
+            nonlocal remaining
+            failed_partitions.update(failed)
+            remaining -= 1
+            if not remaining:
+                callback(coordinator, frozenset(failed_partitions))
 
         for leader, partitions in by_leader.items():
-            if leader == self._peers.own_number:
+            if leader == self._peers.own_node_id:
                 Markers(
                     self._state,
                     coordinator,
@@ -302,8 +302,8 @@ class TransactionShard(TransactionHost):
         partitions: frozenset[Partition],
         finish: Callable[[Collection[Partition]], None],
     ) -> None:
-        def sent(found: dict[Partition, int] | LogcoreError) -> None:
-            if isinstance(found, LogcoreError):
+        def sent(code_by_partition: dict[Partition, int] | LogcoreError) -> None:
+            if isinstance(code_by_partition, LogcoreError):
                 # The broker may have written them nevertheless. A second marker is
                 # harmless.
                 finish(partitions)
@@ -314,7 +314,7 @@ class TransactionShard(TransactionHost):
                 [
                     partition
                     for partition in partitions
-                    if found.get(partition, -1) not in _FINAL
+                    if code_by_partition.get(partition, -1) not in _FINAL
                 ]
             )
 
@@ -413,7 +413,7 @@ class TransactionShards(TransactionService):
             shard.request(request, now_ms, callback)
 
     def find_stored(
-        self, names: Collection[str] | None, callback: FoundTransactions
+        self, names: Collection[str] | None, callback: TransactionsCallback
     ) -> None:
         shards = self.shards.loaded()
         if names is not None:
@@ -425,10 +425,10 @@ class TransactionShards(TransactionService):
                 )
                 return
             shards = [shard for shard in each if isinstance(shard, TransactionShard)]
-        found: dict[str, StoredTransaction] = {}
+        transactions: dict[str, StoredTransaction] = {}
         for shard in shards:
-            found |= shard.stored(names)
-        callback(found)
+            transactions |= shard.stored(names)
+        callback(transactions)
 
     def stop(self, now_ms: int) -> None:
         for shard in self.shards.loaded():
@@ -445,9 +445,9 @@ class TransactionShards(TransactionService):
     ) -> bool:
         if producer[1] in self._preparations:
             return False  # earlier requests of the producer come first
-        return not self._unknown(producer, partitions)
+        return not self._unverified(producer, partitions)
 
-    def _unknown(
+    def _unverified(
         self, producer: TransactionalProducer, partitions: Iterable[Partition]
     ) -> frozenset[Partition]:
         """Return the partitions led here for which the coordinator must be asked."""
@@ -456,7 +456,7 @@ class TransactionShards(TransactionService):
             partition
             for partition in partitions
             if self._verified.get(partition, {}).get(producer_id) != epoch
-            and self._state.leadership.leads(partition)
+            and self._state.leadership.is_leader(partition)
         )
 
     def prepare(
@@ -473,11 +473,13 @@ class TransactionShards(TransactionService):
         self._prepare_next(producer[1])
 
     def _prepare_next(self, producer_id: int) -> None:
-        """Complete the requests of a producer, up to one that needs the coordinator's answer."""
+        """Complete the requests of a producer, up to one that needs the coordinator's
+        answer.
+        """
         waiting = self._preparations.get(producer_id, deque())
         while waiting and not waiting[0].is_requesting:
             preparation = waiting[0]
-            unknown = self._unknown(preparation.producer, preparation.partitions)
+            unknown = self._unverified(preparation.producer, preparation.partitions)
             if unknown and not preparation.errors:
                 self._request_errors(preparation, unknown)
                 continue
@@ -507,7 +509,7 @@ class TransactionShards(TransactionService):
 
         home = TRANSACTIONS_TOPIC, self.shards.partition_of(producer[0])
         coordinator = self.peers.leader_of(home)
-        if coordinator == self.peers.own_number:
+        if coordinator == self.peers.own_node_id:
             now_ms = self._state.now_ms
             add_or_verify(
                 self, producer, unknown, now_ms, finish, adds=preparation.adds
@@ -517,7 +519,7 @@ class TransactionShards(TransactionService):
         else:
             self.peers.request(
                 coordinator,
-                _TransactionQuestion(producer, unknown, preparation.adds),
+                _VerificationRequest(producer, unknown, preparation.adds),
                 finish,
             )
         has_returned = True

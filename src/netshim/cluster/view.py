@@ -37,15 +37,15 @@ class TopicOfCluster:
     #: The effective settings.
     config: LogConfig
 
-    def for_elections(self, *, waits: bool) -> PartitionSettings:
+    def for_elections(self, *, waits_for_disk: bool) -> PartitionSettings:
         """Return the settings that elections depend on.
 
-        `waits` is whether the durability policy waits for the disk.
+        `waits_for_disk` is whether the durability policy waits for the disk.
         """
         return PartitionSettings(
             min_insync_replicas=self.config.min_insync_replicas,
             is_unclean_allowed=self.config.unclean_leader_election_enable,
-            is_durable_first=waits,
+            is_durable_first=waits_for_disk,
         )
 
 
@@ -64,7 +64,7 @@ class ClusterView:
     #: Topics whose deletion was requested. Some may not exist any more.
     deletions: frozenset[str] = frozenset()
     states: Mapping[Key, StoredState] = _NO_MAP
-    #: Ids of topics that were deleted, as far as notes listed them. A topic that is
+    #: Ids of topics that were deleted, as far as brokers have published them. A topic that is
     #: missing for another reason is not in it.
     deleted_ids: frozenset[str] = frozenset()
     #: Partitions whose state cannot be read, and topics whose node cannot, with the

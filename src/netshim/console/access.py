@@ -24,7 +24,7 @@ from netshim.security.acls import (
     AclOperation,
     ResourceType,
 )
-from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.security.stored import SecuritySnapshot, SecurityStore
 from netshim.session import ANONYMOUS
 
 #: How long the users and rules that were read last are used without a check of the files.
@@ -42,11 +42,15 @@ class ConsoleViewer:
     #: None if every user may do everything.
     rules: AclIndex | None = None
 
-    def may(self, operation: AclOperation, kind: ResourceType, name: str) -> bool:
+    def may(
+        self, operation: AclOperation, resource_type: ResourceType, name: str
+    ) -> bool:
         """Return whether the user may perform an operation on a resource."""
         if self.rules is None:
             return True
-        return self.rules.allows(self.principal, self.host, operation, kind, name)
+        return self.rules.allows(
+            self.principal, self.host, operation, resource_type, name
+        )
 
     def may_topic(self, operation: AclOperation, name: str) -> bool:
         """Return whether the user may perform an operation on a topic."""
@@ -75,7 +79,7 @@ class ConsoleAccess:
 
     #: Returns the stored users and rules. It may block, and raises LogcoreError if they
     #: cannot be read.
-    read_facts: Callable[[], SecurityFacts] = SecurityFacts
+    read_snapshot: Callable[[], SecuritySnapshot] = SecuritySnapshot
     #: Whether a page needs a login.
     needs_login: bool = False
     #: Whether a page leaves out everything that the rules do not allow.
@@ -94,14 +98,14 @@ class ConsoleAccess:
         """Return a user with the rules as they are now. May block."""
         if not self.enforces_acls:
             return ConsoleViewer(principal, host)
-        rules = tuple(sorted(set(self.read_facts().acls)))
+        rules = tuple(sorted(set(self.read_snapshot().acls)))
         index = self._index
         if index is None or index.acls != rules:
             index = self._index = AclIndex(rules, self.super_users)
         return ConsoleViewer(principal, host, index)
 
 
-class StoredFacts:
+class StoredSecurity:
     """Reads the users and rules of a directory, at most once a second.
 
     The threads of several pages may call one instance at the same time.
@@ -111,10 +115,10 @@ class StoredFacts:
         self._path = path
         self._fs = fs
         self._lock = threading.Lock()
-        self._facts = SecurityFacts()
+        self._snapshot = SecuritySnapshot()
         self._read_ms: int | None = None
 
-    def __call__(self) -> SecurityFacts:
+    def __call__(self) -> SecuritySnapshot:
         """Return the users and rules; none if the directory has no registry.
 
         Raises:
@@ -125,16 +129,16 @@ class StoredFacts:
             is_old = self._read_ms is None or now_ms - self._read_ms >= _FRESH_MS
             # While there are no users, the files are read at each call, so that the first
             # user can log in as soon as it has been added.
-            if is_old or not self._facts.users:
-                self._facts = self._read()
+            if is_old or not self._snapshot.users:
+                self._snapshot = self._read()
                 self._read_ms = now_ms
-            return self._facts
+            return self._snapshot
 
-    def _read(self) -> SecurityFacts:
+    def _read(self) -> SecuritySnapshot:
         try:
             store = SecurityStore(self._path, self._fs, read_only=True)
         except LogNotFoundError:
-            return SecurityFacts()
+            return SecuritySnapshot()
         try:
             return store.load()
         finally:

@@ -70,10 +70,10 @@ def wait_for(
             finish(error)
 
     handle.post(run)
-    found = result.result(WAIT_S)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    value = result.result(WAIT_S)
+    if isinstance(value, Exception):
+        raise value
+    return value
 
 
 @attrs.frozen
@@ -110,24 +110,24 @@ def groups_reader(handle: ServerHandle) -> Callable[[], dict[str, LiveGroup]]:
 
 
 def _live_groups(state: BrokerState) -> Steps[dict[str, LiveGroup]]:
-    found: dict[str, LiveGroup] = {}
-    left = MAX_OFFSETS
+    live_groups: dict[str, LiveGroup] = {}
+    remaining_offsets = MAX_OFFSETS
     chunk_counter = ChunkCounter()
     for group in list(state.groups.all()):
         if chunk_counter.is_over():
             yield
         count = sum(map(len, group.offsets.values()))
         offsets: dict[Key, int] = {}
-        if count <= left:
-            left -= count
+        if count <= remaining_offsets:
+            remaining_offsets -= count
             offsets = {
                 (topic, number): committed.offset
                 for topic, partitions in group.offsets.items()
                 for number, committed in partitions.items()
             }
         members = group.members if group.consumers is None else group.consumers.members
-        found[group.group_id] = LiveGroup(group.state, len(members), offsets)
-    return found
+        live_groups[group.group_id] = LiveGroup(group.state, len(members), offsets)
+    return live_groups
 
 
 @attrs.frozen(kw_only=True)
@@ -144,7 +144,7 @@ class ApiCounts:
 
 
 @attrs.frozen
-class ShownRule:
+class AclRow:
     """An access control list as text."""
 
     permission: str
@@ -168,7 +168,7 @@ class LaggingPartition:
 
 
 @attrs.frozen
-class ClusterFacts:
+class ClusterStatus:
     """The cluster in the view of this broker."""
 
     #: Node id; -1 for none.
@@ -182,8 +182,8 @@ class ClusterFacts:
 
 
 @attrs.frozen(kw_only=True)
-class BrokerPageFacts:
-    """The facts of one moment."""
+class BrokerPageData:
+    """The values that the page of the broker shows, at one moment."""
 
     bootstrap_servers: str
     node_id: int
@@ -196,41 +196,42 @@ class BrokerPageFacts:
     #: Names of the users, and whether the rules are enforced.
     users: list[str]
     enforces_rules: bool
-    rules: list[ShownRule]
+    rules: list[AclRow]
     #: None for a broker without a cluster.
-    cluster: ClusterFacts | None
+    cluster: ClusterStatus | None
     received_bytes: int
     sent_bytes: int
 
 
-def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
-    """Return a function that reads the facts. It raises RuntimeError once the broker has
-    stopped.
+def broker_data_reader(handle: ServerHandle) -> Callable[[], BrokerPageData]:
+    """Return a function that reads the values of the page.
+
+    It raises RuntimeError once the broker has stopped.
     """
 
     def begin(callback: Callable[[Any], None]) -> None:
         state = handle.server.broker.state
         pending = PendingResponse()
         pending.then(callback)
-        chain_response(state.run_in_steps(_cluster_facts(state)), pending)
+        chain_response(state.run_in_steps(_cluster_status(state)), pending)
 
-    def read() -> BrokerPageFacts:
+    def read() -> BrokerPageData:
         server = handle.server
         counts = server.counts or RequestCounts()
         clients = handle.call(server.clients)
         security = server.security
         cluster = wait_for(handle, begin) if server.is_clustered else None
         rows = [(*key, count) for key, count in clients.most_common(_MAX_ROWS)]
-        return BrokerPageFacts(
+        return BrokerPageData(
             bootstrap_servers=server.bootstrap_servers,
             node_id=server.logdir.node_id,
             clients=rows,
             apis=_apis(counts),
             errors=_errors(counts),
             incidents=server.logdir.incidents(),
-            users=sorted(security.facts.users),
+            users=sorted(security.snapshot.users),
             enforces_rules=security.acls is not None,
-            rules=[_shown_rule(acl) for acl in security.facts.acls[:_MAX_ROWS]],
+            rules=[_acl_row(acl) for acl in security.snapshot.acls[:_MAX_ROWS]],
             cluster=cluster,
             received_bytes=counts.received_bytes,
             sent_bytes=counts.sent_bytes,
@@ -239,19 +240,19 @@ def facts_reader(handle: ServerHandle) -> Callable[[], BrokerPageFacts]:
     return read
 
 
-def _shown_rule(rule: Acl) -> ShownRule:
-    kind = ResourceType(rule.resource_type).name.lower().replace("_", " ")
-    star = "*" if rule.pattern == Pattern.PREFIXED else ""
-    return ShownRule(
+def _acl_row(rule: Acl) -> AclRow:
+    resource_type = ResourceType(rule.resource_type).name.lower().replace("_", " ")
+    suffix = "*" if rule.pattern == Pattern.PREFIXED else ""
+    return AclRow(
         Permission(rule.permission).name.lower(),
         rule.principal,
         AclOperation(rule.operation).name,
-        f"{kind} {rule.name}{star}",
+        f"{resource_type} {rule.name}{suffix}",
         rule.host,
     )
 
 
-def _cluster_facts(state: BrokerState) -> Steps[ClusterFacts]:
+def _cluster_status(state: BrokerState) -> Steps[ClusterStatus]:
     leaders: Counter[int] = Counter()
     replicas: Counter[int] = Counter()
     lagging: list[LaggingPartition] = []
@@ -264,20 +265,22 @@ def _cluster_facts(state: BrokerState) -> Steps[ClusterFacts]:
             replica = state.topology.partition(topic, number)
             leaders[replica.leader] += 1
             replicas.update(replica.replicas)
-            others = [node for node in replica.replicas if node not in replica.isr]
-            if others or replica.leader < 0:
+            lagging_replicas = [
+                node for node in replica.replicas if node not in replica.isr
+            ]
+            if lagging_replicas or replica.leader < 0:
                 count += 1
                 if len(lagging) < _MAX_ROWS:
                     lagging.append(
                         LaggingPartition(
-                            topic, number, replica.leader, replica.isr, others
+                            topic, number, replica.leader, replica.isr, lagging_replicas
                         )
                     )
     nodes = {
         node: (leaders[node], replicas[node])
         for node in sorted({*leaders, *replicas} - {NO_NODE})
     }
-    return ClusterFacts(state.topology.controller_id, nodes, lagging, count)
+    return ClusterStatus(state.topology.controller_id, nodes, lagging, count)
 
 
 def _apis(counts: RequestCounts) -> list[ApiCounts]:

@@ -158,7 +158,7 @@ class BrokerChanges:
         self, viewer: ConsoleViewer, topic: str, before: Mapping[int, int]
     ) -> None:
         request_type = wire.DELETE_RECORDS.Request
-        named = request_type.Topic(
+        topic_entry = request_type.Topic(
             name=topic,
             partitions=[
                 request_type.Topic.Partition(partition_index=number, offset=offset)
@@ -169,7 +169,7 @@ class BrokerChanges:
             viewer,
             wire.DELETE_RECORDS,
             _DELETE_RECORDS,
-            request_type(topics=[named], timeout_ms=int(WAIT_S * 1000)),
+            request_type(topics=[topic_entry], timeout_ms=int(WAIT_S * 1000)),
         )
         _check(
             (f"{topic.name}-{part.partition_index}", part.error_code, None)

@@ -40,7 +40,7 @@ from netshim.console.values import visible
 Form = Mapping[str, str]
 #: Maximum number of characters of a place: an offset, `earliest`, `latest`, a time or
 #: an age.
-_MAX_PLACE: Final = 60
+_MAX_POSITION_CHARS: Final = 60
 
 
 @attrs.frozen
@@ -98,27 +98,27 @@ class ChangePages:
 
         return respond
 
-    def _show(self, request: Request, **facts: Any) -> Response:
-        given = {"warning": "", "confirm": "", "is_refused": False, **facts}
-        return self._renderer.render("change.html", request, **given)
+    def _show(self, request: Request, **variables: Any) -> Response:
+        context = {"warning": "", "confirm": "", "is_refused": False, **variables}
+        return self._renderer.render("change.html", request, **context)
 
     # -- offsets of a group ------------------------------------------------------------
 
     def preview_reset(self, request: Request, directory: OpenDirectory) -> Response:
         """Show the offsets of a group before and after a reset."""
         name = request.query_params.get("name", "")
-        found = groups.read_groups(directory)
-        if name not in groups.group_names(directory, found):
+        group_data = groups.read_groups(directory)
+        if name not in groups.group_names(directory, group_data):
             raise HTTPException(404, f"There is no group {visible(name[:80])!r}.")
-        text = _place_text(request, "to")
-        wanted = request.query_params.get("topic", "")
+        text = _position_text(request, "to")
+        selected_topic = request.query_params.get("topic", "")
         budget = self._budget()
         rows = []
         changes: dict[Key, int] = {}
-        for row in groups.offsets_of(directory, found, name, budget):
+        for row in groups.offsets_of(directory, group_data, name, budget):
             key = row.topic, row.partition
             # Without the end, the place cannot be found.
-            if row.end is None or (wanted and row.topic != wanted):
+            if row.end is None or (selected_topic and row.topic != selected_topic):
                 continue
             after, end = self._offset_at(directory, key, text)
             rows.append(
@@ -132,7 +132,7 @@ class ChangePages:
             )
             if after != row.committed.offset:
                 changes[key] = after
-        members = found.member_count(name)
+        members = group_data.member_count(name)
         warning = ""
         # The broker refuses such a commit while the group has members.
         if members:
@@ -168,15 +168,19 @@ class ChangePages:
     def preview_abort(self, request: Request, directory: OpenDirectory) -> Response:
         """Show the partitions of an open transaction."""
         name = request.query_params.get("id", "")
-        facts = groups.read_transactions(directory, self._budget())
-        stored = dict(facts.ids).get(name)
+        data = groups.read_transactions(directory, self._budget())
+        stored = dict(data.ids).get(name)
         # The transaction may have ended since the list was drawn.
         if stored is None or not stored.partitions:
-            shown = visible(name[:80])
-            raise HTTPException(404, f"There is no open transaction of {shown!r}.")
+            name_text = visible(name[:80])
+            raise HTTPException(404, f"There is no open transaction of {name_text!r}.")
         rows = [
-            (partition_name(part.topic, part.partition), part.first_offset, part.held)
-            for part in facts.parts
+            (
+                partition_name(part.topic, part.partition),
+                part.first_offset,
+                part.waiting_records,
+            )
+            for part in data.parts
             if part.transactional_id == name
         ]
         return self._show(
@@ -243,17 +247,17 @@ class ChangePages:
         topic = topic_of(request, directory)
         number = partition_of_request(request, directory, topic)
         numbers = directory.topics[topic] if number is None else (number,)
-        text = _place_text(request, "before")
+        text = _position_text(request, "before")
         rows = []
         changes: dict[Key, int] = {}
-        for each in numbers:
-            after, end = self._offset_at(directory, (topic, each), text)
-            start = directory.size(topic, each).log_start_offset
-            name = partition_name(topic, each)
+        for partition in numbers:
+            after, end = self._offset_at(directory, (topic, partition), text)
+            start = directory.size(topic, partition).log_start_offset
+            name = partition_name(topic, partition)
             rows.append((name, start, after, after - start, end - after))
             # Records below the start are deleted already.
             if after > start:
-                changes[topic, each] = after
+                changes[topic, partition] = after
         return self._show(
             request,
             problem=directory.problem,
@@ -266,7 +270,7 @@ class ChangePages:
             headers=("Partition", "Start now", "After", "Deleted", "Remaining"),
             rows=rows,
             is_refused=not changes,
-            refusal="There are no records before this place.",
+            refusal="There are no records before this position.",
             confirm=topic,
             action="Delete the records",
             fields={"plan": _plan_text(changes)},
@@ -292,26 +296,26 @@ class ChangePages:
     def _offset_at(
         self, directory: OpenDirectory, key: Key, text: str
     ) -> tuple[int, int]:
-        """Return the offset of a place in a partition, and the end of the partition."""
+        """Return the offset of a position in a partition, and the end of the partition."""
         from click import BadParameter
 
-        with directory.opened_log(*key) as log:
+        with directory.open_log(*key) as log:
             try:
-                wanted = place_in(log, text, self._view.fs.now_ms())
+                position = place_in(log, text, self._view.fs.now_ms())
             except BadParameter as error:
                 raise bad_request(error.message) from None
             end = log.high_watermark
-            # A place outside of the log means its start or its end.
-            return min(max(wanted, log.log_start_offset), end), end
+            # An offset below the start or above the end of the log means that bound.
+            return min(max(position, log.log_start_offset), end), end
 
 
-def _place_text(request: Request, name: str) -> str:
-    """Return a place such as `earliest`. Raises HTTPException if it is too long."""
+def _position_text(request: Request, name: str) -> str:
+    """Return a position such as `earliest`. Raises HTTPException if it is too long."""
     text = request.query_params.get(name, "").strip()
-    if not text or len(text) > _MAX_PLACE or visible(text) != text:
+    if not text or len(text) > _MAX_POSITION_CHARS or visible(text) != text:
         raise bad_request(
             f"{name}: expected an offset, earliest, latest, a time or an age; found "
-            f"{visible(text[:_MAX_PLACE])!r}"
+            f"{visible(text[:_MAX_POSITION_CHARS])!r}"
         )
     return text
 
@@ -340,12 +344,12 @@ def _plan_text(offsets: Mapping[Key, int]) -> str:
 
 def _plan(form: Form) -> dict[Key, int]:
     """Return the offsets in a form. Raises HTTPException if they are malformed."""
-    found: dict[Key, int] = {}
+    offsets: dict[Key, int] = {}
     for text in form.get("plan", "").split(","):
         name, _, offset = text.rpartition(":")
         topic, _, number = name.rpartition("-")
         if not is_topic_name(topic):
             raise bad_request(f"plan: expected TOPIC-N:OFFSET,...; found {text[:80]!r}")
         key = topic, number_of(number, "partition", 2**31 - 1)
-        found[key] = number_of(offset, "offset", INT64_MAX)
-    return found
+        offsets[key] = number_of(offset, "offset", INT64_MAX)
+    return offsets

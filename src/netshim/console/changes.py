@@ -55,13 +55,17 @@ class ConsoleChanges(Protocol):
 
 
 def check_may(
-    viewer: ConsoleViewer, operation: AclOperation, kind: ResourceType, name: str
+    viewer: ConsoleViewer,
+    operation: AclOperation,
+    resource_type: ResourceType,
+    name: str,
 ) -> None:
     """Raise HTTPException unless the user may perform an operation on a resource."""
-    if not viewer.may(operation, kind, name):
-        what = kind.name.lower().replace("_", " ")
+    if not viewer.may(operation, resource_type, name):
+        type_name = resource_type.name.lower().replace("_", " ")
         raise HTTPException(
-            403, f"{viewer.principal} may not {operation.name} the {what} {name!r:.80}."
+            403,
+            f"{viewer.principal} may not {operation.name} the {type_name} {name!r:.80}.",
         )
 
 
@@ -73,7 +77,7 @@ class DirectoryChanges:
     #: Settings for topics without values of their own.
     config: Mapping[str, str] = attrs.Factory(dict)
 
-    def _opened(self) -> logcore.LogDir:
+    def _open_directory(self) -> logcore.LogDir:
         return open_to_write(self.path, config=self.config)
 
     def set_offsets(
@@ -82,26 +86,26 @@ class DirectoryChanges:
         check_may(viewer, AclOperation.READ, ResourceType.GROUP, group)
         for topic in {topic for topic, _ in offsets}:
             check_may(viewer, AclOperation.READ, ResourceType.TOPIC, topic)
-        with self._opened() as logdir:
+        with self._open_directory() as logdir:
             logdir.alter_group_offsets(group, offsets)
 
     def abort_transaction(
         self, viewer: ConsoleViewer, transactional_id: str, timeout_ms: int
     ) -> None:
-        kind = ResourceType.TRANSACTIONAL_ID
-        check_may(viewer, AclOperation.WRITE, kind, transactional_id)
-        with self._opened() as logdir:
+        resource_type = ResourceType.TRANSACTIONAL_ID
+        check_may(viewer, AclOperation.WRITE, resource_type, transactional_id)
+        with self._open_directory() as logdir:
             logdir.end_transaction(transactional_id, commit=False)
 
     def delete_topic(self, viewer: ConsoleViewer, topic: str) -> None:
         check_may(viewer, AclOperation.DELETE, ResourceType.TOPIC, topic)
-        with self._opened() as logdir:
+        with self._open_directory() as logdir:
             logdir.delete_topic(topic)
 
     def delete_records(
         self, viewer: ConsoleViewer, topic: str, before: Mapping[int, int]
     ) -> None:
         check_may(viewer, AclOperation.DELETE, ResourceType.TOPIC, topic)
-        with self._opened() as logdir:
+        with self._open_directory() as logdir:
             for number, offset in before.items():
                 logdir.partition(topic, number).delete_records(offset)

@@ -24,7 +24,7 @@ _TYPES: Final = {"AVRO": "Avro", "JSON": "JSON", "PROTOBUF": "Protobuf"}
 
 
 @attrs.frozen
-class ShownContent:
+class DecodedContent:
     """A key or value for a page."""
 
     #: JSON of the decoded value, or the stored bytes.
@@ -39,7 +39,7 @@ class SchemaCache:
 
     #: The end offset of `_schemas`, and the decoder of the records below it. They are one
     #: value, so that no thread sees a new end with an old decoder.
-    _known: tuple[int, ValueDecoder] | None = None
+    _cached: tuple[int, ValueDecoder] | None = None
 
     def decoder(self, directory: OpenDirectory) -> ValueDecoder | None:
         """Return the decoder of the directory.
@@ -51,30 +51,32 @@ class SchemaCache:
         if not directory.viewer.may_topic(AclOperation.READ, SCHEMAS_TOPIC):
             return None
         try:
-            with directory.opened_log(SCHEMAS_TOPIC, 0) as log:
+            with directory.open_log(SCHEMAS_TOPIC, 0) as log:
                 end = log.high_watermark
-                known = self._known
-                if known is None or known[0] != end:
+                cached = self._cached
+                if cached is None or cached[0] != end:
                     records = log.read(log.log_start_offset, end)
-                    known = end, ValueDecoder(load_schemas(records))
-                    self._known = known
+                    cached = end, ValueDecoder(load_schemas(records))
+                    self._cached = cached
         except LogcoreError:
             # The pages of _schemas show the damage.
             return None
-        return known[1]
+        return cached[1]
 
 
 def content_of(
     decoder: ValueDecoder | None, record: Record, *, is_key: bool
-) -> ShownContent:
+) -> DecodedContent:
     """Return the key or the value of a record for a page."""
     data = record.key if is_key else record.value
     if decoder is None or data is None:
-        return ShownContent(data)
+        return DecodedContent(data)
     decoded = decoder.decode(data, record.headers, is_key=is_key)
     if decoded.schema is None:
-        return ShownContent(data)
+        return DecodedContent(data)
     if decoded.error is not None:
-        return ShownContent(data, f"not decoded: {decoded.error}")
-    kind = _TYPES.get(decoded.schema["type"], "")
-    return ShownContent(decoded.text.encode(), f"{kind} schema {decoded.schema['id']}")
+        return DecodedContent(data, f"not decoded: {decoded.error}")
+    type_name = _TYPES.get(decoded.schema["type"], "")
+    return DecodedContent(
+        decoded.text.encode(), f"{type_name} schema {decoded.schema['id']}"
+    )

@@ -30,7 +30,7 @@ from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import INTERNAL_TOPICS, partition_of
 from logcore.partition.persisted import value_or
 from netshim.console.access import ConsoleAccess, ConsoleViewer
-from netshim.console.broker import BrokerPageFacts, LiveGroup
+from netshim.console.broker import BrokerPageData, LiveGroup
 from netshim.console.changes import ConsoleChanges
 from netshim.console.lags import LagHistory
 from netshim.security.acls import AclOperation
@@ -69,8 +69,8 @@ class DirectoryView:
     config: Mapping[str, str] = attrs.Factory(dict)
     fs: FS = OS
     sizes: PartitionSizes = attrs.Factory(PartitionSizes)
-    #: Reads the facts of the broker that serves the directory; None for no broker.
-    broker: Callable[[], BrokerPageFacts] | None = None
+    #: Reads the state of the broker that serves the directory; None for no broker.
+    broker: Callable[[], BrokerPageData] | None = None
     #: Reads the groups of that broker by name.
     live_groups: Callable[[], Mapping[str, LiveGroup]] | None = None
     lags: LagHistory = attrs.Factory(LagHistory)
@@ -80,7 +80,9 @@ class DirectoryView:
     changes: ConsoleChanges | None = None
 
     @contextlib.contextmanager
-    def opened(self, viewer: ConsoleViewer) -> Generator[OpenDirectory, None, None]:
+    def open_directory(
+        self, viewer: ConsoleViewer
+    ) -> Generator[OpenDirectory, None, None]:
         """Open the directory for one page of a user.
 
         Raises:
@@ -118,19 +120,19 @@ class DirectoryView:
 
 def _partition_paths(fs: FS, path: str) -> dict[Key, str]:
     """Return the partition directories at a path by topic and number."""
-    found = {}
+    by_partition = {}
     for partition in partitions(path, fs=fs):
         key = partition_of(os.path.basename(fs.real_path(partition)))
         if key is not None:
-            found[key] = partition
-    return found
+            by_partition[key] = partition
+    return by_partition
 
 
 def _numbers_by_topic(paths: Mapping[Key, str]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+    by_topic: dict[str, tuple[int, ...]] = {}
     for topic, number in sorted(paths):
-        found[topic] = (*found.get(topic, ()), number)
-    return found
+        by_topic[topic] = (*by_topic.get(topic, ()), number)
+    return by_topic
 
 
 class OpenDirectory:
@@ -190,7 +192,7 @@ class OpenDirectory:
             return self.logdir.describe_topic(topic).overrides
         return {}
 
-    def opened_log(self, topic: str, number: int) -> logcore.Log:
+    def open_log(self, topic: str, number: int) -> logcore.Log:
         """Open a partition read-only. The caller closes it. Raises LogcoreError."""
         return logcore.open(
             self.path_of(topic, number), read_only=True, fs=self.view.fs

@@ -18,7 +18,7 @@ import attrs
 from logcore.format.columns import TOPIC_COLUMNS, arrow_schema
 from logcore.format.html import shown_time
 from logcore.inspect.dump import shown_record
-from netshim.console.messages import FoundMessage
+from netshim.console.messages import MessageRow
 
 #: Names of the file formats, with their media types.
 EXPORT_FORMATS: Final = {
@@ -38,7 +38,7 @@ _COLUMNS: Final = (
 
 
 def export_messages(
-    messages: Iterable[FoundMessage], topic: str, file_format: str
+    messages: Iterable[MessageRow], topic: str, file_format: str
 ) -> bytes:
     """Return messages as a file of one of the EXPORT_FORMATS.
 
@@ -70,7 +70,7 @@ def export_messages(
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 
-def _parquet(messages: list[FoundMessage], topic: str) -> bytes:
+def _parquet(messages: list[MessageRow], topic: str) -> bytes:
     """Return messages in the columns of `logcore export`."""
     schema = arrow_schema(TOPIC_COLUMNS)
     import pyarrow as pa
@@ -98,7 +98,7 @@ def _parquet(messages: list[FoundMessage], topic: str) -> bytes:
     return out.getvalue()
 
 
-def _cells(message: FoundMessage) -> list[object]:
+def _cells(message: MessageRow) -> list[object]:
     row = shown_record(message.record)
     return [
         message.partition,
@@ -142,7 +142,7 @@ def commands_for(
         f"with logcore.open({path!r}, read_only=True) as log:\n"
         f"    print(log.get({offset}))"
     )
-    found = [
+    commands = [
         ReadCommand(
             "logcore",
             f"logcore read {shlex.quote(directory)} {quoted}:{partition} "
@@ -152,11 +152,11 @@ def commands_for(
         ReadCommand("curl", f"curl -s {shlex.quote(url)}"),
     ]
     if bootstrap:
-        found.insert(
+        commands.insert(
             0,
             ReadCommand(
                 "kcat",
                 f"kcat -C -b {bootstrap} -t {quoted} -p {partition} -o {offset} -c 1",
             ),
         )
-    return found
+    return commands

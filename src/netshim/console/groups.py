@@ -3,7 +3,7 @@
 Sources:
 - The records of `__consumer_offsets` and `__transaction_state`, as they were last stored.
 - The registry of a shared directory, for the members in its processes.
-- The group coordinator of the broker of this process, for the present state of a group.
+- The group coordinator of the broker of this process, for the current state of a group.
 
 The lag counts offsets up to the log end.
 """
@@ -63,7 +63,7 @@ class GroupSummary:
 
 
 @attrs.frozen
-class GroupFacts:
+class GroupData:
     """The groups of a directory."""
 
     #: The groups in `__consumer_offsets`.
@@ -102,27 +102,27 @@ class GroupFacts:
         return "classic" if name in self.stored.groups else ""
 
 
-def group_names(directory: OpenDirectory, found: GroupFacts) -> list[str]:
+def group_names(directory: OpenDirectory, data: GroupData) -> list[str]:
     """Return the names of the stored groups that the user may see."""
-    return sorted(filter(directory.viewer.may_see_group, found.names()))
+    return sorted(filter(directory.viewer.may_see_group, data.names()))
 
 
 def offsets_of(
     directory: OpenDirectory,
-    found: GroupFacts,
+    data: GroupData,
     name: str,
     budget: TimeBudget,
     owners: Mapping[Key, str] | None = None,
 ) -> list[OffsetRow]:
     """Return the committed offsets of a group. Lags are unknown if the time is over."""
     rows = []
-    for topic, partitions in sorted(found.offsets.get(name, {}).items()):
+    for topic, partitions in sorted(data.offsets.get(name, {}).items()):
         if not directory.viewer.may_see_topic(topic):
             continue
-        known = directory.topics.get(topic, ())
+        existing = directory.topics.get(topic, ())
         for number, committed in sorted(partitions.items()):
             end = None
-            if number in known and not budget.is_over():
+            if number in existing and not budget.is_over():
                 end = _end(directory, topic, number)
             rows.append(
                 OffsetRow(
@@ -145,15 +145,15 @@ def _end(directory: OpenDirectory, topic: str, number: int) -> int | None:
 
 
 def summary_of(
-    directory: OpenDirectory, found: GroupFacts, name: str, budget: TimeBudget
+    directory: OpenDirectory, data: GroupData, name: str, budget: TimeBudget
 ) -> GroupSummary:
     """Return a group for a list of groups."""
-    rows = offsets_of(directory, found, name, budget)
+    rows = offsets_of(directory, data, name, budget)
     return GroupSummary(
         name=name,
-        protocol=found.protocol(name),
-        state=found.state(name),
-        members=found.member_count(name),
+        protocol=data.protocol(name),
+        state=data.state(name),
+        members=data.member_count(name),
         partitions=len(rows),
         topics=tuple(sorted({row.topic for row in rows})),
         lag=sum(row.lag or 0 for row in rows),
@@ -162,10 +162,10 @@ def summary_of(
     )
 
 
-def read_groups(directory: OpenDirectory) -> GroupFacts:
+def read_groups(directory: OpenDirectory) -> GroupData:
     """Return the groups of a directory. Raises LogcoreError if they cannot be read."""
     if directory.logdir is None:
-        return GroupFacts()
+        return GroupData()
     shared: dict[str, int] = {}
     view = directory.view
     with group_descriptions.registry_of(view.fs, view.path) as registry:
@@ -176,7 +176,7 @@ def read_groups(directory: OpenDirectory) -> GroupFacts:
         # A broker that is stopping does not answer, and has no members any more.
         with contextlib.suppress(RuntimeError, TimeoutError):
             live = view.live_groups()
-    return GroupFacts(group_descriptions.read_groups(directory.logdir), shared, live)
+    return GroupData(group_descriptions.read_groups(directory.logdir), shared, live)
 
 
 def _stored_offsets(directory: OpenDirectory) -> dict[LagKey, int]:
@@ -193,10 +193,10 @@ def sample_lags(view: DirectoryView) -> None:
 
     A partition that cannot be read in time has no sample.
     """
-    everybody = ConsoleViewer()
+    unrestricted_viewer = ConsoleViewer()
     committed: dict[LagKey, int] = {}
     try:
-        with view.opened(everybody) as directory:
+        with view.open_directory(unrestricted_viewer) as directory:
             live = {} if view.live_groups is None else view.live_groups()
             for name, group in live.items():
                 for (topic, number), offset in group.offsets.items():
@@ -219,7 +219,7 @@ def sample_lags(view: DirectoryView) -> None:
 
 
 def members_of(
-    directory: OpenDirectory, found: GroupFacts, name: str
+    directory: OpenDirectory, data: GroupData, name: str
 ) -> tuple[GroupMemberDescription, ...]:
     """Return the members of a group. Raises LogcoreError."""
     if directory.logdir is None:
@@ -228,7 +228,7 @@ def members_of(
         directory.view.fs, directory.view.path
     ) as registry:
         members = group_descriptions.members_of(
-            directory.logdir, found.stored, registry, name
+            directory.logdir, data.stored, registry, name
         )
     may_see = directory.viewer.may_see_topic
     return tuple(
@@ -241,7 +241,7 @@ def members_of(
 
 
 def owners_of(directory: OpenDirectory, name: str) -> dict[Key, str]:
-    """Return the present owner of each partition, if processes share the directory."""
+    """Return the current owner of each partition, if processes share the directory."""
     with group_descriptions.registry_of(
         directory.view.fs, directory.view.path
     ) as registry:
@@ -260,14 +260,14 @@ class OpenPart:
     producer_id: int
     first_offset: int
     #: Records above the last stable offset that read_committed readers wait for.
-    held: int
+    waiting_records: int
     #: The transactional id of its producer; "" if the coordinator has no such
     #: transaction.
     transactional_id: str
 
 
 @attrs.define
-class TransactionFacts:
+class TransactionData:
     """The transactions of a directory."""
 
     #: Transactional ids with their last state, open ones first.
@@ -278,39 +278,41 @@ class TransactionFacts:
     problems: list[str] = attrs.Factory(list)
 
 
-def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> TransactionFacts:
+def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> TransactionData:
     """Read the open transactions of the coordinator and of all partitions."""
-    facts = TransactionFacts()
+    data = TransactionData()
     names: dict[int, str] = {}
     if directory.logdir is not None:
         try:
-            found = directory.logdir.transactions()
+            transactions = directory.logdir.transactions()
         except LogcoreError as error:
-            facts.problems.append(str(error))
-            found = {}
+            data.problems.append(str(error))
+            transactions = {}
         viewer = directory.viewer
-        seen = {
+        visible = {
             name: transaction
-            for name, transaction in found.items()
+            for name, transaction in transactions.items()
             if viewer.may_see_transactional_id(name)
         }
-        facts.ids = sorted(
-            seen.items(), key=lambda item: (not item[1].partitions, item[0])
+        data.ids = sorted(
+            visible.items(), key=lambda item: (not item[1].partitions, item[0])
         )
         names = {
             transaction.producer_id: name
-            for name, transaction in seen.items()
+            for name, transaction in visible.items()
             if transaction.partitions
         }
-    first = {key for _, transaction in facts.ids for key in transaction.partitions}
-    every = [(topic, n) for topic, numbers in directory.topics.items() for n in numbers]
-    known = set(every)
+    first = {key for _, transaction in data.ids for key in transaction.partitions}
+    partitions = [
+        (topic, n) for topic, numbers in directory.topics.items() for n in numbers
+    ]
+    existing = set(partitions)
     for topic, number in [
-        *sorted(first & known),
-        *(key for key in every if key not in first),
+        *sorted(first & existing),
+        *(key for key in partitions if key not in first),
     ]:
         if budget.is_over():
-            facts.unread += 1
+            data.unread += 1
             continue
         try:
             partition_map = segment_map(
@@ -319,20 +321,20 @@ def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> Transacti
                 fs=directory.view.fs,
             )
         except LogcoreError as error:
-            facts.problems.append(str(error))
+            data.problems.append(str(error))
             continue
         stable = min(
             partition_map.open_transactions.values(), default=partition_map.end_offset
         )
-        facts.parts += [
+        data.parts += [
             OpenPart(
                 topic=topic,
                 partition=number,
                 producer_id=producer_id,
                 first_offset=offset,
-                held=partition_map.end_offset - stable,
+                waiting_records=partition_map.end_offset - stable,
                 transactional_id=names.get(producer_id, ""),
             )
             for producer_id, offset in partition_map.open_transactions.items()
         ]
-    return facts
+    return data

@@ -103,15 +103,15 @@ class ConsoleGuard:
                 return _text_response(f"the users cannot be read: {error}", 503)
         if viewer is not None:
             request.state.viewer = viewer
-            request.state.viewer_again = partial(self._viewer, request)
+            request.state.recheck_viewer = partial(self._viewer, request)
             return None
         # Only a browser can use the login page. Scripts get a status.
         is_page = "text/html" in request.headers.get("accept", "")
         if request.method == "GET" and is_page:
-            place = request.url.path
+            path = request.url.path
             if request.url.query:
-                place += f"?{request.url.query}"
-            return RedirectResponse(f"{LOGIN}?next={quote(place, safe='')}", 303)
+                path += f"?{request.url.query}"
+            return RedirectResponse(f"{LOGIN}?next={quote(path, safe='')}", 303)
         return _text_response("log in first", 401)
 
     def _refusal_reason(self, request: Request) -> str:
@@ -122,8 +122,8 @@ class ConsoleGuard:
             return f"unknown host {request.headers.get('host', '')!r}"
         # 2. Browsers send the origin with each form. Other programs send none.
         origin = request.headers.get("origin")
-        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-        if origin is not None and origin != own:
+        own_origin = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        if origin is not None and origin != own_origin:
             return "requests of other origins are refused"
         if request.method in ("GET", "HEAD"):
             return ""
@@ -157,13 +157,13 @@ def viewer_of(request: Request) -> ConsoleViewer:
     return viewer
 
 
-def viewer_again(request: Request) -> ConsoleViewer | None:
-    """Return the user of a long request with the present rules; None after a logout.
+def recheck_viewer(request: Request) -> ConsoleViewer | None:
+    """Return the user of a long request with the current rules; None after a logout.
 
     Blocks. Raises LogcoreError if the users cannot be read.
     """
-    again: Callable[[], ConsoleViewer | None] = request.state.viewer_again
-    return again()
+    recheck: Callable[[], ConsoleViewer | None] = request.state.recheck_viewer
+    return recheck()
 
 
 # -- cookies and forms -----------------------------------------------------------------
@@ -191,7 +191,7 @@ def set_cookie(request: Request, response: Response, cookie: str) -> None:
     )
 
 
-def local_place(text: str) -> str:
+def local_path(text: str) -> str:
     """Return the path to open after a login; "/" if the text is an address elsewhere."""
     # Browsers read "//" and "/\\" as the beginning of another host.
     is_local = text.startswith("/") and not text.startswith(("//", "/\\", LOGIN))
@@ -204,8 +204,10 @@ async def read_form(request: Request) -> dict[str, str]:
     Raises:
         HTTPException: it has another media type, or is too large.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
+    content_type = (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    )
+    if content_type != "application/x-www-form-urlencoded":
         raise HTTPException(415, "expected a form")
     body = bytearray()
     async for chunk in request.stream():

@@ -17,7 +17,7 @@ from netshim.console.access import ConsoleAccess
 from netshim.http.host import LOOPBACK
 from netshim.listeners import TlsSettings
 from netshim.security.service import SecuritySettings
-from netshim.security.stored import SecurityFacts
+from netshim.security.stored import SecuritySnapshot
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +33,7 @@ class ConsoleSecurity:
     super_users: tuple[str, ...] = ()
 
     def access(
-        self, option: str, host: str, read_facts: Callable[[], SecurityFacts]
+        self, option: str, host: str, read_snapshot: Callable[[], SecuritySnapshot]
     ) -> ConsoleAccess:
         """Return the users and rules of a console that listens on a host.
 
@@ -54,7 +54,7 @@ class ConsoleSecurity:
         # Its constructor checks the names, as for a broker.
         SecuritySettings(super_users=self.super_users)
         return ConsoleAccess(
-            read_facts=read_facts,
+            read_snapshot=read_snapshot,
             needs_login=self.login or self.acls or not is_local,
             enforces_acls=self.acls,
             super_users=self.super_users,

@@ -55,11 +55,11 @@ class LagHistory:
 
     def of_group(self, group: str, topics: Iterable[str]) -> list[LagSample]:
         """Return the sum of the partitions of a group in some topics, oldest first."""
-        known = set(topics)
+        existing = set(topics)
         total: dict[int, int] = {}
         with self._lock:
             for (name, topic, _), series in self._series.items():
-                if name == group and topic in known:
+                if name == group and topic in existing:
                     for time_ms, lag in series:
                         total[time_ms] = total.get(time_ms, 0) + lag
         return sorted(total.items())

@@ -22,7 +22,7 @@ import logcore
 from logcore.errors import LogcoreError
 from logcore.kernels import Record
 from netshim.console.directory import OpenDirectory
-from netshim.console.messages import FoundMessage
+from netshim.console.messages import MessageRow
 
 MAX_PARTITIONS: Final = 100
 MAX_TAILS: Final = 16
@@ -31,7 +31,7 @@ MAX_ROWS: Final = 500
 #: Interval at which the files are checked for new records.
 _INTERVAL_S: Final = 0.5
 #: Interval of comments that keep the connection open.
-_QUIET_S: Final = 15.0
+_KEEPALIVE_S: Final = 15.0
 
 
 @attrs.define
@@ -49,7 +49,7 @@ class LiveTail:
         tail = cls()
         try:
             for number in numbers[:MAX_PARTITIONS]:
-                log = directory.opened_log(topic, number)
+                log = directory.open_log(topic, number)
                 tail.logs[number] = log
                 tail.offsets[number] = log.high_watermark
         except BaseException:
@@ -57,13 +57,13 @@ class LiveTail:
             raise
         return tail
 
-    def poll(self) -> tuple[list[FoundMessage], int]:
+    def poll(self) -> tuple[list[MessageRow], int]:
         """Return the newest of the new records, and how many new records are left out.
 
         Raises:
             LogcoreError: a partition cannot be read any more.
         """
-        found: list[FoundMessage] = []
+        messages: list[MessageRow] = []
         skipped = 0
         for number, log in self.logs.items():
             log.refresh()
@@ -72,10 +72,10 @@ class LiveTail:
             first = max(start, end - MAX_ROWS, log.log_start_offset)
             skipped += first - start
             records: list[Record] = list(log.read(first, end)) if first < end else []
-            found += [FoundMessage(number, record) for record in records]
+            messages += [MessageRow(number, record) for record in records]
             self.offsets[number] = end
-        found.sort(key=lambda message: message.timestamp_ms)
-        return found[-MAX_ROWS:], skipped + max(0, len(found) - MAX_ROWS)
+        messages.sort(key=lambda message: message.timestamp_ms)
+        return messages[-MAX_ROWS:], skipped + max(0, len(messages) - MAX_ROWS)
 
     def close(self) -> None:
         """Close the partitions."""
@@ -86,7 +86,7 @@ class LiveTail:
 
 async def events(
     tail: LiveTail,
-    render: Callable[[list[FoundMessage]], str],
+    render: Callable[[list[MessageRow]], str],
     may_continue: Callable[[], bool],
 ) -> AsyncIterator[str]:
     """Yield server-sent events with rows of HTML, until the client closes.
@@ -94,10 +94,10 @@ async def events(
     `may_continue` returns whether the user may still read the records.
     """
 
-    def poll() -> tuple[list[FoundMessage], int] | None:
+    def poll() -> tuple[list[MessageRow], int] | None:
         return tail.poll() if may_continue() else None
 
-    quiet_s = 0.0
+    idle_s = 0.0
     try:
         yield ": connected\n\n"
         while True:
@@ -109,15 +109,15 @@ async def events(
             if polled is None:
                 yield _event("problem", {"text": "Log in again to continue."})
                 return
-            found, skipped = polled
-            if found:
-                quiet_s = 0.0
-                yield _event("rows", {"html": render(found), "skipped": skipped})
-            elif quiet_s >= _QUIET_S:
-                quiet_s = 0.0
+            messages, skipped = polled
+            if messages:
+                idle_s = 0.0
+                yield _event("rows", {"html": render(messages), "skipped": skipped})
+            elif idle_s >= _KEEPALIVE_S:
+                idle_s = 0.0
                 yield ": alive\n\n"
             await asyncio.sleep(_INTERVAL_S)
-            quiet_s += _INTERVAL_S
+            idle_s += _INTERVAL_S
     finally:
         with contextlib.suppress(LogcoreError):
             tail.close()

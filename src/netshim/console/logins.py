@@ -80,7 +80,7 @@ class ConsoleLogins:
         self._failures: dict[tuple[str, ...], tuple[int, int]] = {}
         self._secret = secrets.token_bytes(32)
         self._authenticator = Authenticator(
-            facts=access.read_facts,
+            snapshot=access.read_snapshot,
             random=secrets.token_bytes,
             passwords=PasswordCache(secrets.token_bytes(32)),
             iterations=scram.MIN_ITERATIONS,
@@ -99,13 +99,13 @@ class ConsoleLogins:
             (address, user[:256]): _MAX_OF_USER,
         }
         # Counted before the verification, so that many logins at once are limited too.
-        for key, most in keys.items():
-            if self._count(key, now_ms) > most:
+        for key, maximum in keys.items():
+            if self._count(key, now_ms) > maximum:
                 raise LoginRefusedError(
                     "Too many logins have failed. Try again in a minute.",
                     is_limited=True,
                 )
-        credentials = self._access.read_facts().users.get(user, {})
+        credentials = self._access.read_snapshot().users.get(user, {})
         if not self._is_right(user, password, now_ms):
             raise LoginRefusedError("The user or the password is wrong.")
         cookie = secrets.token_urlsafe(32)
@@ -155,18 +155,18 @@ class ConsoleLogins:
             return None
         key = _hashed(cookie)
         with self._lock:
-            found = self._sessions.get(key)
-        if found is None:
+            session = self._sessions.get(key)
+        if session is None:
             return None
-        users = self._access.read_facts().users
+        users = self._access.read_snapshot().users
         is_valid = (
-            self._fs.monotonic_ms() < found.expires_ms
-            and users.get(found.user) == found.credentials
+            self._fs.monotonic_ms() < session.expires_ms
+            and users.get(session.user) == session.credentials
         )
         if not is_valid:
             self.log_out(cookie)
             return None
-        return found
+        return session
 
     def log_out(self, cookie: str) -> None:
         """End the session of a cookie, if there is one."""

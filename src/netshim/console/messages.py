@@ -45,7 +45,7 @@ _MAX_PROBLEMS: Final = 20
 
 
 @attrs.frozen
-class FoundMessage:
+class MessageRow:
     """A record with its partition."""
 
     partition: int
@@ -60,7 +60,7 @@ class FoundMessage:
 class MessagePage:
     """The records of a page, and how to continue."""
 
-    messages: list[FoundMessage] = attrs.Factory(list)
+    messages: list[MessageRow] = attrs.Factory(list)
     #: Offset in each partition where the next page begins, in reading direction;
     #: without the partitions that have nothing left.
     following: dict[int, int] = attrs.Factory(dict)
@@ -92,7 +92,7 @@ class MessageQuery:
     is_backward: bool = True
     #: Partition -> offset at which the page begins: exclusive if it is read backward. A
     #: partition without an entry begins at its end or, read forward, at its start.
-    places: Mapping[int, int] = attrs.Factory(dict)
+    start_offsets: Mapping[int, int] = attrs.Factory(dict)
     #: The page begins at the first record with this or a later timestamp.
     time_ms: int | None = None
     #: The key, the value or a header contains this text.
@@ -107,7 +107,7 @@ class MessageQuery:
         return bool(self.text) or self.where is not None
 
     @property
-    def needle(self) -> bytes:
+    def search_bytes(self) -> bytes:
         """The text as it is stored."""
         return self.text.encode("utf-8", "surrogateescape")
 
@@ -126,8 +126,12 @@ class MessageQuery:
             records = batch.records()
         else:
             records = self.where.select(batch.columns()).records()
-        needle = self.needle
-        return (record for record in records if not needle or _contains(record, needle))
+        search_bytes = self.search_bytes
+        return (
+            record
+            for record in records
+            if not search_bytes or _contains(record, search_bytes)
+        )
 
     def _may_be_in(self, batch: RecordBatch) -> bool:
         """Return whether the decompressed batch contains all bytes that are searched.
@@ -136,18 +140,18 @@ class MessageQuery:
         """
         if batch.magic < 2:
             return True
-        needles = [self.needle]
+        searched = [self.search_bytes]
         if self.where is not None:
-            needles += [
+            searched += [
                 condition.wanted
                 for condition in self.where.conditions
                 if condition.wanted is not None and not condition.is_opposite
             ]
         batch.verify()
-        if not any(needles):
+        if not any(searched):
             return True
         body = bytes(batch.body())
-        return all(needle in body for needle in needles)
+        return all(search_bytes in body for search_bytes in searched)
 
 
 @attrs.define
@@ -157,16 +161,16 @@ class _QueriedPartition:
     number: int
     log: logcore.Log
     #: The next block begins here, or ends here if the page is read backward.
-    place: int
+    next_offset: int
     #: Offsets of the next block, if the query is not a search.
-    span: int
+    block_offsets: int
     #: Records in the order of the page.
-    found: list[FoundMessage] = attrs.Factory(list)
+    found: list[MessageRow] = attrs.Factory(list)
 
     def is_at_end(self, query: MessageQuery) -> bool:
         if query.is_backward:
-            return self.place <= self.log.log_start_offset
-        return self.place >= self.log.high_watermark
+            return self.next_offset <= self.log.log_start_offset
+        return self.next_offset >= self.log.high_watermark
 
 
 def read_page(
@@ -188,18 +192,18 @@ def read_page(
                 page.unread += 1
                 continue
             try:
-                log = directory.opened_log(topic, number)
+                log = directory.open_log(topic, number)
             except LogcoreError as error:
                 page.add_problem(f"partition {number}: {error}")
                 continue
             source = _QueriedPartition(number, log, 0, query.count)
             sources.append(source)
             try:
-                source.place = _first_place(log, number, query)
+                source.next_offset = _first_offset(log, number, query)
             except LogcoreError as error:
                 page.add_problem(f"partition {number}: {error}")
-                source.place = log.high_watermark
-        _fill(sources, query, budget, page)
+                source.next_offset = log.high_watermark
+        _read_until_full(sources, query, budget, page)
         _merge(sources, query, page)
     finally:
         for source in sources:
@@ -207,18 +211,18 @@ def read_page(
     return page
 
 
-def _first_place(log: logcore.Log, number: int, query: MessageQuery) -> int:
+def _first_offset(log: logcore.Log, number: int, query: MessageQuery) -> int:
     """Return the offset at which a page begins in a partition."""
     start, end = log.log_start_offset, log.high_watermark
-    place = query.places.get(number)
-    if place is None and query.time_ms is not None:
-        place = _place_of_time(log, query.time_ms)
-    if place is None:
-        place = end if query.is_backward else start
-    return min(max(place, start), end)
+    offset = query.start_offsets.get(number)
+    if offset is None and query.time_ms is not None:
+        offset = _offset_of_time(log, query.time_ms)
+    if offset is None:
+        offset = end if query.is_backward else start
+    return min(max(offset, start), end)
 
 
-def _place_of_time(log: logcore.Log, time_ms: int) -> int:
+def _offset_of_time(log: logcore.Log, time_ms: int) -> int:
     """Return the offset of the first record with this or a later timestamp, or the end.
 
     Log.offset_for_timestamp() also checks the CRC of all earlier batches of the segment,
@@ -227,19 +231,19 @@ def _place_of_time(log: logcore.Log, time_ms: int) -> int:
     """
     end = log.high_watermark
     for segment in segments_between(log, log.log_start_offset, end):
-        is_sealed = not isinstance(segment, GrowingSegment)
-        if is_sealed and segment.max_timestamp() < time_ms:
+        is_rolled = not isinstance(segment, GrowingSegment)
+        if is_rolled and segment.max_timestamp() < time_ms:
             continue
         # All records up to the offset of an entry have at most its timestamp.
         entries = segment.time_index.array()
-        before = int(entries["timestamp"].searchsorted(time_ms))
+        earlier_entries = int(entries["timestamp"].searchsorted(time_ms))
         position = 0
-        if before:
-            reached = int(entries["relative_offset"][before - 1])
-            position = segment.find(segment.base_offset + reached)
-        for facts, _, _ in segment.walk(position, crc=False):
-            for row in np.flatnonzero(facts["max_timestamp"] >= time_ms).tolist():
-                batch = segment.batch(int(facts["position"][row]))
+        if earlier_entries:
+            earlier_offset = int(entries["relative_offset"][earlier_entries - 1])
+            position = segment.find(segment.base_offset + earlier_offset)
+        for batch_rows, _, _ in segment.walk(position, crc=False):
+            for row in np.flatnonzero(batch_rows["max_timestamp"] >= time_ms).tolist():
+                batch = segment.batch(int(batch_rows["position"][row]))
                 if batch is None or batch.is_control:
                     continue
                 for record in batch.records():
@@ -248,27 +252,28 @@ def _place_of_time(log: logcore.Log, time_ms: int) -> int:
     return end
 
 
-def _fill(
+def _read_until_full(
     sources: list[_QueriedPartition],
     query: MessageQuery,
     budget: TimeBudget,
     page: MessagePage,
 ) -> None:
     """Read blocks of all partitions in turn, until the page is full or a limit is met."""
-    left = [source for source in sources if not source.is_at_end(query)]
-    while left:
-        for source in left:
+    unfinished = [source for source in sources if not source.is_at_end(query)]
+    while unfinished:
+        for source in unfinished:
             _read_block(source, query, page)
             if page.searched_bytes >= SEARCH_BYTES or budget.is_over():
                 if any(
-                    not queried_partition.is_at_end(query) for queried_partition in left
+                    not queried_partition.is_at_end(query)
+                    for queried_partition in unfinished
                 ):
                     page.is_partial = True
                 return
         # A partition without enough records may have the next one of the page.
-        left = [
+        unfinished = [
             source
-            for source in left
+            for source in unfinished
             if len(source.found) < query.count and not source.is_at_end(query)
         ]
         # A search is over once the page is full, in the order in which it was found.
@@ -284,13 +289,13 @@ def _read_block(
 ) -> None:
     """Read one block of a partition, and move its place past the block."""
     start, end = _block(source, query)
-    before = len(source.found)
-    found: list[FoundMessage] = []
+    found_before = len(source.found)
+    matches: list[MessageRow] = []
     for batch in batches_between(source.log, start, end, page):
         page.searched_bytes += batch.size_bytes
         try:
-            found += [
-                FoundMessage(source.number, record)
+            matches += [
+                MessageRow(source.number, record)
                 for record in query.records(batch)
                 if start <= record.offset < end
             ]
@@ -300,39 +305,43 @@ def _read_block(
                 f"{batch.last_offset} cannot be read: {error}"
             )
             continue
-        if not query.is_backward and before + len(found) >= query.count:
+        if not query.is_backward and found_before + len(matches) >= query.count:
             break
     if query.is_backward:
-        found.reverse()
-    kept = found[: query.count - before]
-    source.found += kept
-    if len(kept) < len(found) or (
+        matches.reverse()
+    selected = matches[: query.count - found_before]
+    source.found += selected
+    if len(selected) < len(matches) or (
         not query.is_backward and len(source.found) >= query.count
     ):
-        last = kept[-1].record.offset
-        source.place = last if query.is_backward else last + 1
+        last = selected[-1].record.offset
+        source.next_offset = last if query.is_backward else last + 1
     else:
-        source.place = start if query.is_backward else end
-    source.span *= 4
+        source.next_offset = start if query.is_backward else end
+    source.block_offsets *= 4
 
 
 def _block(source: _QueriedPartition, query: MessageQuery) -> tuple[int, int]:
     """Return the offsets of the next block."""
-    log, span = source.log, source.span
+    log, offset_count = source.log, source.block_offsets
     if query.is_search:
-        span = _offsets_of_bytes(log, source.place, query.is_backward)
+        offset_count = _offsets_of_bytes(log, source.next_offset, query.is_backward)
     if query.is_backward:
-        return max(log.log_start_offset, source.place - span), source.place
-    return source.place, min(log.high_watermark, source.place + span)
+        return max(
+            log.log_start_offset, source.next_offset - offset_count
+        ), source.next_offset
+    return source.next_offset, min(
+        log.high_watermark, source.next_offset + offset_count
+    )
 
 
-def _offsets_of_bytes(log: logcore.Log, place: int, is_backward: bool) -> int:
-    """Return about how many offsets next to a place fill _BLOCK_BYTES."""
+def _offsets_of_bytes(log: logcore.Log, offset: int, is_backward: bool) -> int:
+    """Estimate how many offsets next to `offset` fill _BLOCK_BYTES."""
     times = segment_times(log)
     ends = [base for base, _, _ in times[1:]] + [log.log_end_offset]
     # Without segments, `ends` is longer than `times`: the lengths may differ.
     for (base, _, size_bytes), end in zip(times, ends):
-        if base <= place - is_backward < end:
+        if base <= offset - is_backward < end:
             return max(1, _BLOCK_BYTES * (end - base) // max(1, size_bytes))
     return COUNT
 
@@ -363,12 +372,13 @@ def batches_between(
             page.add_problem(str(error))
 
 
-def _contains(record: Record, needle: bytes) -> bool:
+def _contains(record: Record, search_bytes: bytes) -> bool:
     """Return whether the key, the value or a header contains the bytes."""
-    if needle in (record.key or b"") or needle in (record.value or b""):
+    if search_bytes in (record.key or b"") or search_bytes in (record.value or b""):
         return True
     return any(
-        needle in name.encode("utf-8", HEADER_NAME_ERRORS) or needle in (value or b"")
+        search_bytes in name.encode("utf-8", HEADER_NAME_ERRORS)
+        or search_bytes in (value or b"")
         for name, value in record.headers
     )
 
@@ -376,28 +386,31 @@ def _contains(record: Record, needle: bytes) -> bool:
 def _merge(
     sources: list[_QueriedPartition], query: MessageQuery, page: MessagePage
 ) -> None:
-    """Put the first records of all partitions on the page, and where the next page begins."""
+    """Put the first records of all partitions on the page.
+
+    Also store the offsets at which the next page begins.
+    """
     merged = heapq.merge(
         *(source.found for source in sources),
         key=attrgetter("timestamp_ms"),
         reverse=query.is_backward,
     )
     page.messages = list(itertools.islice(merged, query.count))
-    taken = dict.fromkeys((source.number for source in sources), 0)
+    used_counts = dict.fromkeys((source.number for source in sources), 0)
     for message in page.messages:
-        taken[message.partition] += 1
+        used_counts[message.partition] += 1
     for source in sources:
-        count = taken[source.number]
+        count = used_counts[source.number]
         if count < len(source.found):
             offset = source.found[count].record.offset
             page.following[source.number] = offset + 1 if query.is_backward else offset
         elif not source.is_at_end(query):
-            page.following[source.number] = source.place
+            page.following[source.number] = source.next_offset
     if page.has_more:
         # The link to the next page names each partition, even one without further
         # records: a partition that it does not name would begin again.
         for source in sources:
-            page.following.setdefault(source.number, source.place)
+            page.following.setdefault(source.number, source.next_offset)
 
 
 # -- one message -----------------------------------------------------------------------
@@ -431,28 +444,28 @@ def read_message(
     end = log.high_watermark
     page = MessagePage()
     start = max(offset, log.log_start_offset)
-    found: Record | None = None
-    around: RecordBatch | None = None
+    record_at_offset: Record | None = None
+    containing_batch: RecordBatch | None = None
     following: int | None = None
     for batch in batches_between(log, start, end, page):
         for record in batch.records():
             if record.offset == offset >= start:
-                found, around = record, batch
+                record_at_offset, containing_batch = record, batch
             elif record.offset >= start and record.offset < end:
                 following = record.offset
                 break
         if following is not None:
             break
-    if found is None or around is None:
+    if record_at_offset is None or containing_batch is None:
         if page.problems:
             raise logcore.CorruptBatchError(page.problems[0])
         return following
     transaction = ""
-    if around.is_transactional:
-        transaction = _transaction_end(log, around, budget)
+    if containing_batch.is_transactional:
+        transaction = _transaction_end(log, containing_batch, budget)
     return MessageDetail(
-        record=found,
-        batch=around,
+        record=record_at_offset,
+        batch=containing_batch,
         transaction=transaction,
         previous=_previous(log, offset),
         following=following,
@@ -461,10 +474,10 @@ def read_message(
 
 def _previous(log: logcore.Log, offset: int) -> int | None:
     """Return the offset of the record before an offset, if it is found quickly."""
-    span = COUNT
+    offset_count = COUNT
     end = offset
     for _ in range(3):
-        start = max(log.log_start_offset, end - span)
+        start = max(log.log_start_offset, end - offset_count)
         for batch in reversed(list(batches_between(log, start, end, MessagePage()))):
             below = [
                 record.offset for record in batch.records() if record.offset < offset
@@ -472,7 +485,7 @@ def _previous(log: logcore.Log, offset: int) -> int | None:
             if below:
                 return below[-1]
         end = start
-        span *= 4
+        offset_count *= 4
     return None
 
 

@@ -5,7 +5,7 @@ Rules:
 - Pages work without JavaScript, except their live parts.
 
 guard.py checks the requests, change_pages.py has the forms that change something, and
-the other modules of this package collect the facts.
+the other modules of this package read the data.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from netshim.console.directory import (
     TimeBudget,
     is_internal,
 )
-from netshim.console.drawing import DrawnLag, draw, draw_lag
+from netshim.console.drawing import LagPicture, lag_picture, partition_pictures
 from netshim.console.exporting import EXPORT_FORMATS, commands_for, export_messages
 from netshim.console.guard import (
     LOGIN,
     LOGOUT,
     ConsoleGuard,
     cookie_of,
-    local_place,
+    local_path,
     read_form,
+    recheck_viewer,
     set_cookie,
-    viewer_again,
     viewer_of,
 )
 from netshim.console.lags import INTERVAL_S, LagSample
@@ -75,10 +75,10 @@ from netshim.console.live import (
 )
 from netshim.console.logins import ConsoleLogins, LoginRefusedError
 from netshim.console.messages import (
-    FoundMessage,
     MessageDetail,
     MessagePage,
     MessageQuery,
+    MessageRow,
     read_message,
     read_page,
 )
@@ -91,7 +91,7 @@ from netshim.console.requests import (
     topic_of,
 )
 from netshim.console.schema_pages import SchemaPages
-from netshim.console.values import ShownValue, hex_lines, show, show_whole, visible
+from netshim.console.values import TextValue, full_value, hex_lines, show, visible
 from netshim.http.host import HttpHost
 from netshim.listeners import TlsSettings
 from netshim.security.acls import AclOperation
@@ -179,13 +179,13 @@ class LoginPages:
         """Show the form of the login."""
         # Only a path of this console, or a link could lead to another site after the
         # login.
-        place = local_place(request.query_params.get("next", "/"))
-        return self._renderer.render("login.html", request, place=place, text="")
+        target_path = local_path(request.query_params.get("next", "/"))
+        return self._renderer.render("login.html", request, place=target_path, text="")
 
     async def log_in(self, request: Request) -> Response:
         """Begin a session."""
         form = await read_form(request)
-        place = local_place(form.get("next", "/"))
+        target_path = local_path(form.get("next", "/"))
         address = "" if request.client is None else request.client.host
         user = form.get("user", "")
         try:
@@ -198,11 +198,11 @@ class LoginPages:
             # 429 is for too many attempts.
             status = 429 if error.is_limited else 403
             return self._renderer.render(
-                "login.html", request, status, place=place, text=str(error)
+                "login.html", request, status, place=target_path, text=str(error)
             )
         # 303, so that the browser requests the page with GET and does not send the
         # password again.
-        response = RedirectResponse(place, 303)
+        response = RedirectResponse(target_path, 303)
         set_cookie(request, response, cookie)
         return response
 
@@ -243,7 +243,7 @@ class ConsolePages:
             "/transactions": self.transactions,
         }
         self.functions.update(SchemaPages(renderer).functions)
-        # These facts are in the memory of a broker.
+        # The page shows values from the memory of a broker.
         if view.broker is not None:
             self.functions["/broker"] = self.broker
 
@@ -253,7 +253,7 @@ class ConsolePages:
         """Return a page that runs in a thread, because it reads files."""
 
         def run(request: Request) -> Response:
-            with self._view.opened(viewer_of(request)) as directory:
+            with self._view.open_directory(viewer_of(request)) as directory:
                 return function(request, directory)
 
         async def respond(request: Request) -> Response:
@@ -285,8 +285,8 @@ class ConsolePages:
 
     async def show_failure(self, request: Request, error: Exception) -> Response:
         status = 503
-        for kind, code in _STATUSES.items():
-            if isinstance(error, kind):
+        for error_type, code in _STATUSES.items():
+            if isinstance(error, error_type):
                 status = code
         return self._renderer.error(request, status, str(error))
 
@@ -304,19 +304,19 @@ class ConsolePages:
 
     def topics(self, request: Request, directory: OpenDirectory) -> Response:
         """List the topics whose names contain the filter."""
-        wanted = request.query_params.get("filter", "")
+        name_filter = request.query_params.get("filter", "")
         shows_internal = request.query_params.get("internal") == "1"
         names = [
             name
             for name in directory.topics
-            if wanted.lower() in name.lower()
+            if name_filter.lower() in name.lower()
             and (shows_internal or not is_internal(name))
         ]
         start = number_of(request.query_params.get("start", "0"), "start", 10**9)
         # A row opens a log. When the time is used up, the remaining rows have no sizes.
         budget = self._budget()
-        shown = names[start : start + _PAGE_ROWS]
-        rows = [_topic_row(directory, name, budget) for name in shown]
+        page_names = names[start : start + _PAGE_ROWS]
+        rows = [_topic_row(directory, name, budget) for name in page_names]
         return self._render(
             "topics.html",
             request,
@@ -327,7 +327,7 @@ class ConsolePages:
             page_rows=_PAGE_ROWS,
             all_topics=len(directory.topics),
             partitions=sum(len(topic) for topic in directory.topics.values()),
-            wanted=wanted,
+            wanted=name_filter,
             shows_internal=shows_internal,
             is_partial=any(row["is_partial"] for row in rows),
         )
@@ -343,16 +343,20 @@ class ConsolePages:
         problems = []
         readers = []
         try:
-            found = groups.read_groups(directory)
+            group_data = groups.read_groups(directory)
         except LogcoreError as error:
             problems.append(f"the groups cannot be read: {error}")
         else:
-            for name in groups.group_names(directory, found):
-                if topic in found.offsets.get(name, {}):
-                    offsets = groups.offsets_of(directory, found, name, budget)
-                    mine = [offset for offset in offsets if offset.topic == topic]
-                    lag = sum(row.lag or 0 for row in mine)
-                    readers.append((name, found.member_count(name), len(mine), lag))
+            for name in groups.group_names(directory, group_data):
+                if topic in group_data.offsets.get(name, {}):
+                    offsets = groups.offsets_of(directory, group_data, name, budget)
+                    topic_offsets = [
+                        offset for offset in offsets if offset.topic == topic
+                    ]
+                    lag = sum(row.lag or 0 for row in topic_offsets)
+                    readers.append(
+                        (name, group_data.member_count(name), len(topic_offsets), lag)
+                    )
         return self._render(
             "topic.html",
             request,
@@ -380,7 +384,7 @@ class ConsolePages:
     def messages(self, request: Request, directory: OpenDirectory) -> Response:
         """Show messages of a topic."""
         topic, query, page = self._read(request, directory)
-        same = {
+        parameters = {
             name: value
             for name, value in request.query_params.items()
             if name in ("partition", "q", "where", "count") and value
@@ -397,8 +401,8 @@ class ConsolePages:
             query=query,
             page=page,
             content=functools.partial(content_of, self._schemas.decoder(directory)),
-            same=same,
-            following=_places_text(page.following),
+            same=parameters,
+            following=_offsets_text(page.following),
             before=_before_first(query, page),
         )
 
@@ -426,21 +430,21 @@ class ConsolePages:
         offset = number_of(request.path_params["offset"], "offset", INT64_MAX)
         directory.check(topic, number)
         directory.check_readable(topic)
-        with directory.opened_log(topic, number) as log:
-            found = read_message(log, offset, self._budget())
-        if isinstance(found, MessageDetail):
-            return topic, number, offset, found
+        with directory.open_log(topic, number) as log:
+            message = read_message(log, offset, self._budget())
+        if isinstance(message, MessageDetail):
+            return topic, number, offset, message
         hint = "and none after it"
-        if found is not None:
-            hint = f"the next one is at offset {found}"
+        if message is not None:
+            hint = f"the next one is at offset {message}"
         raise HTTPException(404, f"There is no message at offset {offset}; {hint}.")
 
     def message(self, request: Request, directory: OpenDirectory) -> Response:
         """Show one message in full."""
-        topic, number, offset, found = self._message(request, directory)
-        record = found.record
+        topic, number, offset, message = self._message(request, directory)
+        record = message.record
         headers = [
-            (show(name.encode("utf-8", HEADER_NAME_ERRORS)), show_whole(value))
+            (show(name.encode("utf-8", HEADER_NAME_ERRORS)), full_value(value))
             for name, value in record.headers
         ]
         decoder = self._schemas.decoder(directory)
@@ -464,10 +468,10 @@ class ConsolePages:
             problem=directory.problem,
             topic=topic,
             number=number,
-            found=found,
-            file=PurePosixPath(str(found.batch.path)).name,
-            key=_whole(key.data, record.key),
-            value=_whole(value.data, record.value),
+            found=message,
+            file=PurePosixPath(str(message.batch.path)).name,
+            key=_full_text_value(key.data, record.key),
+            value=_full_text_value(value.data, record.value),
             key_note=key.note,
             value_note=value.note,
             key_hex=hex_lines(record.key or b""),
@@ -488,8 +492,8 @@ class ConsolePages:
         part = request.path_params["part"]
         if part not in ("key", "value"):
             raise bad_request(f"expected key or value; found {part[:20]!r}")
-        topic, number, offset, found = self._message(request, directory)
-        data = found.record.key if part == "key" else found.record.value
+        topic, number, offset, message = self._message(request, directory)
+        data = message.record.key if part == "key" else message.record.value
         name = f"{partition_name(topic, number)}-{offset}.{part}"
         return Response(
             data or b"",
@@ -516,8 +520,8 @@ class ConsolePages:
     async def live_events(self, request: Request) -> Response:
         """Stream new messages as server-sent events."""
 
-        def opened() -> tuple[str, LiveTail, ValueDecoder | None]:
-            with self._view.opened(viewer) as directory:
+        def open_tail() -> tuple[str, LiveTail, ValueDecoder | None]:
+            with self._view.open_directory(viewer) as directory:
                 decoder = self._schemas.decoder(directory)
                 topic = topic_of(request, directory)
                 directory.check_readable(topic)
@@ -531,19 +535,21 @@ class ConsolePages:
             raise HTTPException(503, f"{MAX_TAILS} live pages are open already")
         self._tails += 1
         try:
-            topic, tail, decoder = await run_in_threadpool(opened)
+            topic, tail, decoder = await run_in_threadpool(open_tail)
         except BaseException:
             self._tails -= 1
             raise
         rows = self._renderer.templates.get_template("rows.html")
         content = functools.partial(content_of, decoder)
 
-        def render(found: list[FoundMessage]) -> str:
-            text = rows.render(topic=topic, messages=found, content=content, needle="")
+        def render(messages: list[MessageRow]) -> str:
+            text = rows.render(
+                topic=topic, messages=messages, content=content, search_text=""
+            )
             return text.encode("utf-8", "replace").decode()
 
         def may_continue() -> bool:
-            present = viewer_again(request)
+            present = recheck_viewer(request)
             return present is not None and present.may_topic(AclOperation.READ, topic)
 
         async def stream() -> AsyncIterator[str]:
@@ -588,7 +594,7 @@ class ConsolePages:
             problems=problems,
             topic=topic,
             topics=[name for name in directory.topics if not is_internal(name)],
-            rows=draw(maps, own_scale=own_scale),
+            rows=partition_pictures(maps, own_scale=own_scale),
             own_scale=own_scale,
             unread=unread,
             is_partial=any(not partition_map.is_complete for partition_map in maps),
@@ -626,7 +632,7 @@ class ConsolePages:
             estimate=estimate,
             topic=topic,
             number=number,
-            row=draw([partition_map], own_scale=True)[0],
+            row=partition_pictures([partition_map], own_scale=True)[0],
             config=directory.config(topic),
             checks=checks,
             is_partial=not partition_map.is_complete,
@@ -635,7 +641,7 @@ class ConsolePages:
     def _estimate(
         self, directory: OpenDirectory, topic: str, number: int, cleaned_to: int
     ) -> CompactionEstimate:
-        with directory.opened_log(topic, number) as log:
+        with directory.open_log(topic, number) as log:
             return estimate_compaction(
                 log,
                 config=directory.config(topic),
@@ -666,19 +672,19 @@ class ConsolePages:
 
     def groups(self, request: Request, directory: OpenDirectory) -> Response:
         """List the groups."""
-        wanted = request.query_params.get("filter", "")
+        name_filter = request.query_params.get("filter", "")
         problems = []
         rows = []
         budget = self._budget()
         try:
-            found = groups.read_groups(directory)
+            group_data = groups.read_groups(directory)
             names = [
                 name
-                for name in groups.group_names(directory, found)
-                if wanted.lower() in name.lower()
+                for name in groups.group_names(directory, group_data)
+                if name_filter.lower() in name.lower()
             ]
             rows = [
-                groups.summary_of(directory, found, name, budget)
+                groups.summary_of(directory, group_data, name, budget)
                 for name in names[:_PAGE_ROWS]
             ]
             if len(names) > _PAGE_ROWS:
@@ -694,7 +700,7 @@ class ConsolePages:
             problems=problems,
             rows=rows,
             known=directory.topics,
-            wanted=wanted,
+            wanted=name_filter,
             lags={
                 row.name: self._lag(self._view.lags.of_group(row.name, row.topics))
                 for row in rows
@@ -705,19 +711,19 @@ class ConsolePages:
     def group(self, request: Request, directory: OpenDirectory) -> Response:
         """Show the members and the offsets of a group."""
         name = request.query_params.get("name", "")
-        found = groups.read_groups(directory)
-        if name not in groups.group_names(directory, found):
+        group_data = groups.read_groups(directory)
+        if name not in groups.group_names(directory, group_data):
             raise HTTPException(404, f"There is no group {visible(name[:80])!r}.")
         budget = self._budget()
         owners = groups.owners_of(directory, name)
-        offsets = groups.offsets_of(directory, found, name, budget, owners)
+        offsets = groups.offsets_of(directory, group_data, name, budget, owners)
         return self._render(
             "group.html",
             request,
             problem=directory.problem,
             name=name,
-            summary=groups.summary_of(directory, found, name, budget),
-            members=groups.members_of(directory, found, name),
+            summary=groups.summary_of(directory, group_data, name, budget),
+            members=groups.members_of(directory, group_data, name),
             offsets=offsets,
             lags={
                 (offset.topic, offset.partition): self._lag(
@@ -727,8 +733,8 @@ class ConsolePages:
             },
         )
 
-    def _lag(self, samples: list[LagSample]) -> DrawnLag:
-        return draw_lag(samples, self._view.fs.now_ms())
+    def _lag(self, samples: list[LagSample]) -> LagPicture:
+        return lag_picture(samples, self._view.fs.now_ms())
 
     def transactions(self, request: Request, directory: OpenDirectory) -> Response:
         """Show open transactions, and the ids that the coordinator has stored."""
@@ -736,7 +742,7 @@ class ConsolePages:
             "transactions.html",
             request,
             problem=directory.problem,
-            facts=groups.read_transactions(directory, self._budget()),
+            data=groups.read_transactions(directory, self._budget()),
             may_see=directory.viewer.may_see_topic,
         )
 
@@ -746,11 +752,11 @@ class ConsolePages:
         if not directory.viewer.may_see_cluster():
             raise HTTPException(403, "You may not describe the cluster.")
         try:
-            facts = self._view.broker()
+            data = self._view.broker()
         except (RuntimeError, TimeoutError) as error:
             raise HTTPException(503, f"The broker does not answer: {error}") from None
         return self._render(
-            "broker.html", request, problem=directory.problem, facts=facts
+            "broker.html", request, problem=directory.problem, data=data
         )
 
 
@@ -798,26 +804,26 @@ def _partition_row(
     return row
 
 
-def _places_text(places: Mapping[int, int]) -> str:
+def _offsets_text(offsets: Mapping[int, int]) -> str:
     """Return the offsets of a page for a link."""
-    return ",".join(f"{number}:{offset}" for number, offset in sorted(places.items()))
+    return ",".join(f"{number}:{offset}" for number, offset in sorted(offsets.items()))
 
 
 def _before_first(query: MessageQuery, page: MessagePage) -> str:
     """Return the places for a link to the messages before the first one of the page."""
-    places: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     for message in page.messages:
         offset = message.record.offset
         if query.is_backward:
-            places.setdefault(message.partition, offset + 1)
+            offsets.setdefault(message.partition, offset + 1)
         else:
-            places.setdefault(message.partition, offset)
-    for number, offset in query.places.items():
+            offsets.setdefault(message.partition, offset)
+    for number, offset in query.start_offsets.items():
         if number in query.partitions:
-            places.setdefault(number, offset)
-    return _places_text(places)
+            offsets.setdefault(number, offset)
+    return _offsets_text(offsets)
 
 
-def _whole(content: bytes | None, stored: bytes | None) -> ShownValue:
+def _full_text_value(content: bytes | None, stored: bytes | None) -> TextValue:
     """Return a key or value in full, with the size of the stored bytes."""
-    return attrs.evolve(show_whole(content), size_bytes=len(stored or b""))
+    return attrs.evolve(full_value(content), size_bytes=len(stored or b""))

@@ -46,14 +46,14 @@ class PageRenderer:
         self.templates = _environment()
 
     def render(
-        self, file: str, request: Request, status: int = 200, /, **facts: Any
+        self, file: str, request: Request, status: int = 200, /, **variables: Any
     ) -> Response:
-        """Return a page. `facts` are the variables of its template."""
+        """Return a page. `variables` are passed to its template."""
         view = self._view
         viewer: ConsoleViewer = getattr(request.state, "viewer", ConsoleViewer())
         section = file.removesuffix(".html")
         is_inside = section != "login"
-        given: dict[str, Any] = {
+        context: dict[str, Any] = {
             "request": request,
             "path": view.path if is_inside else "",
             "section": section,
@@ -66,9 +66,9 @@ class PageRenderer:
             "form_token": self._logins.form_token(cookie_of(request)),
             "version": logcore.__version__,
             "now_ms": view.fs.now_ms(),
-            **facts,
+            **variables,
         }
-        text = self.templates.get_template(file).render(given)
+        text = self.templates.get_template(file).render(context)
         # Names may contain bytes that are not UTF-8.
         return Response(text.encode("utf-8", "replace"), status, media_type=_TEXT_TYPE)
 
@@ -129,12 +129,12 @@ def _age(duration_ms: int) -> str:
 def _url(*parts: object, **parameters: object) -> str:
     """Return the address of a page; parameters that are None or "" are left out."""
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)
-    given = {
+    pairs = {
         name.rstrip("_"): parameter
         for name, parameter in parameters.items()
         if parameter not in (None, "")
     }
-    return f"{path}?{urlencode(given)}" if given else path
+    return f"{path}?{urlencode(pairs)}" if pairs else path
 
 
 def _header_bytes(name: str) -> bytes:

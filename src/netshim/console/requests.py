@@ -19,7 +19,7 @@ from netshim.console.directory import OpenDirectory
 from netshim.console.messages import COUNT, MAX_COUNT, MessageQuery
 from netshim.console.values import visible
 
-_PLACES: Final = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*")
+_OFFSETS: Final = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*")
 #: Longest text of a search, in characters.
 _MAX_TEXT: Final = 1_000
 #: The last millisecond of the year 9999.
@@ -31,7 +31,7 @@ def bad_request(text: str) -> HTTPException:
     return HTTPException(400, text)
 
 
-def _found(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return a parameter in a form that is safe in an error."""
     return repr(visible(text[:80]))
 
@@ -47,18 +47,18 @@ def topic_of(request: Request, directory: OpenDirectory) -> str:
     if not is_topic_name(name):
         raise bad_request(
             "expected the name of a topic: 1 to 249 of letters, digits, '.', '_' "
-            f"and '-'; found {_found(name)}"
+            f"and '-'; found {_quoted(name)}"
         )
     directory.check(name)
     return str(name)
 
 
-def number_of(text: str, name: str, most: int) -> int:
-    """Return a number from 0 to `most`. Raises HTTPException."""
-    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most:
+def number_of(text: str, name: str, maximum: int) -> int:
+    """Return a number from 0 to `maximum`. Raises HTTPException."""
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= maximum:
         return int(text)
     raise bad_request(
-        f"{name}: expected a number from 0 to {most}; found {_found(text)}"
+        f"{name}: expected a number from 0 to {maximum}; found {_quoted(text)}"
     )
 
 
@@ -95,24 +95,24 @@ def query_of(
         numbers = (number,)
     text = _search_text(parameters, "q")
     count = number_of(parameters.get("count", str(COUNT)), "count", MAX_COUNT)
-    places = _places(parameters, "until")
-    is_backward = places is not None
+    offsets = _parse_offsets(parameters, "until")
+    is_backward = offsets is not None
     time_ms = None
-    if places is None:
-        since = _places(parameters, "since")
-        place = parameters.get("from", "").strip()
-        is_backward, places, time_ms = _place(place, numbers, now_ms)
+    if offsets is None:
+        since = _parse_offsets(parameters, "since")
+        start = parameters.get("from", "").strip()
+        is_backward, offsets, time_ms = _parse_start(start, numbers, now_ms)
         if since is not None:
             # Partitions that the link does not name begin at `from`.
             is_backward = False
-            places = {**places, **since}
+            offsets = {**offsets, **since}
     return MessageQuery(
         partitions=numbers,
         is_backward=is_backward,
-        places=places,
+        start_offsets=offsets,
         time_ms=time_ms,
         text=text,
-        where=_where(_search_text(parameters, "where").strip()),
+        where=_parse_where(_search_text(parameters, "where").strip()),
         count=max(1, count),
     )
 
@@ -125,11 +125,11 @@ def _search_text(parameters: Mapping[str, str], name: str) -> str:
             f"{name}: expected at most {_MAX_TEXT} characters; found {len(text)}"
         )
     if visible(text) != text:
-        raise bad_request(f"{name}: expected visible characters; found {_found(text)}")
+        raise bad_request(f"{name}: expected visible characters; found {_quoted(text)}")
     return text
 
 
-def _where(text: str) -> Where | None:
+def _parse_where(text: str) -> Where | None:
     """Return the condition of `logcore read --where`, without regular expressions.
 
     A regular expression that backtracks would block every thread of the process, and
@@ -146,25 +146,25 @@ def _where(text: str) -> Where | None:
     if where is not None and any(condition.pattern for condition in where.conditions):
         raise bad_request(
             "where: expected = or !=, since a page does not search for regular "
-            f"expressions; found {_found(text)}. Use logcore read --where"
+            f"expressions; found {_quoted(text)}. Use logcore read --where"
         )
     return where
 
 
-def _places(parameters: Mapping[str, str], name: str) -> dict[int, int] | None:
+def _parse_offsets(parameters: Mapping[str, str], name: str) -> dict[int, int] | None:
     """Return the offsets in the link to another page, such as 0:17,1:4."""
     text = parameters.get(name, "")
     if not text:
         return None
-    if len(text) > 100_000 or not _PLACES.fullmatch(text):
+    if len(text) > 100_000 or not _OFFSETS.fullmatch(text):
         raise bad_request(
-            f"{name}: expected PARTITION:OFFSET,...; found {_found(text)}"
+            f"{name}: expected PARTITION:OFFSET,...; found {_quoted(text)}"
         )
     pairs = (number.split(":") for number in text.split(","))
     return {int(number): min(int(offset), INT64_MAX) for number, offset in pairs}
 
 
-def _place(
+def _parse_start(
     text: str, numbers: tuple[int, ...], now_ms: int
 ) -> tuple[bool, dict[int, int], int | None]:
     """Return the direction, the offsets and the time for the parameter `from`."""
@@ -179,6 +179,6 @@ def _place(
     if time_ms is None or not 0 <= time_ms <= _LAST_MS:
         raise bad_request(
             "from: expected an offset, newest, oldest, a time from 1970 to 9999 such as "
-            f"2026-01-31T12:00:00Z, or an age such as -10m; found {_found(text)}"
+            f"2026-01-31T12:00:00Z, or an age such as -10m; found {_quoted(text)}"
         )
     return False, {}, time_ms

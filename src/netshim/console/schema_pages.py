@@ -66,12 +66,12 @@ class SchemaPages:
 
     def subjects(self, request: Request, directory: OpenDirectory) -> Response:
         """List the subjects whose names contain the filter."""
-        wanted = request.query_params.get("filter", "")
+        name_filter = request.query_params.get("filter", "")
         state = _state(directory)
         names = [
             version
             for version in sorted(state.versions)
-            if wanted.lower() in version.lower()
+            if name_filter.lower() in version.lower()
         ]
         rows = [
             SubjectRow(
@@ -89,7 +89,7 @@ class SchemaPages:
             problem=directory.problem,
             rows=rows,
             found=len(names),
-            wanted=wanted,
+            wanted=name_filter,
             skipped=state.skipped,
             reasons=state.reasons,
         )
@@ -102,15 +102,15 @@ class SchemaPages:
         if not versions:
             raise HTTPException(404, f"There is no subject {visible(name[:80])!r}.")
         numbers = sorted(versions, reverse=True)
-        shown = _chosen(request, "version", versions, numbers[0])
-        assert shown is not None
-        former = max(
-            (number for number in numbers if number < shown.version), default=None
+        chosen = _chosen(request, "version", versions, numbers[0])
+        assert chosen is not None
+        previous = max(
+            (number for number in numbers if number < chosen.version), default=None
         )
-        other = _chosen(request, "against", versions, former)
+        other = _chosen(request, "against", versions, previous)
         lines = None
-        if other is not None and other.version != shown.version:
-            lines = _diff(_pretty(other), _pretty(shown))
+        if other is not None and other.version != chosen.version:
+            lines = _diff(_pretty(other), _pretty(chosen))
         return self._renderer.render(
             "schema.html",
             request,
@@ -118,10 +118,10 @@ class SchemaPages:
             subject=name,
             topic=_topic_of_subject(directory, name),
             versions=[versions[number] for number in numbers],
-            shown=shown,
+            shown=chosen,
             other=other,
             lines=lines,
-            text="\n".join(map(visible, _pretty(shown).splitlines())),
+            text="\n".join(map(visible, _pretty(chosen).splitlines())),
             level=state.levels.get(name) or state.levels.get(None) or "BACKWARD",
         )
 
@@ -136,7 +136,7 @@ def _state(directory: OpenDirectory) -> SchemaState:
     if SCHEMAS_TOPIC not in directory.topics:
         return SchemaState()
     directory.check_readable(SCHEMAS_TOPIC)
-    with directory.opened_log(SCHEMAS_TOPIC, 0) as log:
+    with directory.open_log(SCHEMAS_TOPIC, 0) as log:
         return load_schemas(log.read(log.log_start_offset, log.high_watermark))
 
 

@@ -51,16 +51,16 @@ class JsonNode:
 
 
 @attrs.frozen
-class ShownValue:
+class TextValue:
     """Bytes of a record as text."""
 
     form: Form
     text: str
     size_bytes: int
     #: Whether the text is only the start.
-    is_cut: bool = False
+    is_truncated: bool = False
     #: Whether the text begins later than the value.
-    is_later: bool = False
+    starts_later: bool = False
     #: The tree of a value that is an object or an array in JSON.
     tree: JsonNode | None = None
 
@@ -68,71 +68,71 @@ class ShownValue:
 def show(
     data: bytes | None,
     *,
-    most_characters: int = PREVIEW_CHARACTERS,
-    around: str = "",
-) -> ShownValue:
+    max_characters: int = PREVIEW_CHARACTERS,
+    search_text: str = "",
+) -> TextValue:
     """Return bytes as text: JSON, other text, or hex digits if they are not text.
 
-    If `around` occurs in the bytes, the preview starts shortly before it.
+    If `search_text` occurs in the bytes, the preview starts shortly before it.
     """
     if data is None:
-        return ShownValue("null", "null", 0)
-    begin = _begin(data, around)
+        return TextValue("null", "null", 0)
+    begin = _begin(data, search_text)
     # A character has at most 4 bytes, and the last one may be incomplete.
-    start = data[begin : begin + 4 * most_characters + 4]
-    is_whole = begin + len(start) == len(data)
-    text = _decoded(start, is_whole=is_whole)
+    start = data[begin : begin + 4 * max_characters + 4]
+    is_complete = begin + len(start) == len(data)
+    text = _decoded(start, is_complete=is_complete)
     if text is None:
-        digits = data[: most_characters // 2].hex(" ")
-        is_cut = 2 * len(data) > most_characters
-        return ShownValue("hex", digits, len(data), is_cut)
-    shown = visible(text[:most_characters])
-    is_cut = not is_whole or len(text) > most_characters
+        digits = data[: max_characters // 2].hex(" ")
+        is_truncated = 2 * len(data) > max_characters
+        return TextValue("hex", digits, len(data), is_truncated)
+    preview = visible(text[:max_characters])
+    is_truncated = not is_complete or len(text) > max_characters
     is_json = not begin and text.lstrip()[:1] in ("{", "[")
     form: Form = "json" if is_json else "text"
-    return ShownValue(form, shown, len(data), is_cut, is_later=begin > 0)
+    return TextValue(form, preview, len(data), is_truncated, starts_later=begin > 0)
 
 
-def _begin(data: bytes, around: str) -> int:
-    """Return the position at which a preview begins that shows `around`."""
-    found = data.find(around.encode("utf-8", "surrogateescape"))
-    if not around or found < 2 * _BEFORE:
+def _begin(data: bytes, search_text: str) -> int:
+    """Return the position at which a preview begins that shows `search_text`."""
+    position = data.find(search_text.encode("utf-8", "surrogateescape"))
+    if not search_text or position < 2 * _BEFORE:
         return 0
-    begin = found - _BEFORE
+    begin = position - _BEFORE
     # Do not begin inside a character, whose further bytes are 0x80 to 0xBF.
     while begin < len(data) and data[begin] & 0xC0 == 0x80:
         begin += 1
     return begin
 
 
-def show_whole(data: bytes | None) -> ShownValue:
+def full_value(data: bytes | None) -> TextValue:
     """Return bytes as text for the page of one message, with a tree if they are JSON."""
-    found = show(data, most_characters=MAX_TEXT_BYTES)
-    if data is None or found.form != "json":
-        return found
+    preview = show(data, max_characters=MAX_TEXT_BYTES)
+    if data is None or preview.form != "json":
+        return preview
     tree = None
     if len(data) <= MAX_TEXT_BYTES:
         tree = _tree(data.decode())
     form: Form = "text" if tree is None else "json"
-    return attrs.evolve(found, form=form, tree=tree)
+    return attrs.evolve(preview, form=form, tree=tree)
 
 
 def visible(text: str) -> str:
     """Return a text in which invisible characters are escapes such as \\u202e."""
-    return _INVISIBLE.sub(lambda found: _escape(found[0]), text)
+    return _INVISIBLE.sub(lambda match: _escape(match[0]), text)
 
 
-def _escape(sign: str) -> str:
-    code = ord(sign)
+def _escape(character: str) -> str:
+    code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def _decoded(start: bytes, *, is_whole: bool) -> str | None:
+def _decoded(start: bytes, *, is_complete: bool) -> str | None:
     """Return UTF-8 text, or None for other bytes."""
-    cuts = (0,) if is_whole else (0, 1, 2, 3)
-    for cut in cuts:
+    truncations = (0,) if is_complete else (0, 1, 2, 3)
+    for size in truncations:
         try:
-            text = start[: len(start) - cut].decode()
+            text = start[: len(start) - size].decode()
         except UnicodeDecodeError:
             continue
         # Text may contain a few control characters; binary data has many.
@@ -145,15 +145,15 @@ def _decoded(start: bytes, *, is_whole: bool) -> str | None:
 def hex_lines(data: bytes) -> list[str]:
     """Return the start of the bytes as lines of position, hex digits and characters."""
     lines = []
-    for at in range(0, min(len(data), MAX_HEX_BYTES), _ROW_BYTES):
-        row = data[at : at + _ROW_BYTES]
-        signs = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{at:08x}  {row.hex(' '):<47}  {signs}")
+    for position in range(0, min(len(data), MAX_HEX_BYTES), _ROW_BYTES):
+        row = data[position : position + _ROW_BYTES]
+        characters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{position:08x}  {row.hex(' '):<47}  {characters}")
     return lines
 
 
 def _tree(text: str) -> JsonNode | None:
-    """Return the tree of JSON, or None if it is no JSON or too large for a page."""
+    """Return the tree of JSON, or None if the text is not JSON or too large for a page."""
     try:
         parsed = json.loads(
             text,
@@ -162,8 +162,8 @@ def _tree(text: str) -> JsonNode | None:
             parse_constant=_refuse_constant,
             object_pairs_hook=_Pairs,
         )
-        left = [_MAX_NODES]
-        return _node(parsed, _MAX_LEVELS, left)
+        budget = [_MAX_NODES]
+        return _node(parsed, _MAX_LEVELS, budget)
     except (ValueError, RecursionError):
         return None
 
@@ -173,24 +173,26 @@ class _Pairs(list[tuple[str, object]]):
 
 
 def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
-def _node(value: object, levels: int, left: list[int]) -> JsonNode:
+def _node(value: object, levels: int, budget: list[int]) -> JsonNode:
     """Convert a parsed value. Raises ValueError if there are too many nodes or levels."""
-    left[0] -= 1
-    if not levels or left[0] < 0:
+    budget[0] -= 1
+    if not levels or budget[0] < 0:
         raise ValueError("too large")
     if isinstance(value, JsonNode):
         return value
     if isinstance(value, _Pairs):
         items = tuple(
-            (visible(key), _node(item, levels - 1, left)) for key, item in value
+            (visible(key), _node(item, levels - 1, budget)) for key, item in value
         )
         return JsonNode("object", items=items)
     if isinstance(value, list):
         numbered = enumerate(value)
-        items = tuple((str(at), _node(item, levels - 1, left)) for at, item in numbered)
+        items = tuple(
+            (str(index), _node(item, levels - 1, budget)) for index, item in numbered
+        )
         return JsonNode("array", items=items)
     if isinstance(value, str):
         return JsonNode("string", visible(value))

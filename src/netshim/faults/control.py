@@ -20,7 +20,7 @@ from logcore import LogDir
 from logcore.errors import InvalidConfigError
 from logcore.testing.faults import Fault, FaultFS, FaultPlan, Slow
 from netshim.faults.plan import RequestFaultPlan
-from netshim.faults.requests import ANY_API, SeenRequest, api_named, error_code
+from netshim.faults.requests import ANY_API, ObservedRequest, error_code, find_api
 from netshim.faults.rules import (
     Action,
     Answer,
@@ -74,7 +74,7 @@ class ActiveRule:
         return self._rule.hits
 
     @property
-    def requests(self) -> list[SeenRequest]:
+    def requests(self) -> list[ObservedRequest]:
         """The latest requests on which the rule has acted, at most 1,000."""
         return self._thread.call(lambda: list(self._rule.requests))
 
@@ -121,7 +121,7 @@ class DiskRule:
         return len(self._plan.hits)
 
     @property
-    def requests(self) -> list[SeenRequest]:
+    def requests(self) -> list[ObservedRequest]:
         """No requests: the rule acts on calls of the disk."""
         return []
 
@@ -152,9 +152,9 @@ class FaultControl:
 
     All methods accept the same options. Filters are `client_id`, `principal`, `topic`,
     `partition`, `group`, `transactional_id`, `version` and `node`; they are patterns
-    such as "orders-*", and all must match. Of the requests that match, the first `after` pass;
-    of the others, the rule acts on each `every`-th one with a `probability`, at most
-    `times` times. `seed` makes the probability repeatable.
+    such as "orders-*", and all must match. The first `after` matching requests pass.
+    After that, the rule acts on each `every`-th matching request with a `probability`,
+    at most `times` times. `seed` makes the probability repeatable.
 
     Each method raises InvalidConfigError for an unknown API, error or filter.
     """
@@ -210,7 +210,8 @@ class FaultControl:
     ) -> ActiveRule:
         """Serve requests without a response.
 
-        Then the connection is silent until the rule ends, or is closed.
+        With "silence", the connection remains open and sends nothing until the rule ends.
+        With "close", it is closed.
         """
         if then not in ("silence", "close"):
             raise InvalidConfigError(
@@ -258,12 +259,13 @@ class FaultControl:
         at: int = 1,
         times: int | None = None,
     ) -> DiskRule:
-        """Let calls on the broker's files fail, or be slow.
+        """Make calls on the broker's files fail or take longer.
 
         The operations are "pwrite", "truncate", "fdatasync", "fsync" and "sync_dir".
         `error` is the name of an errno, such as "ENOSPC". With `delay_ms` instead, the
-        calls succeed after this time. `path` is a pattern for the whole path. The first
-        such call is number `at`, counted from 1, and `times` limits their number.
+        calls succeed after this time. `path` is a pattern for the whole path. Call
+        number `at`, counted from 1, is the first one that is affected. `times` is the
+        maximum number of affected calls.
 
         Raises InvalidConfigError for an unknown operation or error, and if the broker
         was started with files of another kind.
@@ -323,9 +325,11 @@ def plan_of(broker: FaultyBroker) -> RequestFaultPlan:
     return broker.faults
 
 
-def seen_requests(broker: FaultyBroker, api: str | int = ANY_API) -> list[SeenRequest]:
+def observed_requests(
+    broker: FaultyBroker, api: str | int = ANY_API
+) -> list[ObservedRequest]:
     """Return the latest requests of an API since the plan was created."""
-    name = api_named(api)
+    name = find_api(api)
     return [
         request
         for request in plan_of(broker).requests

@@ -23,13 +23,13 @@ from logcore.errors import InvalidConfigError
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from netshim import wire
-from netshim.faults.refusals import Handler, refusal, refuse_parts
-from netshim.faults.requests import seen_request
+from netshim.faults.refusals import Handler, refusal_response, refuse_partitions
+from netshim.faults.requests import observe_request
 from netshim.listeners import Listener
 from netshim.scheduling import map_response
 from netshim.session import ClientSession
 from netshim.state import BrokerState, Call
-from netshim.topology import BrokerAddress, Placement, ReplicaFacts, SoleTopology
+from netshim.topology import BrokerAddress, PartitionReplicas, Placement, SoleTopology
 from netshim.wire import codes
 
 #: Largest number of nodes of a broker. Each has a port.
@@ -102,14 +102,14 @@ class AdvertisedNodes:
         """Return a node.
 
         Raises:
-            InvalidConfigError: there is none with this number.
+            InvalidConfigError: no node has this number.
         """
-        found = self.all.get(node_id)
-        if found is None:
+        node = self.all.get(node_id)
+        if node is None:
             raise InvalidConfigError(
                 "a node", expected=f"one of {self._order}", found=repr(node_id)
             )
-        return found
+        return node
 
     def node_of(self, session: ClientSession) -> int:
         """Return the node to which a client is connected."""
@@ -154,28 +154,35 @@ class AdvertisedNodes:
     def handle(
         self, handler: Handler, request: Any, call: Call, state: BrokerState
     ) -> Any:
-        """Call the handler of a request, except for what belongs to other nodes."""
-        here = self.node_of(call.session)
+        """Call the handler of a request for the partitions and coordinators of one node."""
+        node_id = self.node_of(call.session)
         key = call.api_key
         if key in _OF_PARTITIONS:
-            return self._handle_partitions(handler, request, call, state, here)
+            return self._handle_partitions(handler, request, call, state, node_id)
         serve = partial(handler, request, call, state)
         if key == wire.LIST_GROUPS.key:
-            return map_response(serve(), partial(self._local_groups, here, state))
+            return map_response(serve(), partial(self._local_groups, node_id, state))
         if key == wire.LIST_TRANSACTIONS.key:
-            return map_response(serve(), partial(self._local_transactions, here, state))
+            return map_response(
+                serve(), partial(self._local_transactions, node_id, state)
+            )
         if key not in _OF_GROUPS and key not in _OF_TRANSACTIONS:
             return serve()
-        seen = seen_request(wire.APIS[key].name, request, call, state)
-        topic, names = OFFSETS_TOPIC, seen.groups
+        observed = observe_request(wire.APIS[key].name, request, call, state)
+        topic, names = OFFSETS_TOPIC, observed.groups
         if key in _OF_TRANSACTIONS:
-            topic, names = TRANSACTIONS_TOPIC, seen.transactional_ids
-        if any(self.coordinator(name, topic, state) != here for name in names):
-            return refusal(request, codes.NOT_COORDINATOR, call, state)
+            topic, names = TRANSACTIONS_TOPIC, observed.transactional_ids
+        if any(self.coordinator(name, topic, state) != node_id for name in names):
+            return refusal_response(request, codes.NOT_COORDINATOR, call, state)
         return serve()
 
     def _handle_partitions(
-        self, handler: Handler, request: Any, call: Call, state: BrokerState, here: int
+        self,
+        handler: Handler,
+        request: Any,
+        call: Call,
+        state: BrokerState,
+        node_id: int,
     ) -> Any:
 
         def is_elsewhere(topic: str | None, number: int | None) -> bool:
@@ -183,26 +190,28 @@ class AdvertisedNodes:
                 return False
             # The handler answers for partitions that do not exist.
             exists = number in state.logs.numbers_of(topic)
-            return exists and self.leader((topic, number)) != here
+            return exists and self.leader((topic, number)) != node_id
 
-        return refuse_parts(
+        return refuse_partitions(
             is_elsewhere, codes.NOT_LEADER_OR_FOLLOWER, handler, request, call, state
         )
 
-    def _local_groups(self, here: int, state: BrokerState, response: Any) -> Any:
+    def _local_groups(self, node_id: int, state: BrokerState, response: Any) -> Any:
         response.groups = [
             group
             for group in response.groups
-            if self.coordinator(group.group_id, OFFSETS_TOPIC, state) == here
+            if self.coordinator(group.group_id, OFFSETS_TOPIC, state) == node_id
         ]
         return response
 
-    def _local_transactions(self, here: int, state: BrokerState, response: Any) -> Any:
+    def _local_transactions(
+        self, node_id: int, state: BrokerState, response: Any
+    ) -> Any:
         response.transaction_states = [
-            listed
-            for listed in response.transaction_states
-            if self.coordinator(listed.transactional_id, TRANSACTIONS_TOPIC, state)
-            == here
+            transaction
+            for transaction in response.transaction_states
+            if self.coordinator(transaction.transactional_id, TRANSACTIONS_TOPIC, state)
+            == node_id
         ]
         return response
 
@@ -233,13 +242,13 @@ class AdvertisedTopology(SoleTopology):
         host, port = listener.advertised or (session.host, listener.port)
         return BrokerAddress(node.node_id, host, port)
 
-    def partition(self, topic: str, number: int) -> ReplicaFacts:
+    def partition(self, topic: str, number: int) -> PartitionReplicas:
         leader = self._nodes.leader((topic, number))
         replicas = [leader, *(number for number in self._nodes.all if number != leader)]
         offline = [
             replica for replica in replicas if not self._nodes.all[replica].is_running
         ]
-        return ReplicaFacts(
+        return PartitionReplicas(
             leader,
             super().partition(topic, number).leader_epoch,
             replicas,
@@ -255,7 +264,7 @@ class AdvertisedTopology(SoleTopology):
 
     def check_placement(self, placement: Placement) -> tuple[int, str | None]:
         assignments = placement.assignments or {}
-        known = self._nodes.all
-        if any(not {*each} <= known.keys() for each in assignments.values()):
-            return codes.INVALID_REPLICA_ASSIGNMENT, f"the brokers are {list(known)}"
+        nodes = self._nodes.all
+        if any(not {*replicas} <= nodes.keys() for replicas in assignments.values()):
+            return codes.INVALID_REPLICA_ASSIGNMENT, f"the brokers are {list(nodes)}"
         return super().check_placement(attrs.evolve(placement, assignments=None))

@@ -3,12 +3,12 @@
 Rules:
 - The first rule that matches a request acts on it. Rules that only observe never
   prevent others.
-- An error that a rule answers has stored nothing. If only some partitions of a request
-  match, the others are served. A lost response has stored everything.
+- A request that a rule answers with an error stores nothing. If only some partitions of
+  a request match, the others are served. A request whose response is lost is served.
 - Access control and quotas are applied first. SaslHandshake and SaslAuthenticate have
   no faults.
 
-A plan belongs to the broker's thread.
+Only the broker's thread uses a plan.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from logcore.errors import InvalidConfigError
 from netshim import wire
-from netshim.faults.refusals import Handler, refusal, refuse_parts
-from netshim.faults.requests import ANY_API, SeenRequest, seen_request
+from netshim.faults.refusals import Handler, refusal_response, refuse_partitions
+from netshim.faults.requests import ANY_API, ObservedRequest, observe_request
 from netshim.faults.rules import (
-    REMEMBERED,
+    MAX_OBSERVED,
     Answer,
     Delay,
     Disconnect,
@@ -55,24 +55,24 @@ class _RulesOfApi:
         #: The rules for one topic, with their positions in the plan.
         self._by_topic: dict[str, list[tuple[int, FaultRule]]] = {}
         #: The other rules.
-        self._others: list[tuple[int, FaultRule]] = []
+        self._without_topic: list[tuple[int, FaultRule]] = []
         for position, rule in enumerate(rules):
             if rule.api not in (ANY_API, api):
                 continue
             topic = rule.only_topic
-            found = self._others
+            target = self._without_topic
             if topic is not None:
-                found = self._by_topic.setdefault(topic, [])
-            found.append((position, rule))
+                target = self._by_topic.setdefault(topic, [])
+            target.append((position, rule))
 
-    def that_may_match(self, seen: SeenRequest) -> Iterable[FaultRule]:
+    def rules_for(self, observed: ObservedRequest) -> Iterable[FaultRule]:
         """Return the rules for the topics of a request, in the order of the plan."""
         if not self._by_topic:
-            return [rule for _, rule in self._others]
-        found = self._others
-        for topic in {topic for topic, _ in seen.partitions}:
-            found = found + self._by_topic.get(topic, [])
-        return [rule for _, rule in sorted(found, key=itemgetter(0))]
+            return [rule for _, rule in self._without_topic]
+        numbered = self._without_topic
+        for topic in {topic for topic, _ in observed.partitions}:
+            numbered = numbered + self._by_topic.get(topic, [])
+        return [rule for _, rule in sorted(numbered, key=itemgetter(0))]
 
 
 class RequestFaultPlan:
@@ -84,7 +84,7 @@ class RequestFaultPlan:
         #: The rules by API, for the APIs that were requested since the last change.
         self._index: dict[str, _RulesOfApi] = {}
         #: The latest requests, whether or not a rule matched.
-        self.requests: deque[SeenRequest] = deque(maxlen=REMEMBERED)
+        self.requests: deque[ObservedRequest] = deque(maxlen=MAX_OBSERVED)
 
     def add(self, rule: FaultRule) -> None:
         """Add a rule after the others.
@@ -104,7 +104,7 @@ class RequestFaultPlan:
         if rule in self.rules:
             self.rules.remove(rule)
             self._index.clear()
-        # Their clients would otherwise wait until their own timeouts.
+        # Otherwise, the clients of these requests would wait until their timeouts.
         rule.release()
 
     def end(self) -> None:
@@ -118,39 +118,41 @@ class RequestFaultPlan:
     ) -> Any:
         """Call the handler of a request, changed by the rules that match."""
         api = wire.APIS[call.api_key]
-        seen = seen_request(api.name, request, call, state)
+        observed = observe_request(api.name, request, call, state)
         if api is wire.METADATA and (
             request.topics is None or (call.version == 0 and not request.topics)
         ):
             # The response lists all topics.
-            seen.partitions = tuple((topic, None) for topic in state.logdir.topics())
-        self.requests.append(seen)
+            observed.partitions = tuple(
+                (topic, None) for topic in state.logdir.topics()
+            )
+        self.requests.append(observed)
         chosen = None
         index = self._index.get(api.name)
         if index is None:
             index = self._index[api.name] = _RulesOfApi(self.rules, api.name)
-        for rule in index.that_may_match(seen):
-            if not rule.matches(seen):
+        for rule in index.rules_for(observed):
+            if not rule.matches(observed):
                 continue
             is_observer = isinstance(rule.action, Observe)
-            # Observers count each request. Of the other rules, the first one acts.
+            # Observers count each request. Only the first other rule that matches acts.
             if (is_observer or chosen is None) and rule.acts():
-                rule.hit(seen)
+                rule.hit(observed)
                 if not is_observer:
                     chosen = rule
         if chosen is None:
             response = handler(request, call, state)
         else:
-            response = self._act(chosen, seen, handler, request, call, state)
-        # The error codes are known when the response is.
+            response = self._act(chosen, observed, handler, request, call, state)
+        # The error codes are available together with the response.
         if isinstance(response, PendingResponse):
-            return map_response(response, partial(_record, seen))
-        return _record(seen, response)
+            return map_response(response, partial(_record, observed))
+        return _record(observed, response)
 
     def _act(
         self,
         rule: FaultRule,
-        seen: SeenRequest,
+        observed: ObservedRequest,
         handler: Handler,
         request: Any,
         call: Call,
@@ -159,17 +161,17 @@ class RequestFaultPlan:
         serve = partial(handler, request, call, state)
         match rule.action:
             case Answer(code):
-                return _answer(rule, code, handler, request, call, state)
+                return _respond_with_error(rule, code, handler, request, call, state)
             case Delay(delay_ms):
                 return _delay(rule, delay_ms, serve, call, state)
             case LoseResponse(closes):
-                return _lose(rule, closes, serve, seen)
+                return _lose(rule, closes, serve, observed)
             # Before the handler, so that the request has no effect.
             case Disconnect(0):
                 raise CloseConnection("a fault rule closes the connection")
             case Disconnect(after_bytes):
                 return map_response(
-                    serve(), lambda value: _cut(value, after_bytes, call)
+                    serve(), lambda value: _truncate(value, after_bytes, call)
                 )
             case Intercept(function):
                 response = function(request, call)
@@ -182,7 +184,7 @@ def _lose(
     rule: FaultRule,
     closes: bool,
     serve: Callable[[], Any],
-    seen: SeenRequest,
+    observed: ObservedRequest,
 ) -> PendingResponse:
     """Serve a request, and return a response that is never sent."""
     lost = PendingResponse(is_parked=True)
@@ -192,7 +194,7 @@ def _lose(
         lost.set(CloseConnection("a fault rule lost the response"))
 
     def finish(value: Any) -> None:
-        _record(seen, value)
+        _record(observed, value)
         if closes:
             close()
 
@@ -243,7 +245,7 @@ def _delay(
 # -- errors ----------------------------------------------------------------------------
 
 
-def _answer(
+def _respond_with_error(
     rule: FaultRule,
     code: int,
     handler: Handler,
@@ -257,25 +259,31 @@ def _answer(
         response = handler(request, call, state)
         return map_response(response, lambda value: _mark_topics(value, rule, code))
     if not rule.selects_partitions:
-        return refusal(request, code, call, state)
-    return refuse_parts(rule.selects, code, handler, request, call, state)
+        return refusal_response(request, code, call, state)
+    return refuse_partitions(rule.selects, code, handler, request, call, state)
 
 
-def _cut(value: Any, after_bytes: int, call: Call) -> Any:
+def _truncate(value: Any, after_bytes: int, call: Call) -> Any:
     if value is None or isinstance(value, Exception):
         return CloseConnection("a fault rule closes the connection")
     # No request of the connection is served after the cut.
-    call.session.is_ending = True
+    call.session.is_closing = True
     return TruncatedResponse(value, after_bytes)
 
 
-def _record(seen: SeenRequest, response: Any) -> Any:
+def _record(observed: ObservedRequest, response: Any) -> Any:
     """Store the error codes of a response with its request, and return the response."""
-    whole = response.response if isinstance(response, TruncatedResponse) else response
-    if isinstance(whole, Exception) and not isinstance(whole, CloseConnection):
-        seen.codes = (codes.UNKNOWN_SERVER_ERROR,)
-    elif seen.codes is None:
-        seen.codes = tuple(getattr(part, name) for part, name in error_fields(whole))
+    full_response = (
+        response.response if isinstance(response, TruncatedResponse) else response
+    )
+    if isinstance(full_response, Exception) and not isinstance(
+        full_response, CloseConnection
+    ):
+        observed.codes = (codes.UNKNOWN_SERVER_ERROR,)
+    elif observed.codes is None:
+        observed.codes = tuple(
+            getattr(part, name) for part, name in error_fields(full_response)
+        )
     return response
 
 

@@ -1,7 +1,8 @@
 """Requests that are refused as a whole or for some partitions, in the form of their API.
 
-Access control knows the form of a refusal for each API and version. So a request is
-refused as if a user without permissions had sent it, with another error code.
+The guards of access control define the form of a refusal for each API and version. So a
+request is refused as if a user without permissions had sent it, with another error
+code.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Handler = Callable[[Any, Call, BrokerState], Any]
 _MESSAGE: Final = "a test has asked for this error"
 
 
-def refuse_parts(
+def refuse_partitions(
     selects: Selects,
     code: int,
     handler: Handler,
@@ -49,21 +50,23 @@ def refuse_parts(
     state: BrokerState,
 ) -> Any:
     """Answer an error for the selected partitions, and serve the others."""
-    faulted, others = _split(request, selects, state.topic_ids.name_of)
-    if faulted is None:
+    refused_request, served_request = _split(request, selects, state.topic_ids.name_of)
+    if refused_request is None:
         return handler(request, call, state)
     # All partitions are selected, so the handler has nothing to do.
-    if others is None:
-        return refusal(faulted, code, call, state)
+    if served_request is None:
+        return refusal_response(refused_request, code, call, state)
     if call.api_key == wire.FETCH.key:
-        others.max_wait_ms = 0  # Kafka answers a refusal at once
-    response = handler(others, call, state)
+        served_request.max_wait_ms = 0  # Kafka answers a refusal at once
+    response = handler(served_request, call, state)
     # Like Kafka, Produce with acks=0 closes the connection after the other appends.
-    refused = refusal(faulted, code, call, state, rules=_all_but_topics)
+    refused = refusal_response(
+        refused_request, code, call, state, rules=_allow_all_but_topics
+    )
     return map_response(response, lambda value: _joined(value, refused))
 
 
-def refusal(
+def refusal_response(
     request: Any,
     code: int,
     call: Call,
@@ -72,13 +75,13 @@ def refusal(
 ) -> Any:
     """Return the response that refuses a request with a code.
 
-    Access control knows the form of a refusal for each API. `rules` returns the
-    permissions of the made-up user that it refuses.
+    The guards of access control define the form of a refusal. `rules` returns the
+    permissions of the pretended user that it refuses.
     """
     api = wire.APIS[call.api_key]
     name_of = state.topic_ids.name_of
-    # A made-up user without rights, except for those of `rules`.
-    stranger = Requester(
+    # A pretended user without rights, except for those of `rules`.
+    requester = Requester(
         rules=rules,
         principal="",
         host="",
@@ -87,7 +90,7 @@ def refusal(
         exists=state.logdir.__contains__,
         topics=state.logdir.topics,
     )
-    response: Any = GUARDS[api.key](request, stranger)
+    response: Any = GUARDS[api.key](request, requester)
     if callable(response):
         empty = api.Response()
         if api is wire.OFFSET_FETCH:
@@ -105,12 +108,12 @@ def refusal(
     return response
 
 
-def _all_but_topics() -> AclIndex:
+def _allow_all_but_topics() -> AclIndex:
     """Return rules that refuse topics only, so that each partition has its error."""
-    kinds = (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    resource_types = (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
     return AclIndex(
         Acl(
-            kind,
+            resource_type,
             Pattern.LITERAL,
             WILDCARD,
             "User:*",
@@ -118,7 +121,7 @@ def _all_but_topics() -> AclIndex:
             AclOperation.ALL,
             Permission.ALLOW,
         )
-        for kind in kinds
+        for resource_type in resource_types
     )
 
 
@@ -155,18 +158,20 @@ def _split(
         for item in items:
             if field == "resources":
                 is_topic = item.resource_type == TOPIC_RESOURCE
-                is_taken = is_topic and selects(item.resource_name, None)
-                pair = (item, None) if is_taken else (None, item)
+                is_selected = is_topic and selects(item.resource_name, None)
+                selected_and_rest = (item, None) if is_selected else (None, item)
             elif field in ("groups", "markers"):
-                pair = _split(item, selects, name_of)
+                selected_and_rest = _split(item, selects, name_of)
             else:
-                pair = _split_topic(item, selects, topic_name(item, name_of))
-            for found, entry in zip(lists, pair, strict=True):
+                selected_and_rest = _split_topic(
+                    item, selects, topic_name(item, name_of)
+                )
+            for target, entry in zip(lists, selected_and_rest, strict=True):
                 if entry is not None:
-                    found.append(entry)
-        for at in range(2):
-            setattr(parts[at], field, lists[at])
-            is_used[at] = is_used[at] or bool(lists[at])
+                    target.append(entry)
+        for side in range(2):
+            setattr(parts[side], field, lists[side])
+            is_used[side] = is_used[side] or bool(lists[side])
     return parts[0] if is_used[0] else None, parts[1] if is_used[1] else None
 
 
@@ -176,16 +181,16 @@ def _split_topic(topic: Any, selects: Selects, name: str | None) -> tuple[Any, A
         parts = getattr(topic, field, None)
         if not isinstance(parts, list):
             continue
-        taken = [part for part in parts if selects(name, number_of(part))]
-        left = [part for part in parts if not selects(name, number_of(part))]
-        faulted = others = None
-        if taken:
-            faulted = copy.copy(topic)
-            setattr(faulted, field, taken)
-        if left or not taken:
-            others = copy.copy(topic)
-            setattr(others, field, left)
-        return faulted, others
+        selected = [part for part in parts if selects(name, number_of(part))]
+        rest = [part for part in parts if not selects(name, number_of(part))]
+        selected_topic = rest_topic = None
+        if selected:
+            selected_topic = copy.copy(topic)
+            setattr(selected_topic, field, selected)
+        if rest or not selected:
+            rest_topic = copy.copy(topic)
+            setattr(rest_topic, field, rest)
+        return selected_topic, rest_topic
     if selects(name, None):
         return topic, None
     return None, topic
@@ -208,14 +213,14 @@ def _join(response: Any, refused: Any) -> None:
         items = getattr(refused, name)
         if not isinstance(items, list):
             continue
-        present = {_identity(entry): entry for entry in getattr(response, name)}
+        existing = {_identity(entry): entry for entry in getattr(response, name)}
         for item in items:
-            same = present.get(_identity(item))
+            counterpart = existing.get(_identity(item))
             # The topic has only refused partitions, or the entry is not one of a topic.
-            if same is None or _identity(item) is None:
+            if counterpart is None or _identity(item) is None:
                 getattr(response, name).append(item)
             else:
-                _join(same, item)
+                _join(counterpart, item)
 
 
 def _identity(part: Any) -> tuple[Any, ...] | None:
@@ -224,5 +229,5 @@ def _identity(part: Any) -> tuple[Any, ...] | None:
     if any(topic_id):
         return (topic_id,)
     names = ("name", "topic", "group_id", "producer_id")
-    found = tuple(getattr(part, name, None) for name in names)
-    return None if all(entry is None for entry in found) else found
+    values = tuple(getattr(part, name, None) for name in names)
+    return None if all(entry is None for entry in values) else values

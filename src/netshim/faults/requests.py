@@ -1,4 +1,4 @@
-"""The facts about a request that filters of fault rules compare.
+"""The properties of a request that filters of fault rules compare.
 
 A misspelled API, error or filter raises InvalidConfigError, with the nearest known
 name.
@@ -45,12 +45,12 @@ _FILTERS: Final = (
 _COORDINATOR_KINDS: Final = ("group", "transactional_id")
 #: A heartbeat contains the partitions that the member owns, and cannot fail for some.
 _WITHOUT_TOPICS: Final = frozenset((wire.CONSUMER_GROUP_HEARTBEAT.name,))
-#: Authentication answers these before any other part of the broker sees them.
+#: Authentication answers these before any other part of the broker receives them.
 _SASL: Final = frozenset((wire.SASL_HANDSHAKE.key, wire.SASL_AUTHENTICATE.key))
 
 
 @attrs.define(eq=False)
-class SeenRequest:
+class ObservedRequest:
     """A request that the broker handled while it had a fault plan."""
 
     #: Kafka's name of the API.
@@ -79,17 +79,19 @@ class SeenRequest:
         return f"{self.api} v{self.version} of {self.client_id!r} ({parts})"
 
 
-# -- facts about a request -------------------------------------------------------------
+# -- properties of a request -----------------------------------------------------------
 
 
-def seen_request(api: str, request: Any, call: Call, state: BrokerState) -> SeenRequest:
-    """Return the facts about a request that filters compare."""
-    shape = _shape_of(type(request))
+def observe_request(
+    api: str, request: Any, call: Call, state: BrokerState
+) -> ObservedRequest:
+    """Return the properties of a request that filters compare."""
+    fields = _fields_of(type(request))
     groups: list[str] = []
-    for value in _values(request, shape.groups):
+    for value in _values(request, fields.groups):
         groups.append(value if isinstance(value, str) else value.group_id)
-    ids = _values(request, shape.transactional_ids)
-    if shape.has_keys:
+    ids = _values(request, fields.transactional_ids)
+    if fields.has_keys:
         keys = request.coordinator_keys or [request.key]
         if request.key_type == 0:
             groups += keys
@@ -97,9 +99,9 @@ def seen_request(api: str, request: Any, call: Call, state: BrokerState) -> Seen
             ids += keys
     partitions: list[tuple[str, int | None]] = []
     if api not in _WITHOUT_TOPICS:
-        _add_partitions(partitions, request, shape, state.topic_ids.name_of)
+        _add_partitions(partitions, request, fields, state.topic_ids.name_of)
     session = call.session
-    return SeenRequest(
+    return ObservedRequest(
         api,
         call.version,
         call.client_id,
@@ -114,7 +116,7 @@ def seen_request(api: str, request: Any, call: Call, state: BrokerState) -> Seen
 
 
 @attrs.frozen
-class _Shape:
+class _NameFields:
     """The fields of a type that contain names, each an attribute."""
 
     groups: tuple[str, ...]
@@ -134,78 +136,78 @@ class _Shape:
 
 
 #: The fields of each type that was looked up.
-_SHAPES: Final[dict[type, _Shape]] = {}
+_FIELDS_OF_TYPE: Final[dict[type, _NameFields]] = {}
 
 
-def _shape_of(kind: type) -> _Shape:
+def _fields_of(type_: type) -> _NameFields:
     """Return the fields of a type, looked up once."""
-    shape = _SHAPES.get(kind)
-    if shape is None:
-        shape = _SHAPES[kind] = _new_shape(kind)
-    return shape
+    fields = _FIELDS_OF_TYPE.get(type_)
+    if fields is None:
+        fields = _FIELDS_OF_TYPE[type_] = _find_fields(type_)
+    return fields
 
 
-def _new_shape(kind: type) -> _Shape:
-    def present(*fields: str) -> tuple[str, ...]:
-        return tuple(field for field in fields if hasattr(kind, field))
+def _find_fields(type_: type) -> _NameFields:
+    def existing(*fields: str) -> tuple[str, ...]:
+        return tuple(field for field in fields if hasattr(type_, field))
 
-    return _Shape(
-        present(*_GROUP_FIELDS),
-        present(*_TRANSACTION_FIELDS),
-        hasattr(kind, "key_type"),
-        present("groups", "markers"),
-        present("resources"),
-        present(*TOPIC_FIELDS),
-        present("topic_id"),
-        present("name", "topic"),
-        present(*PARTITION_FIELDS),
-        present(*_NUMBER_FIELDS),
+    return _NameFields(
+        existing(*_GROUP_FIELDS),
+        existing(*_TRANSACTION_FIELDS),
+        hasattr(type_, "key_type"),
+        existing("groups", "markers"),
+        existing("resources"),
+        existing(*TOPIC_FIELDS),
+        existing("topic_id"),
+        existing("name", "topic"),
+        existing(*PARTITION_FIELDS),
+        existing(*_NUMBER_FIELDS),
     )
 
 
 def _values(value: Any, fields: tuple[str, ...]) -> list[Any]:
-    """Return the values of some fields; a list has several."""
-    found: list[Any] = []
+    """Return the values of some fields. A list contributes each of its elements."""
+    values: list[Any] = []
     for field in fields:
         inner = getattr(value, field)
         if isinstance(inner, list):
-            found += inner
+            values += inner
         elif inner is not None:
-            found.append(inner)
-    return found
+            values.append(inner)
+    return values
 
 
 def _add_partitions(
-    found: list[tuple[str, int | None]],
+    partitions: list[tuple[str, int | None]],
     request: Any,
-    shape: _Shape,
+    fields: _NameFields,
     name_of: Callable[[bytes], str | None],
 ) -> None:
-    for inner in _values(request, shape.inner):
+    for inner in _values(request, fields.inner):
         if not isinstance(inner, str):
-            _add_partitions(found, inner, _shape_of(type(inner)), name_of)
-    for value in _values(request, shape.resources):
+            _add_partitions(partitions, inner, _fields_of(type(inner)), name_of)
+    for value in _values(request, fields.resources):
         if value.resource_type == TOPIC_RESOURCE:
-            found.append((value.resource_name, None))
-    for topic in _values(request, shape.topics):
+            partitions.append((value.resource_name, None))
+    for topic in _values(request, fields.topics):
         name = topic_name(topic, name_of)
         if name is None:
             continue
-        fields = _shape_of(type(topic)).partitions
-        if not fields:
-            found.append((name, None))
-        for part in _values(topic, fields):
-            found.append((name, number_of(part)))
+        partition_fields = _fields_of(type(topic)).partitions
+        if not partition_fields:
+            partitions.append((name, None))
+        for part in _values(topic, partition_fields):
+            partitions.append((name, number_of(part)))
 
 
 def topic_name(topic: Any, name_of: Callable[[bytes], str | None]) -> str | None:
     """Return the name of a topic in a request, or None if its id is unknown."""
     if isinstance(topic, str):
         return topic
-    shape = _shape_of(type(topic))
-    if shape.topic_id and any(topic.topic_id):
+    fields = _fields_of(type(topic))
+    if fields.topic_id and any(topic.topic_id):
         return name_of(bytes(topic.topic_id))
-    for field in shape.name:
+    for field in fields.name:
         name: str | None = getattr(topic, field)
         if name:
             return name
@@ -216,22 +218,22 @@ def number_of(part: Any) -> int:
     """Return the number of a partition in a request or a response."""
     if isinstance(part, int):
         return part
-    (field, *_) = _shape_of(type(part)).number
+    (field, *_) = _fields_of(type(part)).number
     return int(getattr(part, field))
 
 
 # -- names and filters -----------------------------------------------------------------
 
 
-def _known(name: str, names: Iterable[str], kind: str) -> str:
-    """Return a name that is in `names`, in any case of its letters."""
-    found = {name.lower(): name for name in names}
-    if name.lower() not in found:
-        raise unknown(name, found.values(), kind)
-    return found[name.lower()]
+def _match_name(name: str, names: Iterable[str], kind: str) -> str:
+    """Return the entry of `names` that equals a name without regard to case."""
+    by_lower_name = {name.lower(): name for name in names}
+    if name.lower() not in by_lower_name:
+        raise unknown(name, by_lower_name.values(), kind)
+    return by_lower_name[name.lower()]
 
 
-def api_named(name: str | int) -> str:
+def find_api(name: str | int) -> str:
     """Return Kafka's name of an API by its name or key, or ANY_API.
 
     Raises:
@@ -245,7 +247,7 @@ def api_named(name: str | int) -> str:
         if name not in names_by_key:
             raise InvalidConfigError("unknown API key", found=name)
         return names_by_key[name]
-    return _known(name, names, "API")
+    return _match_name(name, names, "API")
 
 
 def error_code(error: str | int) -> int:
@@ -257,7 +259,7 @@ def error_code(error: str | int) -> int:
     names = codes.NAMES
     if isinstance(error, str):
         by_name = {name: code for code, name in names.items()}
-        return by_name[_known(error, by_name, "error")]
+        return by_name[_match_name(error, by_name, "error")]
     if error not in names or error == codes.NONE:
         raise InvalidConfigError("unknown error code", found=error)
     return error
@@ -271,7 +273,7 @@ def check_filters(api: str, filters: Mapping[str, object]) -> dict[str, str]:
     """
     checked = {}
     for name, value in filters.items():
-        filter_name = _known(name, _FILTERS, "filter")
+        filter_name = _match_name(name, _FILTERS, "filter")
         if api != ANY_API and filter_name not in filters_of(api):
             raise InvalidConfigError(
                 f"requests of {api} have no {filter_name}",
@@ -284,24 +286,24 @@ def check_filters(api: str, filters: Mapping[str, object]) -> dict[str, str]:
 
 def filters_of(api: str) -> list[str]:
     """Return the filters that requests of an API may match."""
-    known = ["client_id", "principal", "version", "node"]
-    request = next(known for known in wire.APIS.values() if known.name == api).Request
+    names = ["client_id", "principal", "version", "node"]
+    request = next(entry for entry in wire.APIS.values() if entry.name == api).Request
     fields = request.__slots__
     markers = getattr(request, "Marker", None)
     topic_type = getattr(request, "Topic", getattr(markers, "Topic", None))
     if api in _WITHOUT_TOPICS:
         topic_type = None
     if topic_type is not None or "resources" in fields or "topic_names" in fields:
-        known.append("topic")
+        names.append("topic")
         topic_fields = getattr(topic_type, "__slots__", ())
         if api == wire.METADATA.name or any(
             field in topic_fields for field in PARTITION_FIELDS
         ):
-            known.append("partition")
+            names.append("partition")
     if any(field in fields for field in _GROUP_FIELDS):
-        known.append("group")
+        names.append("group")
     if any(field in fields for field in _TRANSACTION_FIELDS):
-        known.append("transactional_id")
+        names.append("transactional_id")
     if "key_type" in fields:
-        known += _COORDINATOR_KINDS
-    return known
+        names += _COORDINATOR_KINDS
+    return names

@@ -14,11 +14,11 @@ from typing import Any, Final
 import attrs
 
 from logcore.errors import InvalidConfigError
-from netshim.faults.requests import ANY_API, SeenRequest, api_named, check_filters
+from netshim.faults.requests import ANY_API, ObservedRequest, check_filters, find_api
 from netshim.state import Call
 
 #: Number of requests that a plan and each rule remember.
-REMEMBERED: Final = 1_000
+MAX_OBSERVED: Final = 1_000
 #: The field of a request that each filter compares. A tuple has several values.
 _FIELDS: Final = {
     "client_id": "client_id",
@@ -103,16 +103,16 @@ class FaultRule:
             InvalidConfigError: an API, a filter or a number is invalid.
         """
         numbers = (("times", times, 1), ("after", after, 0), ("every", every, 1))
-        for name, value, least in numbers:
-            if value is not None and (type(value) is not int or value < least):
+        for name, value, minimum in numbers:
+            if value is not None and (type(value) is not int or value < minimum):
                 raise InvalidConfigError(
-                    name, expected=f"at least {least}", found=value
+                    name, expected=f"at least {minimum}", found=value
                 )
         if not 0 < probability <= 1:
             raise InvalidConfigError(
                 "probability", expected="above 0, at most 1", found=probability
             )
-        self.api = api_named(api)
+        self.api = find_api(api)
         self.action = action
         self.filters = check_filters(self.api, filters)
         #: The topic of the rule, None if its filter is a pattern, or missing.
@@ -127,7 +127,7 @@ class FaultRule:
         #: Number of requests that match the filters.
         self._matched = 0
         #: The latest requests on which the rule acted.
-        self.requests: deque[SeenRequest] = deque(maxlen=REMEMBERED)
+        self.requests: deque[ObservedRequest] = deque(maxlen=MAX_OBSERVED)
         #: Number of requests on which the rule acted.
         self.hits = 0
         #: Notified when the rule has acted.
@@ -136,26 +136,26 @@ class FaultRule:
         #: connection if the response was lost.
         self.waiting: list[Callable[[], object]] = []
         #: The latest requests of the broker, which wait() lists if it fails.
-        self.recent: deque[SeenRequest] = deque()
+        self.recent: deque[ObservedRequest] = deque()
 
     def __repr__(self) -> str:
         return f"<FaultRule {self.api} {self.filters} {self.action}: {self.hits} hits>"
 
-    def matches(self, seen: SeenRequest) -> bool:
+    def matches(self, observed: ObservedRequest) -> bool:
         """Return whether the filters match a request."""
-        if self.api not in (ANY_API, seen.api):
+        if self.api not in (ANY_API, observed.api):
             return False
         for name, pattern in self.filters.items():
             field = _FIELDS.get(name)
             if field is None:  # of a partition
                 continue
-            value = getattr(seen, field)
+            value = getattr(observed, field)
             values = value if isinstance(value, tuple) else (str(value),)
             if not any(fnmatchcase(value, pattern) for value in values):
                 return False
         if not self.selects_partitions:
             return True
-        return any(self.selects(*partition) for partition in seen.partitions)
+        return any(self.selects(*partition) for partition in observed.partitions)
 
     @property
     def selects_partitions(self) -> bool:
@@ -180,10 +180,10 @@ class FaultRule:
             return False
         return self._probability == 1 or self._random.random() < self._probability
 
-    def hit(self, seen: SeenRequest) -> None:
+    def hit(self, observed: ObservedRequest) -> None:
         """Record a request on which the rule acts."""
         with self._changed:
-            self.requests.append(seen)
+            self.requests.append(observed)
             self.hits += 1
             self._changed.notify_all()
 
@@ -210,12 +210,12 @@ class FaultRule:
         deadline_s = time.monotonic() + timeout
         with self._changed:
             while self.hits < hits:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise AssertionError(self._missing(hits, timeout))
-                self._changed.wait(left_s)
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0:
+                    raise AssertionError(self._describe_requests(hits, timeout))
+                self._changed.wait(remaining_s)
 
-    def _missing(self, hits: int, timeout: float) -> str:
+    def _describe_requests(self, hits: int, timeout: float) -> str:
         latest = "\n".join(f"  {request}" for request in list(self.recent)[-10:])
         return (
             f"{self!r}: {hits} expected within {timeout:g} s; "

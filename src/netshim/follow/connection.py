@@ -2,11 +2,11 @@
 
 Rules:
 - Settings have librdkafka's names and defaults.
-- A request gets the newest version that both sides know.
+- A request is sent in the newest version that both sides support.
 - Every wait has a limit. An error closes the connection, because the next bytes could
   belong to an earlier request.
 
-This module blocks. It knows the requests of a login, and no others.
+Calls of this module block. It contains the requests of a login, and no others.
 """
 
 from __future__ import annotations
@@ -68,40 +68,42 @@ class ClientSettings:
         Raises:
             InvalidConfigError: a name is unknown, or a value is not served.
         """
-        left = dict(settings)
-        found = cls(
-            protocol=left.pop("security.protocol", "PLAINTEXT").upper(),
+        remaining = dict(settings)
+        parsed = cls(
+            protocol=remaining.pop("security.protocol", "PLAINTEXT").upper(),
             # librdkafka has both names for one setting.
-            mechanism=left.pop("sasl.mechanism", left.pop("sasl.mechanisms", "PLAIN")),
-            username=left.pop("sasl.username", ""),
-            password=left.pop("sasl.password", ""),
-            ca_file=left.pop("ssl.ca.location", None),
-            certificate_file=left.pop("ssl.certificate.location", None),
-            key_file=left.pop("ssl.key.location", None),
-            key_password=left.pop("ssl.key.password", None),
-            checks_name=left.pop("ssl.endpoint.identification.algorithm", "https")
+            mechanism=remaining.pop(
+                "sasl.mechanism", remaining.pop("sasl.mechanisms", "PLAIN")
+            ),
+            username=remaining.pop("sasl.username", ""),
+            password=remaining.pop("sasl.password", ""),
+            ca_file=remaining.pop("ssl.ca.location", None),
+            certificate_file=remaining.pop("ssl.certificate.location", None),
+            key_file=remaining.pop("ssl.key.location", None),
+            key_password=remaining.pop("ssl.key.password", None),
+            checks_name=remaining.pop("ssl.endpoint.identification.algorithm", "https")
             != "none",
         )
         # A misspelled setting of TLS must not lead to a connection without it.
-        if left:
+        if remaining:
             raise InvalidConfigError(
                 "unknown client settings",
                 expected="names of librdkafka for security.protocol, ssl.* and sasl.*",
-                found=", ".join(sorted(left)),
+                found=", ".join(sorted(remaining)),
             )
-        if found.protocol not in _PROTOCOLS:
+        if parsed.protocol not in _PROTOCOLS:
             raise InvalidConfigError(
                 "security.protocol",
                 expected=", ".join(_PROTOCOLS),
-                found=found.protocol,
+                found=parsed.protocol,
             )
-        if found.uses_sasl and found.mechanism not in _MECHANISMS:
+        if parsed.uses_sasl and parsed.mechanism not in _MECHANISMS:
             raise InvalidConfigError(
                 "sasl.mechanism",
                 expected=", ".join(_MECHANISMS),
-                found=found.mechanism,
+                found=parsed.mechanism,
             )
-        return found
+        return parsed
 
     @property
     def uses_tls(self) -> bool:
@@ -143,8 +145,8 @@ class SourceConnection:
 
         Raises:
             RemoteUnavailableError: the broker does not answer.
-            LoginError: the broker refuses the login, or one side the other's
-                certificate.
+            LoginError: the broker refuses the login, or one side rejects the certificate
+                of the other side.
             InvalidConfigError: a certificate file cannot be used.
         """
         self._address = f"{host}:{port}"
@@ -197,7 +199,7 @@ class SourceConnection:
     # -- requests ----------------------------------------------------------------------
 
     def request(
-        self, api: Api[Any, Any], request: Any, *, most_version: int = 99
+        self, api: Api[Any, Any], request: Any, *, max_version: int = 99
     ) -> Any:
         """Send a request and return its response.
 
@@ -207,28 +209,28 @@ class SourceConnection:
             RemoteUnavailableError: the broker does not answer, or its answer is
                 malformed.
         """
-        self.send(api, request, most_version=most_version)
+        self.send(api, request, max_version=max_version)
         return self.receive()
 
-    def version_of(self, api: Api[Any, Any], most_version: int = 99) -> int:
+    def version_of(self, api: Api[Any, Any], max_version: int = 99) -> int:
         """Return the version in which requests of an API are sent.
 
         Raises:
-            ShippingError: the broker serves no version that this module knows.
+            ShippingError: the broker serves no version that this module supports.
         """
-        least, most = self._versions.get(api.key, (0, -1))
-        version = min(most, api.max_version, most_version)
-        if version < max(least, api.min_version):
+        min_served, max_served = self._versions.get(api.key, (0, -1))
+        version = min(max_served, api.max_version, max_version)
+        if version < max(min_served, api.min_version):
             raise ShippingError(
                 f"{self._address} serves no usable version of {api.name}",
                 expected=f"a version from {api.min_version} to {api.max_version}",
-                found=f"{least} to {most}",
+                found=f"{min_served} to {max_served}",
             )
         return version
 
-    def send(self, api: Api[Any, Any], request: Any, *, most_version: int = 99) -> None:
+    def send(self, api: Api[Any, Any], request: Any, *, max_version: int = 99) -> None:
         """Send a request. receive() returns its response."""
-        self._send(api, self.version_of(api, most_version), request)
+        self._send(api, self.version_of(api, max_version), request)
 
     def _send(self, api: Api[Any, Any], version: int, request: Any) -> None:
         self._correlation_id += 1
@@ -253,7 +255,7 @@ class SourceConnection:
         except (OSError, wire.ProtocolError) as error:
             raise self._unavailable(error) from error
         except BaseException:
-            # An interrupt: the rest of the response would be read as another one.
+            # After an interrupt, the rest of the response would be read as the next one.
             self.close()
             raise
         if correlation_id != expected:
@@ -263,12 +265,12 @@ class SourceConnection:
     def _frame(self) -> memoryview:
         # The size does not include its own four bytes. A response has at least a
         # correlation id.
-        size = int.from_bytes(self._exactly(4), "big", signed=True)
+        size = int.from_bytes(self._receive_exactly(4), "big", signed=True)
         if not 4 <= size <= _MAX_RESPONSE_BYTES:
             raise ConnectionError(f"a response of {size} bytes")
-        return self._exactly(size)
+        return self._receive_exactly(size)
 
-    def _exactly(self, size: int) -> memoryview:
+    def _receive_exactly(self, size: int) -> memoryview:
         # One buffer for all responses. It is replaced, not resized: resizing fails
         # while a caller has views of it.
         if len(self._buffer) < size:
@@ -311,7 +313,7 @@ class SourceConnection:
             )
         if settings.mechanism == "PLAIN":
             # RFC 4616: an empty authorization identity, the user and the password.
-            self._token(f"\0{settings.username}\0{settings.password}".encode())
+            self._authenticate(f"\0{settings.username}\0{settings.password}".encode())
         else:
             self._log_in_with_scram(settings)
 
@@ -322,39 +324,43 @@ class SourceConnection:
         digest = _SCRAM[settings.mechanism]
         name = settings.username.replace("=", "=3D").replace(",", "=2C")
         nonce = base64.b64encode(os.urandom(24)).decode()
-        first = f"n={name},r={nonce}"
-        challenge = self._token(f"n,,{first}".encode()).decode()
+        client_first = f"n={name},r={nonce}"
+        server_first = self._authenticate(f"n,,{client_first}".encode()).decode()
         # 2. The broker sends the salt and the iterations. "biws" is "n,," in base64:
         # the connection has no channel binding.
         try:
-            parts = dict(part.split("=", 1) for part in challenge.split(","))
-            salt, iterations = base64.b64decode(parts["s"]), int(parts["i"])
-            final = f"c=biws,r={parts['r']}"
+            attributes = dict(
+                attribute.split("=", 1) for attribute in server_first.split(",")
+            )
+            salt, iterations = base64.b64decode(attributes["s"]), int(attributes["i"])
+            client_final = f"c=biws,r={attributes['r']}"
         except (KeyError, ValueError) as error:
             raise LoginError(f"{self._address}: a malformed challenge") from error
         # A challenge without the nonce of this client may be a recorded one. With few
         # iterations, a false broker could guess the password from the proof. The
         # minimum of RFC 5802 is 4,096.
-        if not parts["r"].startswith(nonce) or iterations < 4_096:
+        if not attributes["r"].startswith(nonce) or iterations < 4_096:
             raise LoginError(f"{self._address}: an insecure challenge")
-        salted = hashlib.pbkdf2_hmac(
+        salted_password = hashlib.pbkdf2_hmac(
             digest, settings.password.encode(), salt, iterations
         )
         # 3. The proof shows the broker that the client knows the password.
-        signed = f"{first},{challenge},{final}".encode()
-        client_key = hmac.digest(salted, b"Client Key", digest)
+        auth_message = f"{client_first},{server_first},{client_final}".encode()
+        client_key = hmac.digest(salted_password, b"Client Key", digest)
         stored_key = hashlib.new(digest, client_key).digest()
-        signature = hmac.digest(stored_key, signed, digest)
-        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
-        text = f"{final},p={base64.b64encode(proof).decode()}"
-        server_final = self._token(text.encode())
+        client_signature = hmac.digest(stored_key, auth_message, digest)
+        client_proof = bytes(
+            a ^ b for a, b in zip(client_key, client_signature, strict=True)
+        )
+        message = f"{client_final},p={base64.b64encode(client_proof).decode()}"
+        server_final = self._authenticate(message.encode())
         # 4. The signature shows the client that the broker knows it, too.
-        server_key = hmac.digest(salted, b"Server Key", digest)
-        expected = base64.b64encode(hmac.digest(server_key, signed, digest))
+        server_key = hmac.digest(salted_password, b"Server Key", digest)
+        expected = base64.b64encode(hmac.digest(server_key, auth_message, digest))
         if not hmac.compare_digest(server_final, b"v=" + expected):
             raise LoginError(f"{self._address} does not know the password")
 
-    def _token(self, token: bytes) -> bytes:
+    def _authenticate(self, token: bytes) -> bytes:
         response = self.request(
             wire.SASL_AUTHENTICATE, wire.SASL_AUTHENTICATE.Request(auth_bytes=token)
         )
@@ -371,12 +377,12 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
     Raises:
         InvalidConfigError: an address is malformed.
     """
-    found = []
+    addresses = []
     for part in text.split(","):
         host, _, port = part.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
             raise InvalidConfigError(
                 "address of the source", expected="HOST:PORT[,...]", found=repr(part)
             )
-        found.append((host.strip("[]"), int(port)))
-    return found
+        addresses.append((host.strip("[]"), int(port)))
+    return addresses

@@ -3,12 +3,12 @@
 Rules:
 - The only progress is the end of each copy, so that a crash repeats or loses nothing.
 - A copied topic has the setting `mirror.source`, with the ids of the cluster and the
-  topic. Nobody else can write to it.
+  topic. Other writers are refused.
 - The file `logcore.follow` records whether the copy has ever caught up. A partial copy is
   promoted only on request.
 - A partition that cannot continue stops with an error, and the others continue.
 
-rules.py decides. step() does one piece of work in the thread of the caller.
+rules.py decides. step() does a small amount of work in the thread of the caller.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from netshim.follow.rules import (
 )
 from netshim.follow.source import FetchPosition, Partition, Source, SourceTopic
 
-_NOTE: Final = "logcore.follow"
+_PROGRESS_FILE: Final = "logcore.follow"
 _REFRESH_S: Final = 5.0
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 10.0
@@ -73,8 +73,8 @@ class _PartitionCopy:
     def next_offset(self) -> int:
         if self.skip_to is not None:
             return self.skip_to
-        # Only a copy that never had a record begins at the source's start. In another
-        # one, the offsets in between are a gap.
+        # Only a copy that never had a record begins at the source's start. In any
+        # other copy, the offsets in between are a gap.
         return self.log.log_end_offset or self.source_start
 
     @property
@@ -100,7 +100,7 @@ class FollowMetrics:
     state: State
     #: Bytes appended since the follower was created.
     size_bytes: int
-    #: Offsets of the source that the copies lack, in all and by partition.
+    #: Offsets of the source that the copies lack, in total and by partition.
     lag_records: int
     lags: Mapping[Partition, int]
     #: Truncations after an unclean election in the source.
@@ -114,13 +114,13 @@ class FollowMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the metrics for JSON."""
-        facts = attrs.asdict(self)
+        fields = attrs.asdict(self)
         for field in ("lags", "failures"):
-            facts[field] = {
+            fields[field] = {
                 f"{topic}-{number}": value
-                for (topic, number), value in facts[field].items()
+                for (topic, number), value in fields[field].items()
             }
-        return facts
+        return fields
 
 
 class Follower:
@@ -162,7 +162,7 @@ class Follower:
         self._source = source
         self._with_internal = with_internal
         self._policies = Policies(on_divergence, on_gap)
-        #: All partitions of the source that are copied, also those that have stopped.
+        #: All copied partitions of the source, including those that have stopped.
         self._copies: dict[Partition, _PartitionCopy] = {}
         #: When the metadata of the source is read again, by time.monotonic().
         self._refresh_at = 0.0
@@ -199,13 +199,13 @@ class Follower:
                 after_step()
             copies = self._copies
             failures = [copy.failure for copy in copies.values() if copy.failure]
-            # With some partitions left, the others continue.
+            # If only some partitions have stopped, the others continue.
             if failures and len(failures) == len(copies):
                 raise failures[0]
             if not until_end or self._state in ("connecting", "waiting"):
                 continue
             if ends is None:
-                # Records that are written later do not count, or a busy source would
+                # Later records do not count, because a copy of a busy source would
                 # never end.
                 ends = {name: copy.source_end for name, copy in copies.items()}
             if all(
@@ -217,7 +217,7 @@ class Follower:
                 return
 
     def step(self) -> int:
-        """Do one piece of work, and return the number of appended bytes.
+        """Fetch and append once, and return the number of appended bytes.
 
         If the source cannot be reached, the step waits for a moment, and the state
         becomes "waiting".
@@ -269,23 +269,23 @@ class Follower:
 
     def _refresh(self) -> None:
         """Read the topics, leaders, settings and log starts of the source."""
-        found = self._source.topics(self._patterns, with_internal=self._with_internal)
+        topics = self._source.topics(self._patterns, with_internal=self._with_internal)
         missing = [
             name
             for name in self._patterns
-            if name not in found and not set("*?[") & set(name)
+            if name not in topics and not set("*?[") & set(name)
         ]
         if missing:
             raise RemoteTopicError(
                 f"topics are missing in the source: {', '.join(missing)}"
             )
-        if not found:
+        if not topics:
             raise RemoteTopicError(
                 f"no topic of the source matches {', '.join(self._patterns)}"
             )
-        settings = self._source.settings(found)
-        for topic in found.values():
-            self._place(topic, settings[topic.name])
+        settings = self._source.settings(topics)
+        for topic in topics.values():
+            self._ensure_topic(topic, settings[topic.name])
             for number, leader in topic.leaders.items():
                 copy = self._copies.get((topic.name, number))
                 if copy is None:
@@ -294,7 +294,7 @@ class Follower:
                     self._copies[topic.name, number] = copy
                 copy.leader = leader
         for partition, copied in self._copies.items():
-            if partition[0] not in found and copied.failure is None:
+            if partition[0] not in topics and copied.failure is None:
                 # A topic that was deleted by mistake in the source must not be lost
                 # here too.
                 error = RemoteTopicError(
@@ -302,12 +302,12 @@ class Follower:
                     "the copy is kept"
                 )
                 self._stop(partition, copied, error)
-        for partition, offset in self._source.ends(found).items():
+        for partition, offset in self._source.ends(topics).items():
             self._copies[partition].source_end = offset
-        for partition, offset in self._source.starts(found).items():
+        for partition, offset in self._source.starts(topics).items():
             self._follow_start(self._copies[partition], offset)
 
-    def _place(self, topic: SourceTopic, settings: Mapping[str, str]) -> None:
+    def _ensure_topic(self, topic: SourceTopic, settings: Mapping[str, str]) -> None:
         """Create or adapt the local topic.
 
         Raises:
@@ -315,27 +315,29 @@ class Follower:
         """
         name = topic.name
         identity = _identity(self._source, topic)
-        wanted = {**_known_settings(settings), "mirror.source": identity}
+        target_settings = {**_supported_settings(settings), "mirror.source": identity}
         count = max(topic.leaders, default=-1) + 1
         if name not in self._logdir:
-            self._logdir.create_topic(name, count, wanted)
+            self._logdir.create_topic(name, count, target_settings)
             return
-        known = self._logdir.settings(name).mirror_source
-        if known != identity:
+        mirror_source = self._logdir.settings(name).mirror_source
+        if mirror_source != identity:
             raise DivergedError(
                 f"topic {name!r} of this directory is not a copy of the source's topic",
                 expected=f"mirror.source={identity}",
-                found=known
+                found=mirror_source
                 or "no mirror.source: the topic was created here or promoted",
             )
         if len(self._logdir.partitions(name)) < count:
             self._logdir.add_partitions(name, count)
-        present = self._logdir.describe_topic(name).overrides
+        overrides = self._logdir.describe_topic(name).overrides
         changes: dict[str, object | None] = dict.fromkeys(
-            present.keys() - wanted.keys()
+            overrides.keys() - target_settings.keys()
         )
         changes |= {
-            key: value for key, value in wanted.items() if present.get(key) != value
+            key: value
+            for key, value in target_settings.items()
+            if overrides.get(key) != value
         }
         if changes:
             self._logdir.alter_topic(name, changes)
@@ -352,18 +354,18 @@ class Follower:
     # -- records -----------------------------------------------------------------------
 
     def _fetch(self) -> int:
-        wanted: dict[int, dict[Partition, FetchPosition]] = {}
+        positions: dict[int, dict[Partition, FetchPosition]] = {}
         for name, copy in self._copies.items():
             if copy.failure is None and copy.leader >= 0:
-                wanted.setdefault(copy.leader, {})[name] = copy.position
-        if not wanted:
-            # Without a leader there is nothing to wait for in the source.
+                positions.setdefault(copy.leader, {})[name] = copy.position
+        if not positions:
+            # No partition has a leader, so there is no fetch that could wait.
             time.sleep(0.1)
             return 0
         total = 0
-        # An interrupt between two answers closes the connections, because the unread
-        # answers would be mistaken for answers to the next fetch.
-        with contextlib.closing(self._source.fetch(wanted)) as responses:
+        # An interrupt between two responses closes the connections, because the unread
+        # responses would be mistaken for responses to the next fetch.
+        with contextlib.closing(self._source.fetch(positions)) as responses:
             for name, response in responses:
                 copy = self._copies[name]
                 if response.high_watermark >= 0:
@@ -377,7 +379,7 @@ class Follower:
         return total
 
     def _apply(self, name: Partition, copy: _PartitionCopy, response: Any) -> int:
-        """Carry out the decision about an answer; return the number of appended bytes."""
+        """Carry out the decision about a response; return the number of appended bytes."""
         position = CopyPosition(
             f"{name[0]}-{name[1]}", copy.next_offset, copy.source_start, copy.source_end
         )
@@ -442,7 +444,9 @@ class Follower:
         # Each write is synced, and most steps change nothing.
         if progress != self._progress:
             content = checkpoint.pack_checked(progress)
-            checkpoint.write(self._logdir.host.fs, self._logdir.path, _NOTE, content)
+            checkpoint.write(
+                self._logdir.host.fs, self._logdir.path, _PROGRESS_FILE, content
+            )
             self._progress = progress
 
     def metrics(self) -> FollowMetrics:
@@ -469,22 +473,22 @@ def _identity(source: Source, topic: SourceTopic) -> str:
     return f"{source.cluster_id}/{uuid.UUID(bytes=topic.topic_id)}"
 
 
-def _known_settings(settings: Mapping[str, str]) -> dict[str, str]:
+def _supported_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Leave out settings that logcore does not have, such as remote storage."""
-    known = {}
+    supported = {}
     for name, value in settings.items():
         try:
             LogConfig.parse({name: value})
         except InvalidConfigError:
             log_line("follow", WARNING, "the setting %s=%s is not copied", name, value)
         else:
-            known[name] = value
-    return known
+            supported[name] = value
+    return supported
 
 
 def _read_progress(logdir: LogDir) -> dict[str, Any]:
-    """Return the progress note; empty if there is none or it is damaged."""
-    content = checkpoint.read(logdir.host.fs, logdir.path, _NOTE)
+    """Return the stored progress; empty if there is none or it is damaged."""
+    content = checkpoint.read(logdir.host.fs, logdir.path, _PROGRESS_FILE)
     return checkpoint.unpack_checked(content or b"") or {}
 
 
@@ -497,11 +501,11 @@ def promote(
     """Make the copies in a directory normal topics; return their names.
 
     Each partition begins a new leader epoch, so that later records of the source and of
-    the promoted copy have different epochs. `source` is asked for records that were not
-    copied; None if it cannot be asked. A promotion that was interrupted can be repeated.
+    the promoted copy have different epochs. If `source` is given, it is checked for
+    records that were not copied. A promotion that was interrupted can be repeated.
 
     Raises:
-        ShippingError: the source is ahead, cannot be asked, or the copy has never
+        ShippingError: the source is ahead, cannot be reached, or the copy has never
             caught up, and `anyway` is not set.
         InvalidConfigError: the directory contains no copy.
     """
@@ -521,7 +525,7 @@ def promote(
             log.flush()
         logdir.alter_topic(name, {"mirror.source": None})
     with contextlib.suppress(FileNotFoundError):
-        logdir.host.fs.unlink(os.path.join(logdir.path, _NOTE))
+        logdir.host.fs.unlink(os.path.join(logdir.path, _PROGRESS_FILE))
     return names
 
 
@@ -538,16 +542,16 @@ def _check_complete(logdir: LogDir, names: list[str], source: Source | None) -> 
         ends = source.ends(topics)
     except RemoteUnavailableError as error:
         raise ShippingError(
-            f"the source does not say whether it is ahead: {error}", expected=advice
+            f"it is unknown whether the source is ahead: {error}", expected=advice
         ) from error
     ahead = []
     for topic in topics.values():
         identity = _identity(source, topic)
-        known = logdir.settings(topic.name).mirror_source
-        if known != identity:
+        mirror_source = logdir.settings(topic.name).mirror_source
+        if mirror_source != identity:
             raise ShippingError(
                 f"topic {topic.name} was copied from another topic or cluster",
-                expected=known,
+                expected=mirror_source,
                 found=identity,
             )
         for number in topic.leaders:

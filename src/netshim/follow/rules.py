@@ -1,6 +1,6 @@
-"""Decisions about the source's answers to fetches.
+"""Decisions about the source's responses to fetches.
 
-| answer | decision |
+|| response | decision | |
 |---|---|
 | records | append all complete batches |
 | the logs diverge (unclean election in the source) | truncate, or stop |
@@ -12,7 +12,7 @@
 Rules:
 - The copy ends at or below the source's high watermark, because consumers get no
   record above it.
-- Nothing is learned from an answer that reports a divergence (KAFKA-13141).
+- The other fields of a response that reports a divergence are ignored (KAFKA-13141).
 
 Pure functions. follower.py carries the decisions out.
 """
@@ -116,7 +116,7 @@ class CopyPosition:
 def decide(response: Any, copy: CopyPosition, policies: Policies) -> Decision:
     """Return the decision about a partition of a Fetch response. None: do nothing."""
     # 1. The divergence comes before the error code and the records. The high watermark
-    # in such an answer belongs to a log that the copy does not follow (KAFKA-13141).
+    # in such a response belongs to a log that the copy does not follow (KAFKA-13141).
     diverging = response.diverging_epoch
     if diverging.end_offset >= 0:
         if policies.on_divergence == "stop":
@@ -134,7 +134,7 @@ def decide(response: Any, copy: CopyPosition, policies: Policies) -> Decision:
         return _append(response.records, copy)
     # 3. Errors that depend on the position of the copy.
     if code == codes.OFFSET_OUT_OF_RANGE:
-        return _outside(copy, policies)
+        return _decide_out_of_range(copy, policies)
     # 4. Errors that end without an operator, and then all others.
     if code in _RETRIED_CODES:
         return AwaitMetadata(codes.name(code))
@@ -146,11 +146,11 @@ def _append(records: Buffer | None, copy: CopyPosition) -> Decision:
     if not records:
         return None
     data = memoryview(records)
-    # A broker cuts a response at its size limit, so the last batch may be incomplete.
-    facts, position, _ = kernel.walk(data, 0, len(data), _MAX_BATCHES, False)
+    # A broker truncates a response at its size limit, so the last batch may be incomplete.
+    batches, position, _ = kernel.walk(data, 0, len(data), _MAX_BATCHES, False)
     # Since Fetch version 3, a broker sends at least one complete batch, however large
     # it is. Another fetch would get the same bytes, forever.
-    if not len(facts):
+    if not len(batches):
         return StopCopy(
             RemoteTopicError(
                 f"{copy.name}: no complete batch at offset {copy.end}",
@@ -161,7 +161,7 @@ def _append(records: Buffer | None, copy: CopyPosition) -> Decision:
     return Append(data[:position])
 
 
-def _outside(copy: CopyPosition, policies: Policies) -> Decision:
+def _decide_out_of_range(copy: CopyPosition, policies: Policies) -> Decision:
     """Decide about a copy whose end is not an offset of the source."""
     # Retention of the source was faster than the copy.
     if copy.end < copy.source_start:
@@ -183,5 +183,5 @@ def _outside(copy: CopyPosition, policies: Policies) -> Decision:
                 found=copy.source_end,
             )
         )
-    # The offset is in the listed range. The listed offsets are older than the answer.
+    # The offset is in the listed range. The listed offsets are older than the response.
     return AwaitMetadata("the offset was out of range for a moment")

@@ -6,7 +6,7 @@ Rules:
 - Partitions are fetched by topic id, so that a topic that was created again under the
   same name is not read into the old copy (KAFKA-14616).
 
-This module blocks, and decides nothing.
+Calls of this module block. rules.py makes the decisions.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ Partition = tuple[str, int]
 
 #: First version of Metadata with topic ids, and the version of Fetch that uses them:
 #: Kafka 2.8 and 3.1.
-_METADATA_WITH_IDS: Final = 10
-_FETCH_WITH_IDS: Final = 13
-#: The newest version of Fetch in which a consumer is known by `replica_id`.
+_METADATA_IDS_SINCE: Final = 10
+_FETCH_IDS_SINCE: Final = 13
+#: The newest version of Fetch in which `replica_id` identifies a consumer.
 _FETCH_VERSION: Final = 16
 #: Type of a topic in DescribeConfigs.
 _TOPIC: Final = 2
-#: Kafka's default, which is the same here. Other settings were set for the topic or for
-#: brokers. Without the brokers' retention, the copy would delete records by its own.
+#: The config source of settings with Kafka's default, which logcore has too. All other
+#: settings were set for the topic or for brokers, and are copied. Without the brokers'
+#: retention, for example, the copy would apply its own.
 _DEFAULT: Final = 5
 #: Timestamps that ListOffsets takes for the log start and the high watermark.
 _EARLIEST: Final = -2
 _LATEST: Final = -1
-#: As long as a follower waits by Kafka's default (replica.fetch.wait.max.ms).
+#: Kafka's default for followers (replica.fetch.wait.max.ms).
 _WAIT_MS: Final = 500
 _PARTITION_BYTES: Final = 4 << 20
 _MAX_BYTES: Final = 32 << 20
@@ -63,7 +64,7 @@ class SourceTopic:
 
 @attrs.frozen
 class FetchPosition:
-    """The place at which a copy continues. The epoch is -1 if the copy is empty."""
+    """The position at which a copy continues. The epoch is -1 if the copy is empty."""
 
     topic_id: bytes
     offset: int
@@ -125,14 +126,14 @@ class Source(Closeable):
         raise failure
 
     def _connection(self, broker: int) -> SourceConnection:
-        found = self._connections.get(broker)
-        if found is None:
+        connection = self._connections.get(broker)
+        if connection is None:
             if broker not in self._brokers:
                 raise RemoteUnavailableError(f"broker {broker} is unknown")
             host, port = self._brokers[broker]
-            found = SourceConnection(host, port, self._settings)
-            self._connections[broker] = found
-        return found
+            connection = SourceConnection(host, port, self._settings)
+            self._connections[broker] = connection
+        return connection
 
     # -- metadata ----------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class Source(Closeable):
         # All topics, because a pattern may match one that was created just now. A
         # request by name could create a missing topic in the source.
         request = wire.METADATA.Request(topics=None, allow_auto_topic_creation=False)
-        if connection.version_of(wire.METADATA) < _METADATA_WITH_IDS:
+        if connection.version_of(wire.METADATA) < _METADATA_IDS_SINCE:
             raise ShippingError("the source needs Apache Kafka 3.1 or later")
         response = connection.request(wire.METADATA, request)
         self.cluster_id = response.cluster_id or ""
@@ -160,15 +161,15 @@ class Source(Closeable):
             broker.node_id: (broker.host, broker.port) for broker in response.brokers
         }
         patterns = list(patterns)
-        found = {}
+        topics = {}
         for topic in response.topics:
-            if not _is_wanted(topic.name, topic.is_internal, patterns, with_internal):
+            if not _is_selected(topic.name, topic.is_internal, patterns, with_internal):
                 continue
             if topic.error_code:
                 raise RemoteUnavailableError(
                     f"topic {topic.name}: {codes.name(topic.error_code)}"
                 )
-            found[topic.name] = SourceTopic(
+            topics[topic.name] = SourceTopic(
                 topic.name,
                 bytes(topic.topic_id),
                 {
@@ -176,14 +177,14 @@ class Source(Closeable):
                     for partition in topic.partitions
                 },
             )
-        return found
+        return topics
 
     def settings(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Return the settings that were set for topics or for their brokers.
 
         Raises:
             RemoteUnavailableError: no broker answers.
-            RemoteTopicError: the settings of a topic may not be read.
+            RemoteTopicError: the source does not allow reading the settings of a topic.
         """
         resource = wire.DESCRIBE_CONFIGS.Request.Resource
         request = wire.DESCRIBE_CONFIGS.Request(
@@ -195,24 +196,24 @@ class Source(Closeable):
             ]
         )
         response = self._bootstrapped().request(wire.DESCRIBE_CONFIGS, request)
-        found = {}
+        settings = {}
         for result in response.results:
             if result.error_code:
                 raise RemoteTopicError(
                     f"the settings of topic {result.resource_name} cannot be read: "
                     f"{codes.name(result.error_code)}"
                 )
-            found[result.resource_name] = {
+            settings[result.resource_name] = {
                 config.name: config.value
                 for config in result.configs
                 if config.config_source != _DEFAULT and config.value is not None
             }
-        missing = set(names) - found.keys()
+        missing = set(names) - settings.keys()
         if missing:
             raise RemoteUnavailableError(
-                f"no settings of the topics {', '.join(sorted(missing))}"
+                f"the source returned no settings of the topics {', '.join(sorted(missing))}"
             )
-        return found
+        return settings
 
     def starts(self, topics: Mapping[str, SourceTopic]) -> dict[Partition, int]:
         """Return the log start offsets of all partitions that have a leader."""
@@ -234,32 +235,37 @@ class Source(Closeable):
         by_leader: dict[int, dict[str, list[int]]] = {}
         for topic in topics.values():
             for number, leader in topic.leaders.items():
-                # During an election there is none. The next refresh asks again.
+                # During an election, a partition has no leader. The next refresh
+                # requests its offset.
                 if leader >= 0:
                     requested = by_leader.setdefault(leader, {})
                     requested.setdefault(topic.name, []).append(number)
-        found = {}
-        kind = wire.LIST_OFFSETS.Request.Topic
-        for leader, wanted in by_leader.items():
+        offsets = {}
+        topic_type = wire.LIST_OFFSETS.Request.Topic
+        for leader, partitions in by_leader.items():
             request = wire.LIST_OFFSETS.Request(
                 replica_id=-1,
                 topics=[
-                    kind(
+                    topic_type(
                         name=name,
                         partitions=[
-                            kind.Partition(partition_index=number, timestamp=timestamp)
+                            topic_type.Partition(
+                                partition_index=number, timestamp=timestamp
+                            )
                             for number in numbers
                         ],
                     )
-                    for name, numbers in wanted.items()
+                    for name, numbers in partitions.items()
                 ],
             )
             response = self._request(leader, wire.LIST_OFFSETS, request)
             for topic in response.topics:
                 for partition in topic.partitions:
                     if not partition.error_code:
-                        found[topic.name, partition.partition_index] = partition.offset
-        return found
+                        offsets[topic.name, partition.partition_index] = (
+                            partition.offset
+                        )
+        return offsets
 
     def _request(self, broker: int, api: Any, request: Any) -> Any:
         try:
@@ -272,7 +278,7 @@ class Source(Closeable):
     # -- records -----------------------------------------------------------------------
 
     def fetch(
-        self, wanted: Mapping[int, Mapping[Partition, FetchPosition]]
+        self, by_leader: Mapping[int, Mapping[Partition, FetchPosition]]
     ) -> Generator[tuple[Partition, Any], None, None]:
         """Fetch partitions, grouped by leader; yield each with its part of a response.
 
@@ -284,16 +290,16 @@ class Source(Closeable):
             ShippingError: a leader is older than Kafka 3.1.
         """
         try:
-            # 1. Ask all leaders, so that they read their disks concurrently.
-            for leader, positions in wanted.items():
+            # 1. Send all requests first, so that the leaders read their disks concurrently.
+            for leader, positions in by_leader.items():
                 connection = self._connection(leader)
-                if connection.version_of(wire.FETCH) < _FETCH_WITH_IDS:
+                if connection.version_of(wire.FETCH) < _FETCH_IDS_SINCE:
                     raise ShippingError("the source needs Apache Kafka 3.1 or later")
                 connection.send(
-                    wire.FETCH, _fetch_request(positions), most_version=_FETCH_VERSION
+                    wire.FETCH, _fetch_request(positions), max_version=_FETCH_VERSION
                 )
             # 2. Read the responses in the same order.
-            for leader, positions in wanted.items():
+            for leader, positions in by_leader.items():
                 names = {
                     position.topic_id: name for (name, _), position in positions.items()
                 }
@@ -313,15 +319,15 @@ class Source(Closeable):
 
 
 def _fetch_request(positions: Mapping[Partition, FetchPosition]) -> Any:
-    kind = wire.FETCH.Request.Topic
+    topic_type = wire.FETCH.Request.Topic
     topics: dict[bytes, Any] = {}
     for (_, number), position in positions.items():
         topic = topics.get(position.topic_id)
         if topic is None:
-            topic = kind(topic_id=position.topic_id, partitions=[])
+            topic = topic_type(topic_id=position.topic_id, partitions=[])
             topics[position.topic_id] = topic
         topic.partitions.append(
-            kind.Partition(
+            topic_type.Partition(
                 partition=number,
                 fetch_offset=position.offset,
                 last_fetched_epoch=position.last_epoch,
@@ -338,7 +344,7 @@ def _fetch_request(positions: Mapping[Partition, FetchPosition]) -> Any:
     )
 
 
-def _is_wanted(
+def _is_selected(
     name: str, is_internal: bool, patterns: list[str], with_internal: bool
 ) -> bool:
     if name in patterns:

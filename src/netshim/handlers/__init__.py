@@ -83,8 +83,8 @@ def api_versions(
     if state.release is not None and not state.release.has_features:
         features = {}
     response = served_versions(sorted(served), state.release)
-    if call.session.gate is not None:
-        call.session.gate.record_versions()
+    if call.session.authentication is not None:
+        call.session.authentication.record_versions()
     response_type = wire.API_VERSIONS.Response
     # Clients use finalized features only with an epoch of 0 or more.
     response.finalized_features_epoch = 0

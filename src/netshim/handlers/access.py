@@ -45,17 +45,19 @@ _DISABLED: Final[dict[str, Any]] = {
 _MAX_NAME_CHARS: Final = 1_024
 
 
-def _check_known(kind: int, pattern: int, operation: int, permission: int) -> None:
+def _check_enum_numbers(
+    resource_type: int, pattern: int, operation: int, permission: int
+) -> None:
     """Close the connection for a number that Kafka does not define."""
-    for numbers, given in (
+    for numbers, number in (
         (Pattern, pattern),
         (AclOperation, operation),
         (Permission, permission),
     ):
-        if given not in [*numbers]:
-            raise CloseConnection(f"{given} is no {numbers.__name__}")
-    if kind < ResourceType.ANY:
-        raise CloseConnection(f"{kind} is no ResourceType")
+        if number not in [*numbers]:
+            raise CloseConnection(f"{number} is no {numbers.__name__}")
+    if resource_type < ResourceType.ANY:
+        raise CloseConnection(f"{resource_type} is no ResourceType")
 
 
 def _error_of(acl: Acl) -> str | None:
@@ -94,7 +96,7 @@ def create_acls(
     results = []
     acls = []
     for creation in request.creations:
-        _check_known(
+        _check_enum_numbers(
             creation.resource_type,
             creation.resource_pattern_type,
             creation.operation,
@@ -131,7 +133,7 @@ def create_acls(
 
 
 def _filter_of(acl: Any) -> AclFilter:
-    _check_known(
+    _check_enum_numbers(
         acl.resource_type_filter,
         acl.pattern_type_filter,
         acl.operation,
@@ -163,9 +165,9 @@ def delete_acls(
     def remove() -> list[list[Acl]]:
         store = state.security.store()
         # Read again: another process may have changed the rules.
-        present = store.load().acls
+        current = store.load().acls
         selected = [
-            [acl for acl in present if acl_filter.matches(acl)]
+            [acl for acl in current if acl_filter.matches(acl)]
             for acl_filter in filters
         ]
         store.remove_acls({acl for group in selected for acl in group})
@@ -207,17 +209,17 @@ def describe_acls(
     response_type = wire.DESCRIBE_ACLS.Response
     if state.security.acls is None:
         return response_type(**_DISABLED)
-    wanted = _filter_of(request)
+    acl_filter = _filter_of(request)
     resources: dict[tuple[int, str, int], list[Acl]] = {}
     # The rules in use, which may be older than the stored ones by a moment.
     for acl in state.security.acls.acls:
-        if wanted.matches(acl):
+        if acl_filter.matches(acl):
             key = acl.resource_type, acl.name, acl.pattern
             resources.setdefault(key, []).append(acl)
     return response_type(
         resources=[
             response_type.Resource(
-                resource_type=kind,
+                resource_type=resource_type,
                 resource_name=name,
                 pattern_type=pattern,
                 acls=[
@@ -230,6 +232,6 @@ def describe_acls(
                     for acl in acls
                 ],
             )
-            for (kind, name, pattern), acls in resources.items()
+            for (resource_type, name, pattern), acls in resources.items()
         ]
     )

@@ -70,14 +70,14 @@ class _Stage(enum.Enum):
     DONE = enum.auto()
 
 
-class SaslGate:
+class SaslAuthentication:
     """Handles the frames of one connection until it is authenticated.
 
-    The gate remains for a connection whose authentication expires.
+    This object remains if the authentication of the connection can expire.
     """
 
     def __init__(self, session: ClientSession, state: BrokerState) -> None:
-        """Create the gate of a new connection."""
+        """Start the authentication of a new connection."""
         self._session = session
         self._state = state
         self._stage = _Stage.NEW
@@ -97,7 +97,7 @@ class SaslGate:
         self._state = state
 
     @property
-    def is_open(self) -> bool:
+    def is_authenticated(self) -> bool:
         """Whether the connection has been authenticated."""
         return self._first is not None
 
@@ -113,7 +113,7 @@ class SaslGate:
     def close(self) -> None:
         """Detach from the session, so that a late result of a login changes nothing.
 
-        A session and its gate refer to each other.
+        A session and its authentication refer to each other.
         """
         self._session = ClientSession("", 0, self._session.peer)
 
@@ -174,7 +174,7 @@ class SaslGate:
         mechanism = request.mechanism
         if mechanism not in mechanisms:
             response.error_code = codes.UNSUPPORTED_SASL_MECHANISM
-            self._session.is_ending = True
+            self._session.is_closing = True
             self._log_failure("the mechanism is not served", "", mechanism)
             return _encoded(header, response)
         # As in Kafka: the connection keeps its mechanism and its user for its whole
@@ -201,7 +201,7 @@ class SaslGate:
         Raises:
             CloseConnection: the version is not served, so there is no such form.
         """
-        self._session.is_ending = True
+        self._session.is_closing = True
         self._log_failure(reason, "", self._mechanism)
         api = wire.APIS[header.api_key]
         if not api.min_version <= header.api_version <= api.max_version:
@@ -231,16 +231,16 @@ class SaslGate:
             return pending
 
         def finished(outcome: object) -> None:
-            later_ms = self._state.now_ms
+            finished_ms = self._state.now_ms
             if isinstance(outcome, Challenge):
-                pending.set(respond(outcome, later_ms))
+                pending.set(respond(outcome, finished_ms))
             elif isinstance(outcome, Accepted):
                 try:
-                    pending.set(self._accept(outcome, later_ms, respond))
+                    pending.set(self._accept(outcome, finished_ms, respond))
                 except CloseConnection as closing:
                     pending.set(closing)
             elif isinstance(outcome, Rejected):
-                self._reject(outcome, later_ms, respond, pending)
+                self._reject(outcome, finished_ms, respond, pending)
             else:
                 pending.set(CloseConnection(f"authentication failed: {outcome!r}"))
 
@@ -273,7 +273,7 @@ class SaslGate:
         if lifetime_ms:
             self._expires_ms = now_ms + lifetime_ms
         elif not self._state.security.reauthenticates:
-            session.gate = None
+            session.authentication = None
         return respond(step, now_ms)
 
     def _lifetime_ms(self, step: Accepted, now_ms: int) -> int:
@@ -282,10 +282,10 @@ class SaslGate:
         # exists.
         if step.is_broker:
             return 0
-        most_ms = self._state.security.connections_max_reauth_ms
+        max_ms = self._state.security.connections_max_reauth_ms
         limits = []
-        if most_ms:
-            limits.append(most_ms)
+        if max_ms:
+            limits.append(max_ms)
         if step.expires_ms is not None:
             # At least 1, because 0 means that the session never expires.
             limits.append(max(1, step.expires_ms - self._state.wall_ms()))
@@ -301,12 +301,12 @@ class SaslGate:
         """Answer a failed authentication after a delay, which slows down guessing."""
         self._log_failure(step.reason, step.user, self._mechanism)
 
-        def send(later_ms: int) -> None:
+        def send(finished_ms: int) -> None:
             if self._stage is _Stage.BARE:
                 pending.set(CloseConnection("authentication failed"))
                 return
-            self._session.is_ending = True
-            pending.set(respond(step, later_ms))
+            self._session.is_closing = True
+            pending.set(respond(step, finished_ms))
 
         delay_ms = self._state.security.failed_delay_ms
         self._state.timers.at(now_ms + delay_ms, send)
@@ -345,7 +345,7 @@ class SaslGate:
             reason,
             mechanism,
             user,
-            most=1,
+            max_lines=1,
         )
 
 
@@ -389,7 +389,7 @@ def describe_user_scram_credentials(
 ) -> DescribeUserScramCredentialsResponse:
     """Return the mechanisms and iterations of users, never their keys."""
     response_type = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Response
-    users = state.security.facts.users
+    users = state.security.snapshot.users
     if request.users:
         names = [user.name for user in request.users]
     else:
@@ -423,14 +423,14 @@ def alter_user_scram_credentials(
     mechanisms = {number: name for name, number in scram.NUMBERS.items()}
     changes: dict[str, dict[str, scram.Credential | None]] = {}
     errors: dict[str, tuple[int, str]] = {}
-    wanted: list[tuple[str, int, Any]] = [
+    accepted: list[tuple[str, int, Any]] = [
         *((deletion.name, deletion.mechanism, None) for deletion in request.deletions),
         *(
             (upsertion.name, upsertion.mechanism, upsertion)
             for upsertion in request.upsertions
         ),
     ]
-    for name, number, change in wanted:
+    for name, number, change in accepted:
         mechanism = mechanisms.get(number)
         of_user = changes.setdefault(name, {})
         error = _error_of(name, mechanism, change)
@@ -451,22 +451,22 @@ def alter_user_scram_credentials(
         of_user[mechanism] = credential
 
     def store() -> Mapping[str, tuple[int, str]]:
-        missing = {}
+        unknown = {}
         for name, of_user in changes.items():
             if name not in errors and not state.security.store().set_credentials(
                 name, of_user
             ):
-                missing[name] = codes.RESOURCE_NOT_FOUND, "no such credential"
-        return missing
+                unknown[name] = codes.RESOURCE_NOT_FOUND, "no such credential"
+        return unknown
 
-    def response(missing: Mapping[str, tuple[int, str]]) -> Any:
-        found = {**errors, **missing}
+    def response(unknown: Mapping[str, tuple[int, str]]) -> Any:
+        all_errors = {**errors, **unknown}
         return response_type(
             results=[
                 response_type.User(
                     user=name,
-                    error_code=found.get(name, (codes.NONE, None))[0],
-                    error_message=found.get(name, (codes.NONE, None))[1],
+                    error_code=all_errors.get(name, (codes.NONE, None))[0],
+                    error_message=all_errors.get(name, (codes.NONE, None))[1],
                 )
                 for name in changes
             ]

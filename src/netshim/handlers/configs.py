@@ -19,7 +19,7 @@ from logcore.metadata.filenames import check_topic_name
 from netshim import wire
 from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of
-from netshim.request_log import shown
+from netshim.request_log import quoted
 from netshim.scheduling import PendingResponse, without_tracebacks
 from netshim.settings import TOPIC_DEFAULTS
 from netshim.state import BrokerState, Call
@@ -72,14 +72,16 @@ _APPEND: Final = 2
 _SUBTRACT: Final = 3
 
 
-def source_of(name: str, overrides: Iterable[str], given: Mapping[str, object]) -> int:
-    """Return the source of a setting. `given` contains the settings with which the
+def source_of(
+    name: str, overrides: Iterable[str], defaults: Mapping[str, object]
+) -> int:
+    """Return the source of a setting. `defaults` contains the settings with which the
     broker was started.
     """
     # The nearest source wins: the topic, the broker, the default.
     if name in overrides:
         return _FROM_TOPIC
-    if name in given and given[name] != _default(name):
+    if name in defaults and defaults[name] != _default(name):
         return _FROM_BROKER
     return _FROM_DEFAULT
 
@@ -152,12 +154,12 @@ def _topic_configs(
     state: BrokerState,
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
-    given = state.logdir.given_config
+    defaults = state.logdir.given_config
     for name, value in described.config.as_mapping().items():
-        facts = CONFIGS[name].metadata
+        metadata = CONFIGS[name].metadata
         # Kafka does not know logcore's own settings. A tool that copies a topic would
         # send them to a cluster, which refuses them.
-        if facts.get("is_extension") or (
+        if metadata.get("is_extension") or (
             resource.configuration_keys and name not in resource.configuration_keys
         ):
             continue
@@ -165,11 +167,11 @@ def _topic_configs(
         if request.include_synonyms:
             chain: list[tuple[Any, int]] = [
                 (described.overrides.get(name), _FROM_TOPIC),
-                (given.get(name), _FROM_BROKER),
+                (defaults.get(name), _FROM_BROKER),
                 (_default(name), _FROM_DEFAULT),
             ]
             # The broker's value is Kafka's default, which would be listed twice.
-            if source_of(name, (), given) == _FROM_DEFAULT:
+            if source_of(name, (), defaults) == _FROM_DEFAULT:
                 del chain[1]
             synonyms = [
                 config_type.Synonym(name=name, value=config_text(of), source=source)
@@ -179,10 +181,10 @@ def _topic_configs(
         yield config_type(
             name=name,
             value=config_text(value),
-            config_source=source_of(name, described.overrides, given),
+            config_source=source_of(name, described.overrides, defaults),
             synonyms=synonyms,
-            config_type=_CONFIG_TYPES[facts["type"]],
-            documentation=facts["doc"] if request.include_documentation else None,
+            config_type=_CONFIG_TYPES[metadata["type"]],
+            documentation=metadata["doc"] if request.include_documentation else None,
         )
 
 
@@ -195,7 +197,7 @@ def _broker_configs(
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     settings = state.settings
     defaults = state.logdir.config
-    known: dict[str, tuple[float | bool | str, str]] = {
+    values: dict[str, tuple[float | bool | str, str]] = {
         "node.id": (state.node_id, "int"),
         "broker.id": (state.node_id, "int"),
         "log.dirs": (state.logdir.path, "string"),
@@ -222,7 +224,7 @@ def _broker_configs(
         "log.roll.ms": (defaults.segment_ms, "long"),
         "min.insync.replicas": (defaults.min_insync_replicas, "int"),
     }
-    for name, (value, kind) in known.items():
+    for name, (value, type_name) in values.items():
         if not resource.configuration_keys or name in resource.configuration_keys:
             yield config_type(
                 name=name,
@@ -230,7 +232,7 @@ def _broker_configs(
                 read_only=True,
                 config_source=_FROM_BROKER,
                 synonyms=[],
-                config_type=_CONFIG_TYPES[kind],
+                config_type=_CONFIG_TYPES[type_name],
             )
 
 
@@ -241,7 +243,8 @@ def _cluster_configs(
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
     """Return the settings of all brokers of the cluster.
 
-    The only one is min.insync.replicas, which Kafka 4 sets when a cluster is created.
+    The only such setting is min.insync.replicas, which Kafka 4 sets when a cluster is
+    created.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
     name = "min.insync.replicas"
@@ -282,8 +285,8 @@ def _group_configs(
         synonyms = []
         if request.include_synonyms:
             synonyms = [
-                config_type.Synonym(name=name, value=str(of), source=source)
-                for of, source in chain
+                config_type.Synonym(name=name, value=str(entry_value), source=source)
+                for entry_value, source in chain
             ]
         value, source = chain[0]
         yield config_type(
@@ -320,25 +323,25 @@ class _Topics:
         return self._logdir.describe_topic(name).overrides
 
     def list_elements(self, name: str, key: str) -> list[str] | None:
-        """Return the present value of a list, or None for a setting that is not a list."""
+        """Return the current value of a list, or None for a setting that is not a list."""
         check_topic_name(name)
         # APPEND and SUBTRACT are defined for lists only.
         if CONFIGS.get(key) is None or CONFIGS[key].metadata["type"] != "list":
             return None
-        present = str(self._logdir.describe_topic(name).config.as_mapping()[key])
-        return present.split(",") if present else []
+        value = str(self._logdir.describe_topic(name).config.as_mapping()[key])
+        return value.split(",") if value else []
 
     def alter(
-        self, name: str, wanted: dict[str, object | None], *, check_only: bool
+        self, name: str, changes: dict[str, object | None], *, check_only: bool
     ) -> None:
         check_topic_name(name)
         # An unknown setting is not set, so there is nothing to delete.
-        wanted = {
+        changes = {
             key: value
-            for key, value in wanted.items()
+            for key, value in changes.items()
             if value is not None or key in CONFIGS
         }
-        self._logdir.alter_topic(name, wanted, check_only=check_only)
+        self._logdir.alter_topic(name, changes, check_only=check_only)
 
 
 class _Groups:
@@ -353,27 +356,27 @@ class _Groups:
             self._draft = self._settings.draft(_group_defaults(state))
 
     def overrides(self, name: str) -> Iterable[str]:
-        return self._draft_for(name).settings.get(name, ())
+        return self._group_draft(name).settings.get(name, ())
 
     def list_elements(self, name: str, key: str) -> list[str] | None:
         return None
 
     def alter(
-        self, name: str, wanted: dict[str, object | None], *, check_only: bool
+        self, name: str, changes: dict[str, object | None], *, check_only: bool
     ) -> None:
-        self._draft_for(name).alter(name, wanted)
+        self._group_draft(name).alter(name, changes)
 
     def save(self) -> None:
         if self._settings is not None and self._draft is not None:
             self._settings.write(self._draft)
 
-    def _draft_for(self, name: str) -> Draft:
+    def _group_draft(self, name: str) -> Draft:
         """Return the settings to change. Raises _Refused if a group has no settings."""
         if not name:
             raise _Refused(codes.INVALID_REQUEST, "the name of the group is empty")
         if self._draft is None:
-            why = "groups of the consumer protocol are not served in a directory that is shared"
-            raise _Refused(codes.INVALID_REQUEST, why)
+            reason = "groups of the consumer protocol are not served in a directory that is shared"
+            raise _Refused(codes.INVALID_REQUEST, reason)
         return self._draft
 
 
@@ -386,44 +389,44 @@ def incremental_alter_configs(
         # The error of a missing topic precedes errors of its settings.
         resources.overrides(resource.resource_name)
         result: dict[str, object | None] = {}
-        for each in resource.configs:
-            operation = each.config_operation
+        for config in resource.configs:
+            operation = config.config_operation
             if operation == _SET:
-                result[each.name] = each.value
+                result[config.name] = config.value
                 continue
             if operation == _DELETE:
-                result[each.name] = None
+                result[config.name] = None
                 continue
-            parts = resources.list_elements(resource.resource_name, each.name)
+            parts = resources.list_elements(resource.resource_name, config.name)
             if parts is None:
                 raise _Refused(
                     codes.INVALID_CONFIG,
-                    f"{each.name} is not a list to append to or to subtract from",
+                    f"{config.name} is not a list to append to or to subtract from",
                 )
             # reason_against() has refused operations without a value.
-            given = (each.value or "").split(",")
+            elements = (config.value or "").split(",")
             # An appended element that the list contains already is not repeated.
-            kept = [part for part in parts if part not in given]
-            result[each.name] = ",".join(
-                kept if operation == _SUBTRACT else [*kept, *given]
+            remaining = [part for part in parts if part not in elements]
+            result[config.name] = ",".join(
+                remaining if operation == _SUBTRACT else [*remaining, *elements]
             )
         return result
 
     def reason_against(resource: IncrementalAlterConfigsRequest.Resource) -> str | None:
         if any(
-            each.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT)
-            for each in resource.configs
+            config.config_operation not in (_SET, _DELETE, _APPEND, _SUBTRACT)
+            for config in resource.configs
         ):
             return "unknown operation"
         if any(
-            each.value is None and each.config_operation != _DELETE
-            for each in resource.configs
+            config.value is None and config.config_operation != _DELETE
+            for config in resource.configs
         ):
             return "a config without a value"
         return None
 
     response_type = wire.INCREMENTAL_ALTER_CONFIGS.Response
-    return _change_in_order(
+    return _submit_change(
         state,
         lambda: _alter(response_type, request, call, state, changes, reason_against),
     )
@@ -442,15 +445,15 @@ def alter_configs(
         before = resources.overrides(resource.resource_name)
         return {
             **dict.fromkeys(before),
-            **{each.name: each.value for each in resource.configs},
+            **{config.name: config.value for config in resource.configs},
         }
 
     def reason_against(resource: AlterConfigsRequest.Resource) -> str | None:
-        if any(each.value is None for each in resource.configs):
+        if any(config.value is None for config in resource.configs):
             return "a config without a value"
         return None
 
-    return _change_in_order(
+    return _submit_change(
         state,
         lambda: _alter(
             wire.ALTER_CONFIGS.Response, request, call, state, changes, reason_against
@@ -458,7 +461,7 @@ def alter_configs(
     )
 
 
-def _change_in_order(state: BrokerState, work: Callable[[], Any]) -> PendingResponse:
+def _submit_change(state: BrokerState, work: Callable[[], Any]) -> PendingResponse:
     """Run work() after earlier changes, and return the response that receives its result.
 
     Changes run one at a time, because a change of one group writes all groups.
@@ -475,7 +478,8 @@ def _only_deletes_of_a_broker(resource: Any) -> bool:
     --verify deletes throttles in any case.
     """
     return resource.resource_type == _BROKER_RESOURCE and all(
-        getattr(each, "config_operation", None) == _DELETE for each in resource.configs
+        getattr(config, "config_operation", None) == _DELETE
+        for config in resource.configs
     )
 
 
@@ -494,13 +498,14 @@ def _alter(
     """Change resources. Each one is changed wholly or not at all, and groups are
     written together.
     """
-    # Kafka refuses a resource that is named twice, because the order would decide.
+    # Kafka refuses a resource that is named twice, because the result would depend on
+    # the order.
     times = Counter(
-        (each.resource_type, each.resource_name) for each in request.resources
+        (entry.resource_type, entry.resource_name) for entry in request.resources
     )
     kinds: dict[int, _Topics | _Groups] = {_TOPIC_RESOURCE: _Topics(state)}
     groups = None
-    if any(each.resource_type == _GROUP_RESOURCE for each in request.resources):
+    if any(entry.resource_type == _GROUP_RESOURCE for entry in request.resources):
         groups = kinds[_GROUP_RESOURCE] = _Groups(state)
     results = []
     changed = []
@@ -509,7 +514,7 @@ def _alter(
             resource_type=resource.resource_type, resource_name=resource.resource_name
         )
         results.append(result)
-        names = [each.name for each in resource.configs]
+        names = [entry.name for entry in resource.configs]
         resources = kinds.get(resource.resource_type)
         reason = None
         if times[resource.resource_type, resource.resource_name] > 1:
@@ -531,11 +536,11 @@ def _alter(
             result.error_message = reason
             continue
         try:
-            wanted = changes(resource, resources)
+            config_changes = changes(resource, resources)
             resources.alter(
-                resource.resource_name, wanted, check_only=request.validate_only
+                resource.resource_name, config_changes, check_only=request.validate_only
             )
-            changed.append((result, wanted))
+            changed.append((result, config_changes))
         except _Refused as refused:
             result.error_code, result.error_message = refused.args
         except LogcoreError as error:
@@ -549,16 +554,20 @@ def _alter(
             groups.save()
         except LogcoreError as error:
             failure = without_tracebacks(error)
-    for result, wanted in changed:
+    for result, config_changes in changed:
         if failure is not None and result.resource_type == _GROUP_RESOURCE:
             result.error_code = code_of(failure)
             result.error_message = message_of(failure)
         elif result.resource_type == _GROUP_RESOURCE:
             # The name of a group may be any text, also with line breaks.
-            name = shown(result.resource_name)
-            state.journal.changed(call, name, f"set to {shown(wanted)}", kind="group")
+            name = quoted(result.resource_name)
+            state.journal.log_change(
+                call, name, f"set to {quoted(config_changes)}", kind="group"
+            )
         else:
-            state.journal.changed(call, result.resource_name, f"set to {shown(wanted)}")
+            state.journal.log_change(
+                call, result.resource_name, f"set to {quoted(config_changes)}"
+            )
     return response_type(responses=results)
 
 
@@ -571,8 +580,8 @@ def list_config_resources(
     response_type = wire.LIST_CONFIG_RESOURCES.Response
     if call.version == 0:
         return response_type()
-    wanted = request.resource_types or sorted(_RESOURCES)
-    if not _RESOURCES.issuperset(wanted):
+    requested_types = request.resource_types or sorted(_RESOURCES)
+    if not _RESOURCES.issuperset(requested_types):
         return response_type(error_code=codes.UNSUPPORTED_VERSION)
     names: dict[int, list[str]] = {
         _TOPIC_RESOURCE: state.logdir.topics(),
@@ -581,9 +590,9 @@ def list_config_resources(
     }
     if state.group_settings is not None:
         names[_GROUP_RESOURCE] = state.group_settings.names()
-    found = [
-        response_type.Resource(resource_name=name, resource_type=kind)
-        for kind in dict.fromkeys(wanted)
-        for name in names.get(kind, ())
+    entries = [
+        response_type.Resource(resource_name=name, resource_type=resource_type)
+        for resource_type in dict.fromkeys(requested_types)
+        for name in names.get(resource_type, ())
     ]
-    return response_type(config_resources=found)
+    return response_type(config_resources=entries)

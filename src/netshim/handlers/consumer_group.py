@@ -125,11 +125,11 @@ def _heartbeat_response(result: Result, call: Call) -> ConsumerGroupHeartbeatRes
 
 def by_topic(partitions: Partitions) -> list[tuple[bytes, list[int]]]:
     """Return the topics with their partition numbers, both in ascending order."""
-    found: dict[bytes, list[int]] = {}
+    numbers: dict[bytes, list[int]] = {}
     # Sorted, so that equal assignments have equal bytes.
     for topic_id, number in sorted(partitions):
-        found.setdefault(topic_id, []).append(number)
-    return list(found.items())
+        numbers.setdefault(topic_id, []).append(number)
+    return list(numbers.items())
 
 
 # -- requests of admin tools -----------------------------------------------------------

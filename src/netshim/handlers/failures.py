@@ -89,8 +89,8 @@ def message_of(error: BaseException) -> str:
 
 def code_of(error: BaseException) -> int:
     """Return the code for an error, UNKNOWN_SERVER_ERROR if it has none."""
-    for kind, code in _CODES:
-        if isinstance(error, kind):
+    for error_type, code in _CODES:
+        if isinstance(error, error_type):
             return code
     return codes.UNKNOWN_SERVER_ERROR
 

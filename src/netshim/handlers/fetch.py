@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     #: A requested partition: its topic, the topic's name (None for an unknown id), the
     #: partition.
-    _Wanted = tuple[FetchRequest.Topic, str | None, FetchRequest.Topic.Partition]
+    _FetchEntry = tuple[FetchRequest.Topic, str | None, FetchRequest.Topic.Partition]
 
 #: Maximum time that a fetch waits, even if its client allows more. Otherwise, a broken
 #: connection would not be detected.
@@ -108,7 +108,7 @@ class _ListedPartitions:
             self._names = [
                 state.topic_ids.name_of(topic.topic_id) for topic in request.topics
             ]
-        self._wanted: list[_Wanted] = []
+        self._entries: list[_FetchEntry] = []
         #: Partitions that did not exist when the request arrived, by the id() of their
         #: part of the request. As in Kafka, the others are still waited for.
         self.missing: set[int] = set()
@@ -138,22 +138,22 @@ class _ListedPartitions:
                     self.missing.add(id(partition))
                 else:
                     self.keys.append((name, number))
-                self._wanted.append((topic, name, partition))
+                self._entries.append((topic, name, partition))
 
     @property
     def are_all_missing(self) -> bool:
-        return len(self.missing) == len(self._wanted)
+        return len(self.missing) == len(self._entries)
 
     @property
     def is_overtaken(self) -> bool:
         return False
 
     @property
-    def may_have_news(self) -> bool:
+    def may_have_changed(self) -> bool:
         return True
 
-    def to_read(self) -> list[_Wanted]:
-        return self._wanted
+    def to_read(self) -> list[_FetchEntry]:
+        return self._entries
 
     def record_results(self, parts: list[FetchResponse.Topic.Partition]) -> None:
         """Receive the results of the partitions that to_read() returned. They are not
@@ -168,7 +168,7 @@ def session_context(
     replica: int,
     replica_epoch: int,
 ) -> object:
-    """Return the facts on which the partitions of a session depend."""
+    """Return the values on which the partitions of a session depend."""
     return (
         state.logdir.host.topics_version,
         state.leadership.version,
@@ -197,11 +197,11 @@ class _SessionPartitions:
         self.missing: set[int] = set()
         #: The partitions to wait for.
         self.keys: list[tuple[str, int]] = []
-        self._reading: list[tuple[SessionPartition, Log | None, Offsets]] = []
-        #: RecentChanges.count before the present comparison.
+        self._candidates: list[tuple[SessionPartition, Log | None, Offsets]] = []
+        #: RecentChanges.count before the current comparison.
         self._count = 0
         self._version = call.version
-        self._waits = request.max_wait_ms > 0
+        self._may_wait = request.max_wait_ms > 0
         # Besides the logs, the results depend on these; see session_context().
         self._of_request = (
             call.version,
@@ -210,7 +210,7 @@ class _SessionPartitions:
             request.replica_state.replica_epoch,
         )
         #: The partitions that are read first.
-        self._first: list[_Wanted] | None = None
+        self._first: list[_FetchEntry] | None = None
         self._first = self.to_read()
 
     def _check_topics(self) -> None:
@@ -221,7 +221,7 @@ class _SessionPartitions:
             session.read_all_again()
             session.context = context
 
-    def _place_of(self, session_partition: SessionPartition) -> tuple[str, int] | None:
+    def _key_of(self, session_partition: SessionPartition) -> tuple[str, int] | None:
         name: str | None = session_partition.topic.topic
         if self._version >= _IDS_SINCE:
             name = self._state.topic_ids.name_of(session_partition.topic.topic_id)
@@ -248,7 +248,7 @@ class _SessionPartitions:
         return not self._records_changes and len(self._session.partitions) > 1
 
     @property
-    def _waits_for_any(self) -> bool:
+    def _waits_for_any_partition(self) -> bool:
         """Whether a change of any partition wakes the request.
 
         A follower copies most of the partitions that its leader has.
@@ -256,27 +256,29 @@ class _SessionPartitions:
         return self._replica >= 0 and self._records_changes
 
     @property
-    def may_have_news(self) -> bool:
+    def may_have_changed(self) -> bool:
         """Whether a partition of the session has changed since the last comparison."""
         changes = self._state.fetches.changes
-        return not self._waits_for_any or self._session.may_have_changed(changes)
+        return not self._waits_for_any_partition or self._session.may_have_changed(
+            changes
+        )
 
     def find(self) -> Steps[None]:
         """List the partitions to wait for."""
         session, numbers_of = self._session, self._state.logs.numbers_of
         for partition in session.unread.values():
-            place = partition.place
-            if place is None or place[1] not in numbers_of(place[0]):
+            key = partition.log_key
+            if key is None or key[1] not in numbers_of(key[0]):
                 self.missing.add(id(partition.requested))
         if len(self.missing) == len(session.partitions):
             return
-        if self._waits_for_any:
+        if self._waits_for_any_partition:
             self.keys.append(ANY_PARTITION)
-        elif self._waits:
+        elif self._may_wait:
             self.keys += [
-                partition.place
+                partition.log_key
                 for partition in session.partitions.values()
-                if partition.place is not None
+                if partition.log_key is not None
                 and id(partition.requested) not in self.missing
             ]
         yield from ()
@@ -290,64 +292,66 @@ class _SessionPartitions:
         """Whether the session has a later request, so that this one gets an error."""
         return self._session.epoch != self._epoch
 
-    def to_read(self) -> list[_Wanted]:
+    def to_read(self) -> list[_FetchEntry]:
         if self._first is not None:
             first, self._first = self._first, None
             return first
         self._check_topics()
-        self._reading = []
-        wanted: list[_Wanted] = []
+        self._candidates = []
+        entries: list[_FetchEntry] = []
         state, session = self._state, self._session
         changes = state.fetches.changes
         self._count = changes.count
-        opened = state.logdir.host.opened
+        open_log = state.logdir.host.opened
         for candidate in session.candidates(changes, state.now_ms):
-            place = candidate.place
-            if place is None:
-                place = self._place_of(candidate)
-                if place is not None:
-                    session.record_place(candidate, place)
-            found = None if place is None else opened(*place)
-            offsets = (-1, -1, -1) if found is None else offsets_of(found)
-            self._reading.append((candidate, found, offsets))
-            wanted.append(
+            key = candidate.log_key
+            if key is None:
+                key = self._key_of(candidate)
+                if key is not None:
+                    session.record_log_key(candidate, key)
+            log = None if key is None else open_log(*key)
+            offsets = (-1, -1, -1) if log is None else offsets_of(log)
+            self._candidates.append((candidate, log, offsets))
+            entries.append(
                 (
                     candidate.topic,
-                    None if place is None else place[0],
+                    None if key is None else key[0],
                     candidate.requested,
                 )
             )
-        return wanted
+        return entries
 
     def record_results(self, parts: list[FetchResponse.Topic.Partition]) -> None:
-        """Note which of the partitions that to_read() returned have no news."""
+        """Record which of the partitions that to_read() returned have not changed."""
         session = self._session
-        for (partition, log, offsets), part in zip(self._reading, parts, strict=True):
-            if log is not None and self._is_quiet(partition, offsets, part):
-                session.mark_quiet(partition, log, offsets)
+        for (partition, log, offsets), part in zip(
+            self._candidates, parts, strict=True
+        ):
+            if log is not None and self._is_unchanged(partition, offsets, part):
+                session.mark_unchanged(partition, log, offsets)
             else:
                 session.mark_unread(partition)
         # With other writers, the recent changes are incomplete.
         if self._records_changes:
             session.record_comparison(self._count, self._state.now_ms)
 
-    def _is_quiet(
+    def _is_unchanged(
         self,
         session_partition: SessionPartition,
         offsets: Offsets,
         part: FetchResponse.Topic.Partition,
     ) -> bool:
-        """Return whether only a change of the log's offsets can bring news of a partition."""
+        """Return whether a partition needs no read until its log's offsets change."""
         leadership = self._state.leadership
         # An unknown topic may be created, and an unsent change must be sent.
-        if session_partition.place is None or session_partition.has_changed(part):
+        if session_partition.log_key is None or session_partition.has_changed(part):
             return False
         # The log of a follower changes without an entry in the recent changes.
-        if not leadership.leads(session_partition.place):
+        if not leadership.is_leader(session_partition.log_key):
             return False
         end = part.last_stable_offset
         if self._replica >= 0:
-            if not leadership.is_in_sync(session_partition.place, self._replica):
+            if not leadership.is_in_sync(session_partition.log_key, self._replica):
                 return False
             # A follower reads up to the log end.
             end = offsets[2]
@@ -370,28 +374,28 @@ def _fetch(
     if request.max_wait_ms > 0 and request.min_bytes > 1:
         growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
     # Step 2: read the logs.
-    was_called = False
+    was_woken = False
 
-    def record_call(_: int) -> None:
-        nonlocal was_called
-        was_called = True
+    def record_wakeup(_: int) -> None:
+        nonlocal was_woken
+        was_woken = True
 
     # Between two chunks, records may be appended to a partition that was already read. The
     # request then reads again at once.
-    wanted = partitions.to_read()
-    watched = (
+    entries = partitions.to_read()
+    awaited_keys = (
         keys
-        if request.max_wait_ms > 0 and len(wanted) >= scheduling.CHUNK_ENTRIES
+        if request.max_wait_ms > 0 and len(entries) >= scheduling.CHUNK_ENTRIES
         else []
     )
     waiting = _waiting(request, state)
-    waiting.add(watched, record_call)
+    waiting.add(awaited_keys, record_wakeup)
     try:
         response, size, is_urgent = yield from _collect(
-            request, wanted, partitions, call, state
+            request, entries, partitions, call, state
         )
     finally:
-        waiting.remove(watched, record_call)
+        waiting.remove(awaited_keys, record_wakeup)
     # Step 3: respond, or wait for more records.
     deadline_ms = call.now_ms + min(request.max_wait_ms, MAX_WAIT_MS)
     if (
@@ -406,8 +410,8 @@ def _fetch(
         request, partitions, keys, call, state, deadline_ms, size, growth
     )
     if isinstance(partitions, _SessionPartitions) and partitions.compares_all:
-        parked.found = response
-    return parked.park(reads_again=was_called)
+        parked.last_response = response
+    return parked.park(reads_again=was_woken)
 
 
 @attrs.frozen
@@ -432,40 +436,42 @@ class _Growth:
 
     def __init__(self, extent: _Extent | None) -> None:
         """Initialize with an extent that was measured before the logs were read."""
-        self._found = extent
+        self._extent = extent
         # A lower bound for the readable part of `written`.
-        self._least_found: int | None = None
+        self._min_readable_bytes: int | None = None
         if extent is not None and extent.readable == extent.ends:
-            self._least_found = extent.written
+            self._min_readable_bytes = extent.written
 
-    def may_reach(self, missing: int, now: _Extent | None) -> bool:
-        """Return whether `missing` more bytes may be readable, or records were removed."""
-        found = self._found
+    def may_reach(self, missing_bytes: int, current: _Extent | None) -> bool:
+        """Return whether `missing_bytes` more bytes may be readable, or records were
+        removed.
+        """
+        extent = self._extent
         # The size is unknown, or records were removed: any number of bytes is possible.
-        if now is None or found is None or now.removals != found.removals:
+        if current is None or extent is None or current.removals != extent.removals:
             return True
         # Readers cannot read these appends yet.
-        if now.readable == found.readable:
+        if current.readable == extent.readable:
             return False
         # Transactions or unsynced records hide some bytes, so the readable size is
         # unknown.
-        if self._least_found is None:
+        if self._min_readable_bytes is None:
             return True
-        return not 0 <= now.written - self._least_found < missing
+        return not 0 <= current.written - self._min_readable_bytes < missing_bytes
 
-    def found(self, now: _Extent | None) -> None:
-        """Record that the logs were read after `now` was measured."""
-        before = self._found
-        self._found = now
-        if now is None or before is None or now.removals != before.removals:
-            self._least_found = None
+    def record_read(self, current: _Extent | None) -> None:
+        """Record that the logs were read after `current` was measured."""
+        previous = self._extent
+        self._extent = current
+        if current is None or previous is None or current.removals != previous.removals:
+            self._min_readable_bytes = None
         elif all(
             readable >= end
-            for readable, end in zip(now.readable, before.ends, strict=True)
+            for readable, end in zip(current.readable, previous.ends, strict=True)
         ):
-            self._least_found = before.written
-        if now is not None and now.readable == now.ends:
-            self._least_found = now.written
+            self._min_readable_bytes = previous.written
+        if current is not None and current.readable == current.ends:
+            self._min_readable_bytes = current.written
 
 
 class _ParkedFetch:
@@ -479,10 +485,10 @@ class _ParkedFetch:
     __slots__ = (
         "_call",
         "_deadline_ms",
-        "_enough",
         "_growth",
         "_is_reading",
         "_keys",
+        "_min_bytes",
         "_partitions",
         "_pending",
         "_request",
@@ -490,8 +496,8 @@ class _ParkedFetch:
         "_state",
         "_timer",
         "_waiting",
-        "_was_called",
-        "found",
+        "_was_woken",
+        "last_response",
     )
 
     def __init__(
@@ -516,14 +522,14 @@ class _ParkedFetch:
         #: Estimates the bytes of a request with min_bytes; None for others.
         self._growth = growth
         #: The number of bytes that ends the wait.
-        self._enough = min(request.min_bytes, request.max_bytes)
+        self._min_bytes = min(request.min_bytes, request.max_bytes)
         self._is_reading = False
-        self._was_called = False
+        self._was_woken = False
         self._waiting = _waiting(request, state)
         self._pending = PendingResponse()
         #: The last result of a request that compares all partitions, which is the
         #: response at the deadline. Otherwise None.
-        self.found: FetchResponse | None = None
+        self.last_response: FetchResponse | None = None
 
     def park(self, *, reads_again: bool) -> PendingResponse:
         """Start to wait.
@@ -548,22 +554,22 @@ class _ParkedFetch:
 
     def _retry(self, now_ms: int) -> None:
         if self._is_reading:
-            self._was_called = True
+            self._was_woken = True
             return
         if self._partitions.is_overtaken:
             self._finish(wire.FETCH.Response())
             return
         state = self._state
         is_due = now_ms >= self._deadline_ms or state.is_stopping
-        if not is_due and not self._partitions.may_have_news:
+        if not is_due and not self._partitions.may_have_changed:
             return
         if (
             is_due
             and not state.is_stopping
-            and self.found is not None
+            and self.last_response is not None
             and not self._size
         ):
-            self._finish(self.found)
+            self._finish(self.last_response)
             return
         now = None
         if self._growth is not None:
@@ -571,12 +577,12 @@ class _ParkedFetch:
                 self._keys, state, committed=self._request.isolation_level == 1
             )
             if not is_due and not self._growth.may_reach(
-                self._enough - self._size, now
+                self._min_bytes - self._size, now
             ):
                 return
         self._is_reading = True
         try:
-            found = state.run_in_steps(
+            result = state.run_in_steps(
                 _collect(
                     self._request,
                     self._partitions.to_read(),
@@ -589,33 +595,33 @@ class _ParkedFetch:
             # The exception belongs to this request, not to its waker.
             self._finish(error)
             return
-        if isinstance(found, PendingResponse):
-            found.then(lambda value: self._handle_found(value, now, state.now_ms))
+        if isinstance(result, PendingResponse):
+            result.then(lambda value: self._handle_result(value, now, state.now_ms))
         else:
-            self._handle_found(found, now, now_ms)
+            self._handle_result(result, now, now_ms)
 
-    def _handle_found(
+    def _handle_result(
         self,
-        found: tuple[FetchResponse, int, bool] | Exception,
+        result: tuple[FetchResponse, int, bool] | Exception,
         now: _Extent | None,
         now_ms: int,
     ) -> None:
         self._is_reading = False
-        if isinstance(found, Exception):
-            self._finish(found)
+        if isinstance(result, Exception):
+            self._finish(result)
             return
-        response, size, is_urgent = found
-        if is_urgent or now_ms >= self._deadline_ms or size >= self._enough:
+        response, size, is_urgent = result
+        if is_urgent or now_ms >= self._deadline_ms or size >= self._min_bytes:
             self._finish(response)
             return
         self._size = size
-        if self.found is not None:
-            self.found = response
+        if self.last_response is not None:
+            self.last_response = response
         if self._growth is not None:
-            self._growth.found(now)
+            self._growth.record_read(now)
         # After a wake-up, the chunks that were already read may have changed.
-        if self._was_called:
-            self._was_called = False
+        if self._was_woken:
+            self._was_woken = False
             self._retry(now_ms)
 
 
@@ -648,7 +654,7 @@ def _extent(
 
 def _collect(
     request: FetchRequest,
-    wanted: list[_Wanted],
+    entries: list[_FetchEntry],
     partitions: _ListedPartitions | _SessionPartitions,
     call: Call,
     state: BrokerState,
@@ -665,12 +671,12 @@ def _collect(
     refused: list[tuple[str, FetchResponse.Topic.Partition]] = []
     total = 0
     is_urgent = state.is_stopping
-    left = min(request.max_bytes, state.settings.fetch_max_bytes)
+    remaining_bytes = min(request.max_bytes, state.settings.fetch_max_bytes)
     committed = request.isolation_level == 1
     follower = _follower_of(request, state)
     current = None
     chunk_counter = ChunkCounter()
-    for requested, name, partition in wanted:
+    for requested, name, partition in entries:
         if chunk_counter.is_over():
             yield
         if requested is not current:
@@ -716,11 +722,11 @@ def _collect(
                 continue
             if follower is not None:
                 size, must_send = _fetch_for_follower(
-                    part, partition, follower, log, key, left, total, state
+                    part, partition, follower, log, key, remaining_bytes, total, state
                 )
                 is_urgent = is_urgent or must_send
                 total += size
-                left -= size
+                remaining_bytes -= size
                 continue
             state.leadership.check_serves(key, partition.current_leader_epoch)
             # Step 2: check for divergence. The request contains the epoch of the
@@ -756,9 +762,9 @@ def _collect(
             # Either there are records to read, or stored() raises because the offset is
             # out of range.
             if offset < stable or not start <= offset <= log.log_end_offset:
-                most = min(left, partition.partition_max_bytes)
+                max_bytes = min(remaining_bytes, partition.partition_max_bytes)
                 buffers = log.stored(
-                    offset, stable, max_bytes=most, at_least_one=not total
+                    offset, stable, max_bytes=max_bytes, at_least_one=not total
                 )
                 size = sum(map(len, buffers))
                 if len(buffers) == 1:
@@ -766,7 +772,7 @@ def _collect(
                 elif size:
                     part.records = buffers
                 total += size
-                left -= size
+                remaining_bytes -= size
             part.high_watermark = high_watermark
             part.last_stable_offset = stable
             part.log_start_offset = start
@@ -785,7 +791,7 @@ def _collect(
             is_urgent = is_urgent or id(partition) not in missing
             if name is not None:
                 refused.append((name, part))
-            state.journal.refused(call, "Fetch", part.error_code, message_of(error))
+            state.journal.log_refusal(call, "Fetch", part.error_code, message_of(error))
     partitions.record_results(parts)
     response = response_type(responses=topics)
     if call.version >= _LEADERS_SINCE:
@@ -807,7 +813,7 @@ def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] |
     return None
 
 
-def _waiting(request: FetchRequest, state: BrokerState) -> scheduling.Waiting:
+def _waiting(request: FetchRequest, state: BrokerState) -> scheduling.Waiters:
     """Return the waiters that a request joins to wait for records."""
     if _follower_of(request, state) is None:
         return state.fetches
@@ -820,7 +826,7 @@ def _fetch_for_follower(
     follower: tuple[int, int],
     log: Log,
     key: tuple[str, int],
-    most_bytes: int,
+    max_bytes: int,
     bytes_before: int,
     state: BrokerState,
 ) -> tuple[int, bool]:
@@ -853,14 +859,14 @@ def _fetch_for_follower(
         buffers = log.stored(
             requested.fetch_offset,
             log.log_end_offset,
-            max_bytes=min(most_bytes, requested.partition_max_bytes),
+            max_bytes=min(max_bytes, requested.partition_max_bytes),
             at_least_one=not bytes_before,
             up_to="log_end",
         )
         size = sum(map(len, buffers))
         if size:
             part.records = buffers
-    is_urgent = state.leadership.must_report(
+    is_urgent = state.leadership.must_send_high_watermark(
         key, replica, part.high_watermark, has_records=size > 0
     )
     return size, is_urgent

@@ -119,7 +119,7 @@ _EPOCHS_SINCE: Final = 9
 _MISSING_SINCE: Final = 6
 
 
-def metadata_fits(metadata: str, state: BrokerState) -> bool:
+def is_metadata_small_enough(metadata: str, state: BrokerState) -> bool:
     """Return whether a commit may have this text."""
     # As in Kafka, the setting counts characters. The record has its own limit in bytes.
     is_short = len(metadata) <= state.settings.offset_metadata_max_bytes
@@ -163,7 +163,7 @@ def when_loaded(
             request: RequestT, call: Call, state: BrokerState
         ) -> ResponseT | PendingResponse:
             groups = state.groups
-            return groups.when_known(
+            return groups.when_groups_loaded(
                 lambda: handler(request, call, groups, state),
                 lambda error: refuse(request, call, code_of_group(error, call)),
                 call.now_ms,
@@ -178,14 +178,14 @@ def when_loaded(
 def _group_ids(request: Any) -> list[str]:
     """Return the groups of a request."""
     # Requests of different APIs name their groups in different fields.
-    found = [getattr(request, "group_id", "")]
-    found += getattr(request, "groups_names", ())
-    found += [
+    ids = [getattr(request, "group_id", "")]
+    ids += getattr(request, "groups_names", ())
+    ids += [
         group_id if isinstance(group_id, str) else group_id.group_id
         for group_id in getattr(request, "groups", ())
     ]
     # The handler refuses an empty id.
-    return [group for group in found if group]
+    return [group for group in ids if group]
 
 
 def in_steps(
@@ -227,7 +227,7 @@ def _find_coordinator(
     """Return the leader of the partition that stores each group or transaction."""
     response_type = wire.FIND_COORDINATOR.Response
 
-    def place(key: str) -> dict[str, Any]:
+    def coordinator_fields(key: str) -> dict[str, Any]:
         refused = {"node_id": -1, "host": "", "port": -1}
         if request.key_type not in _COORDINATOR_TOPICS:
             return {
@@ -239,19 +239,21 @@ def _find_coordinator(
         if state.leadership.is_clustered and topic not in state.logdir:
             return {**refused, "error_code": codes.COORDINATOR_NOT_AVAILABLE}
         number = state.coordinator_partition(topic, key)
-        found = state.topology.coordinator(topic, number, call.session)
-        if found is None:
+        broker = state.topology.coordinator(topic, number, call.session)
+        if broker is None:
             return {**refused, "error_code": codes.COORDINATOR_NOT_AVAILABLE}
-        return {"node_id": found.node_id, "host": found.host, "port": found.port}
+        return {"node_id": broker.node_id, "host": broker.host, "port": broker.port}
 
     if call.version < 4:
-        return response_type(**place(request.key))
+        return response_type(**coordinator_fields(request.key))
     coordinators = []
     chunk_counter = ChunkCounter()
     for key in request.coordinator_keys:
         if chunk_counter.is_over():
             yield
-        coordinators.append(response_type.Coordinator(key=key, **place(key)))
+        coordinators.append(
+            response_type.Coordinator(key=key, **coordinator_fields(key))
+        )
     return response_type(coordinators=coordinators)
 
 
@@ -331,7 +333,10 @@ def sync_group(
         generation=request.generation_id,
         protocol_type=request.protocol_type,
         protocol=request.protocol_name,
-        assignments={each.member_id: each.assignment for each in request.assignments},
+        assignments={
+            assignment.member_id: assignment.assignment
+            for assignment in request.assignments
+        },
         # A leader may assign topics that the member must not see.
         may_see=partial(state.security.may_describe, call.session),
     )
@@ -436,7 +441,7 @@ def offset_commit(
     # No partition of the request exists.
     if not results:
         return response
-    who = Committer(
+    committer = Committer(
         request.group_id,
         request.generation_id_or_member_epoch,
         request.member_id,
@@ -451,7 +456,7 @@ def offset_commit(
             result.error_code = code or result.error_code
         pending.set(response)
 
-    groups.request_commit(who, offsets, finish)
+    groups.request_commit(committer, offsets, finish)
     return pending
 
 
@@ -467,14 +472,14 @@ def offsets_in(
     """
     # Compared after the chunks, between which topics may change.
     version = state.logdir.host.topics_version
-    found = yield from _offsets_in(topics, result_topics, call, state, expire_ms)
+    offsets = yield from _offsets_in(topics, result_topics, call, state, expire_ms)
     if state.logdir.host.topics_version != version:
         # Topics were deleted or created between two chunks. A new topic must not
         # inherit offsets of an old one.
-        found = run_all_steps(
+        offsets = run_all_steps(
             _offsets_in(topics, result_topics, call, state, expire_ms)
         )
-    return found
+    return offsets
 
 
 def _offsets_in(
@@ -499,7 +504,7 @@ def _offsets_in(
                 continue
             results.append(result)
             metadata = partition.committed_metadata or ""
-            if not metadata_fits(metadata, state):
+            if not is_metadata_small_enough(metadata, state):
                 result.error_code = codes.OFFSET_METADATA_TOO_LARGE
                 continue
             result.error_code = codes.NONE
@@ -595,7 +600,7 @@ def _fetched_group(
     chunk_counter: ChunkCounter,
 ) -> Steps[OffsetFetchResponse.Group]:
     """Return the offsets of a group. A request with the id of a member of the consumer
-    protocol must also have its present epoch.
+    protocol must also have its current epoch.
     """
     group_type = wire.OFFSET_FETCH.Response.Group
     # Admin clients name no member. A member with an old epoch must not start at offsets
@@ -628,16 +633,16 @@ def _fetched(
     else:
         offsets = group.offsets
     if topics is not None:
-        wanted = [(topic.name, topic.partition_indexes) for topic in topics]
+        requested = [(topic.name, topic.partition_indexes) for topic in topics]
     elif is_strict and group is not None:  # includes offsets of open transactions
         numbers_of: dict[str, list[int]] = {}
         for name, number in group.offset_keys():
             numbers_of.setdefault(name, []).append(number)
-        wanted = list(numbers_of.items())
+        requested = list(numbers_of.items())
     else:
-        wanted = [(name, list(partitions)) for name, partitions in offsets.items()]
+        requested = [(name, list(partitions)) for name, partitions in offsets.items()]
     results = []
-    for name, numbers in wanted:
+    for name, numbers in requested:
         partitions = []
         for number in numbers:
             if chunk_counter.is_over():
@@ -675,7 +680,7 @@ def offset_delete(
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
     topics = []
-    known = []
+    existing = []
     chunk_counter = ChunkCounter()
     for topic in request.topics:
         numbers = state.logs.numbers_of(topic.name)
@@ -688,7 +693,7 @@ def offset_delete(
             )
             results.append(result)
             if partition.partition_index in numbers:
-                known.append((topic.name, result))
+                existing.append((topic.name, result))
             else:
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
         topics.append(response_type.Topic(name=topic.name, partitions=results))
@@ -705,7 +710,7 @@ def offset_delete(
     used = {topic.name for topic in request.topics if group.may_use(topic.name)}
     keys = []
     stored = []
-    for name, result in known:
+    for name, result in existing:
         if name in used:
             result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
         elif group.has_offset(name, result.partition_index):
@@ -757,15 +762,17 @@ def describe_groups(
         group = groups.get(group_id)
         # ConsumerGroupDescribe describes groups of the consumer protocol.
         if group is None or group.consumers is not None:
-            missing = group_type(
+            unknown_group = group_type(
                 group_id=group_id, group_state=DEAD, authorized_operations=operations
             )
             if call.version >= _MISSING_SINCE:
-                missing.error_code = codes.GROUP_ID_NOT_FOUND
-                missing.error_message = f"Group {group_id} not found."
+                unknown_group.error_code = codes.GROUP_ID_NOT_FOUND
+                unknown_group.error_message = f"Group {group_id} not found."
                 if group is not None:
-                    missing.error_message = f"Group {group_id} is not a classic group."
-            results.append(missing)
+                    unknown_group.error_message = (
+                        f"Group {group_id} is not a classic group."
+                    )
+            results.append(unknown_group)
             continue
         described = group_type(
             group_id=group_id,
@@ -803,7 +810,7 @@ def list_groups(
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
-    listed = []
+    entries = []
     chunk_counter = ChunkCounter()
     # A copy, because groups may be created and deleted between two chunks.
     for group in list(groups.all()):
@@ -812,7 +819,7 @@ def list_groups(
         if (not states or group.state.lower() in states) and (
             not types or _type_of(group) in types
         ):
-            listed.append(
+            entries.append(
                 group_type(
                     group_id=group.group_id,
                     protocol_type=group.protocol_type,
@@ -820,7 +827,7 @@ def list_groups(
                     group_type=_type_of(group),
                 )
             )
-    return wire.LIST_GROUPS.Response(groups=listed)
+    return wire.LIST_GROUPS.Response(groups=entries)
 
 
 def _type_of(group: Group) -> str:
@@ -848,16 +855,16 @@ def delete_groups(
 ) -> Steps[DeleteGroupsResponse | PendingResponse]:
     response = _refuse_delete(request, call, codes.NONE)
     # The response waits for the records of all groups, which are deleted independently.
-    left = len(response.results)
-    if not left:
+    remaining = len(response.results)
+    if not remaining:
         return response
     pending = PendingResponse()
 
     def finish(result: DeleteGroupsResponse.Group, error: GroupError | None) -> None:
-        nonlocal left
+        nonlocal remaining
         result.error_code = code_of_group(error, call)
-        left -= 1
-        if not left:
+        remaining -= 1
+        if not remaining:
             pending.set(response)
 
     chunk_counter = ChunkCounter()

@@ -55,7 +55,7 @@ def metadata(
     """
     is_for_all = request.topics is None or (call.version == 0 and not request.topics)
     if call.version < _IDS_SINCE and any(
-        each.topic_id != NO_ID or each.name is None for each in request.topics or ()
+        topic.topic_id != NO_ID or topic.name is None for topic in request.topics or ()
     ):
         return _refused_ids(request)
     missing = []
@@ -65,9 +65,9 @@ def metadata(
         and state.settings.auto_create_topics
     ):
         names = {
-            each.name
-            for each in request.topics or ()
-            if call.version < _IDS_SINCE or each.topic_id == NO_ID
+            topic.name
+            for topic in request.topics or ()
+            if call.version < _IDS_SINCE or topic.topic_id == NO_ID
         }
         # METADATA_LOG is the log of Kafka's controllers. A client that reads its
         # metadata must not create a topic of this name.
@@ -77,14 +77,14 @@ def metadata(
         )
     # A faulty or hostile client must not create topics without limit, because each
     # one takes a directory.
-    allowed = max(0, state.settings.auto_create_limit - call.session.topics_made)
+    allowed = max(0, state.settings.auto_create_limit - call.session.topics_created)
     refused = dict.fromkeys(missing[allowed:], codes.POLICY_VIOLATION)
     missing = missing[:allowed]
     if not missing:
         return _metadata_when_known(request, call, state, is_for_all, refused)
     # The topics are counted before their creation, because the client may send further
     # requests during the creation.
-    call.session.topics_made += len(missing)
+    call.session.topics_created += len(missing)
     pending = PendingResponse()
 
     def finish(failures: dict[str, int] | Exception) -> None:
@@ -92,7 +92,7 @@ def metadata(
             pending.set(failures)
             return
         # Topics that were not created do not count.
-        call.session.topics_made -= len(failures)
+        call.session.topics_created -= len(failures)
         resolve_with(
             lambda: _metadata_when_known(
                 request, call, state, is_for_all, {**refused, **failures}
@@ -112,9 +112,9 @@ def _refused_ids(request: MetadataRequest) -> MetadataResponse:
     code = codes.INVALID_REQUEST
     topics = [
         response_type.Topic(
-            error_code=code, name=each.name or "", topic_id=each.topic_id
+            error_code=code, name=topic.name or "", topic_id=topic.topic_id
         )
-        for each in request.topics or ()
+        for topic in request.topics or ()
     ]
     return response_type(controller_id=-1, topics=topics)
 
@@ -154,19 +154,19 @@ def _when_epochs_are_known(
     logdir = state.logdir
     if state.leadership.is_clustered:
         return handle()
-    unread = [
+    closed = [
         (name, number)
         for name in names
         for number in state.logs.numbers_of(name)
         if not logdir.host.knows_leader_epoch(name, number)
     ]
     # This is the usual case: the logs are open, or their epochs were read before.
-    if not unread:
+    if not closed:
         return handle()
 
     def read() -> None:
         # A file of each partition is read, so a worker thread does it.
-        for name, number in unread:
+        for name, number in closed:
             # handle() reports the error for its partition.
             with contextlib.suppress(LogcoreError, OSError):
                 logdir.host.leader_epoch(name, number)
@@ -197,7 +197,7 @@ def _create_topics(names: list[str], state: BrokerState, call: Call) -> dict[str
                     name, state.settings.num_partitions, exist_ok=True
                 )
             if is_new:
-                state.journal.changed(call, name, "created by a Metadata request")
+                state.journal.log_change(call, name, "created by a Metadata request")
         except LogcoreError as error:
             failures[name] = code_of(error)
     return failures
@@ -228,9 +228,9 @@ def _metadata(
             yield
         name = requested.name or ""
         if call.version >= _IDS_SINCE and requested.topic_id != NO_ID:
-            known = state.topic_ids.name_of(requested.topic_id)
+            topic_name = state.topic_ids.name_of(requested.topic_id)
             # The topic was deleted, or created again with another id.
-            if known is None:
+            if topic_name is None:
                 unknown = codes.UNKNOWN_TOPIC_ID
                 results.append(
                     response_type.Topic(
@@ -239,7 +239,11 @@ def _metadata(
                 )
             else:
                 results.append(
-                    (yield from _topic_metadata(known, request, state, chunk_counter))
+                    (
+                        yield from _topic_metadata(
+                            topic_name, request, state, chunk_counter
+                        )
+                    )
                 )
         elif name in state.logdir:
             results.append(
@@ -275,8 +279,8 @@ def _metadata(
     )
 
 
-def _operations_or_default(wanted: bool, operations: int) -> int:
-    if wanted:
+def _operations_or_default(are_requested: bool, operations: int) -> int:
+    if are_requested:
         return operations
     # Kafka's value for operations that were not requested.
     return -(2**31)
@@ -299,16 +303,16 @@ def _topic_metadata(
     for number in numbers:
         if chunk_counter.is_over():
             yield
-        found = state.topology.partition(name, number)
+        replicas = state.topology.partition(name, number)
         partitions.append(
             partition_type(
-                error_code=_leader_code(found.leader),
+                error_code=_leader_code(replicas.leader),
                 partition_index=number,
-                leader_id=found.leader,
-                leader_epoch=found.leader_epoch,
-                replica_nodes=found.replicas,
-                isr_nodes=found.isr,
-                offline_replicas=found.offline,
+                leader_id=replicas.leader,
+                leader_epoch=replicas.leader_epoch,
+                replica_nodes=replicas.replicas,
+                isr_nodes=replicas.isr,
+                offline_replicas=replicas.offline,
             )
         )
     return topic_type(
@@ -388,7 +392,7 @@ def _describe_topic_partitions(
     cursor = request.cursor
     # 2,000 is Kafka's default of max.request.partition.size.limit. With a limit below
     # 1, a client would page forever.
-    left = max(1, min(request.response_partition_limit, 2_000))
+    remaining = max(1, min(request.response_partition_limit, 2_000))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []
     next_cursor = None
     chunk_counter = ChunkCounter()
@@ -425,13 +429,15 @@ def _describe_topic_partitions(
         ]
         # The response is full. The next one begins at the first partition that does not
         # fit.
-        if left <= 0 or len(partitions) > left:
+        if remaining <= 0 or len(partitions) > remaining:
             next_cursor = response_type.Cursor(
                 topic_name=name,
-                partition_index=partitions[left].partition_index if left > 0 else first,
+                partition_index=partitions[remaining].partition_index
+                if remaining > 0
+                else first,
             )
         # A topic that does not fit is on the next page, whole or in part.
-        if left > 0:
+        if remaining > 0:
             topics.append(
                 topic_type(
                     name=name,
@@ -453,11 +459,11 @@ def _describe_topic_partitions(
                             last_known_elr=[],
                             offline_replicas=partition.offline_replicas,
                         )
-                        for partition in partitions[:left]
+                        for partition in partitions[:remaining]
                     ],
                 )
             )
-        left -= len(partitions)
+        remaining -= len(partitions)
         if next_cursor is not None:
             break
     return response_type(topics=topics, next_cursor=next_cursor)
@@ -482,12 +488,12 @@ def _log_dirs(
     request: DescribeLogDirsRequest, state: BrokerState
 ) -> DescribeLogDirsResponse:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
-    wanted = {name: state.logs.numbers_of(name) for name in state.logdir.topics()}
+    requested = {name: state.logs.numbers_of(name) for name in state.logdir.topics()}
     if request.topics is not None:
-        wanted = {topic.topic: tuple(topic.partitions) for topic in request.topics}
+        requested = {topic.topic: tuple(topic.partitions) for topic in request.topics}
     dir_type = response_type.LogDir
     topics = []
-    for name, numbers in wanted.items():
+    for name, numbers in requested.items():
         partitions = []
         for number in numbers:
             try:

@@ -56,9 +56,9 @@ def list_offsets(
     request: ListOffsetsRequest, call: Call, state: BrokerState
 ) -> ListOffsetsResponse | PendingResponse:
     requested = [
-        (topic.name, each.partition_index)
+        (topic.name, partition.partition_index)
         for topic in request.topics
-        for each in topic.partitions
+        for partition in topic.partitions
     ]
     return state.logs.when_open(
         requested,
@@ -71,7 +71,7 @@ def _when_visible(
 ) -> Steps[PendingResponse | None]:
     """Return None if readers may read all written records, else a PendingResponse.
 
-    The PendingResponse receives the result of handle() once the present records are
+    The PendingResponse receives the result of handle() once the current records are
     durable. With the durability `group`, records with acks=1 would otherwise be missing
     for up to 100 ms.
     """
@@ -90,12 +90,12 @@ def _when_visible(
     if not unsynced:
         return None
     pending = PendingResponse()
-    left = len(unsynced)
+    remaining = len(unsynced)
 
     def finish(_: object) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
             resolve_with(handle, pending)
 
     for log in unsynced:
@@ -156,7 +156,7 @@ def _list_offsets(
             end = log.high_watermark
         # A new leader gets the high watermark from the fetches of its followers (KIP-207).
         # With its own, older high watermark, the latest offset would go backwards.
-        if timestamp == _LATEST and not state.leadership.knows_end(key):
+        if timestamp == _LATEST and not state.leadership.is_high_watermark_current(key):
             result.error_code = codes.LEADER_NOT_AVAILABLE
             if call.version >= _NOT_AVAILABLE_SINCE:
                 result.error_code = codes.OFFSET_NOT_AVAILABLE
@@ -253,9 +253,9 @@ def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, call: Call, state: BrokerState
 ) -> OffsetForLeaderEpochResponse | PendingResponse:
     requested = [
-        (topic.topic, each.partition)
+        (topic.topic, partition.partition)
         for topic in request.topics
-        for each in topic.partitions
+        for partition in topic.partitions
     ]
     return state.logs.when_open(
         requested, lambda: state.run_in_steps(_offset_for_leader_epoch(request, state))
@@ -295,9 +295,9 @@ def delete_records(
     request: DeleteRecordsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
     requested = [
-        (topic.name, each.partition_index)
+        (topic.name, partition.partition_index)
         for topic in request.topics
-        for each in topic.partitions
+        for partition in topic.partitions
     ]
     return state.logs.when_open(
         requested, lambda: _delete_records(request, call, state)
@@ -343,8 +343,10 @@ def _delete_records(
     ] = []
     for topic in request.topics:
         results = [
-            topic_type.Partition(partition_index=each.partition_index, low_watermark=-1)
-            for each in topic.partitions
+            topic_type.Partition(
+                partition_index=entry.partition_index, low_watermark=-1
+            )
+            for entry in topic.partitions
         ]
         response.topics.append(topic_type(name=topic.name, partitions=results))
         for partition, result in zip(topic.partitions, results, strict=True):
@@ -372,9 +374,9 @@ def _delete_records(
         # Fetches that wait below the new start are refused now, not at the end of their
         # waits.
         keys = [
-            (topic.name, each.partition_index)
+            (topic.name, entry.partition_index)
             for topic in request.topics
-            for each in topic.partitions
+            for entry in topic.partitions
         ]
         state.fetches.wake(keys, call.now_ms)
         pending.set(error if isinstance(error, Exception) else response)

@@ -24,7 +24,7 @@ ZSTD: Final = 4
 #: Maximum number of offsets whose batches are read in the event loop. A consumer at the
 #: end of a log has few unread batches, and reading them costs less than the switch to
 #: another thread.
-_WALKED_AT_ONCE: Final = 1_000
+_MAX_OFFSETS_IN_LOOP: Final = 1_000
 
 
 class Coded(Protocol):
@@ -70,20 +70,20 @@ def name_leader(
     A client that sent the request to another broker then needs no Metadata request.
     """
     try:
-        facts = state.topology.partition(topic, number)
+        replicas = state.topology.partition(topic, number)
     except LogcoreError:  # the topic was deleted
         return
     part.current_leader = type(part).CurrentLeader(
-        leader_id=facts.leader, leader_epoch=facts.leader_epoch
+        leader_id=replicas.leader, leader_epoch=replicas.leader_epoch
     )
-    if any(endpoint.node_id == facts.leader for endpoint in response.node_endpoints):
+    if any(endpoint.node_id == replicas.leader for endpoint in response.node_endpoints):
         return
     response.node_endpoints += [
         type(response).NodeEndpoint(
             node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack
         )
         for broker in state.topology.brokers(call.session)
-        if broker.node_id == facts.leader
+        if broker.node_id == replicas.leader
     ]
 
 
@@ -110,7 +110,7 @@ def when_transactions_are_known(
             log = state.logs.log(name, number)
         except LogcoreError:
             continue
-        if unsearched_offsets(log) > _WALKED_AT_ONCE:
+        if unsearched_offsets(log) > _MAX_OFFSETS_IN_LOOP:
             logs.append(log)
     if not logs:
         return None

@@ -104,7 +104,7 @@ def produce(
             # An unknown id gets the empty name, which no topic has.
             topic.name = state.topic_ids.name_of(topic.topic_id) or ""
     if request.transactional_id is None:
-        return _produce_one(request, call, state) or _produce_in_order(
+        return _produce_single_partition(request, call, state) or _produce_in_order(
             request, call, state
         )
     partitions, producers = _transactional(request)
@@ -168,16 +168,16 @@ def _produce_in_order(
         for topic in request.topic_data
         for partition in topic.partition_data
     ]
-    has_begun = False
+    is_first_call = False
 
     def begin() -> Steps[ProduceResponse | PendingResponse | None]:
-        nonlocal has_begun
-        has_begun = True
-        return _ProduceRound(request, call, state, errors).run()
+        nonlocal is_first_call
+        is_first_call = True
+        return _MultiPartitionProduce(request, call, state, errors).run()
 
     response = state.logs.in_order(keys, begin)
     # A request that has begun has appended its batches, and needs them no more.
-    if not has_begun:
+    if not is_first_call:
         _copy_records(request)
     return response
 
@@ -190,13 +190,13 @@ def _copy_records(request: ProduceRequest) -> None:
                 partition.records = bytes(partition.records)
 
 
-def _produce_one(
+def _produce_single_partition(
     request: ProduceRequest, call: Call, state: BrokerState
 ) -> ProduceResponse | PendingResponse | None:
     """Handle the usual request: one valid batch for one idle log.
 
-    Return None for every other request, without any change. _ProduceRound handles these
-    requests. It would also give the same response to the usual one.
+    Return None for every other request, without any change. _MultiPartitionProduce
+    handles these requests. It would also give the same response to the usual one.
     """
     topics = request.topic_data
     if (
@@ -313,7 +313,7 @@ def refuse(
     result.error_code = code
     result.error_message = message
     result.base_offset = -1
-    state.journal.refused(call, "Produce", code, message)
+    state.journal.log_refusal(call, "Produce", code, message)
 
 
 def name_leaders(response: ProduceResponse, call: Call, state: BrokerState) -> None:
@@ -359,19 +359,19 @@ def refuse_batch(
     record_error = wire.PRODUCE.Response.Topic.Partition.RecordError
     refused = getattr(error, "record_errors", ())
     result.record_errors = [
-        record_error(batch_index=at, batch_index_error_message=why)
-        for at, why in refused
+        record_error(batch_index=at, batch_index_error_message=reason)
+        for at, reason in refused
     ]
 
 
-class _ProduceRound:
+class _MultiPartitionProduce:
     """The partitions of one request, and the response that they complete.
 
         start -> append, or queue -> handle_outcome -> wait for the disk -> finish
           |                            |              |              ^
           +----------- refuse ---------+--------------+--------------+
 
-    Each partition reaches finish() once. The last one sets the answer.
+    Each partition reaches finish() once. The last one sets the response.
     """
 
     def __init__(
@@ -389,7 +389,7 @@ class _ProduceRound:
         self.response = wire.PRODUCE.Response(responses=[])
         self.pending = PendingResponse()
         #: Partitions without a result, plus 1 until all of them are started.
-        self._left = 1
+        self._remaining = 1
         self._has_failed = False
 
     def run(self) -> Steps[ProduceResponse | PendingResponse | None]:
@@ -419,7 +419,7 @@ class _ProduceRound:
                         _copy_records(self.request)
                         are_copied = True
                     yield
-                self._left += 1
+                self._remaining += 1
                 self.start(topic, requested, result)
         self.finish()
         if not self.pending.is_set:
@@ -469,7 +469,7 @@ class _ProduceRound:
             producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
             producer = self.request.transactional_id or "", producer_id, epoch
             if key in self.errors:
-                self.refuse(result, *_refusal_of(self.errors[key], self.call))
+                self.refuse(result, *_error_code_and_text(self.errors[key], self.call))
                 return
             if state.is_shared:
                 # Other threads of this process append markers, so the transaction is
@@ -480,7 +480,7 @@ class _ProduceRound:
                 # between the check and the append.
                 refused = state.transactions.verified(producer, key, lambda: None)
                 if refused is not None:
-                    self.refuse(result, *_refusal_of(refused, self.call))
+                    self.refuse(result, *_error_code_and_text(refused, self.call))
                     return
         followed = 0
         if state.refused_batches:
@@ -492,12 +492,12 @@ class _ProduceRound:
             receipt = append(log, records)
             self.handle_outcome(topic.name, log, records, result, receipt, followed)
             return
-        kept = bytes(records)  # the buffer of the connection will be reused
+        copy = bytes(records)  # the buffer of the connection will be reused
         state.work.submit(
             key,
-            lambda: append(log, kept),
+            lambda: append(log, copy),
             lambda receipt: self.handle_outcome(
-                topic.name, log, kept, result, receipt, followed
+                topic.name, log, copy, result, receipt, followed
             ),
         )
 
@@ -526,7 +526,7 @@ class _ProduceRound:
                 )
                 return
         if isinstance(receipt, TransactionError):
-            self.refuse(result, *_refusal_of(receipt, self.call))
+            self.refuse(result, *_error_code_and_text(receipt, self.call))
             return
         if isinstance(receipt, Exception):
             self._has_failed = True
@@ -581,8 +581,8 @@ class _ProduceRound:
 
     def finish(self) -> None:
         """Count a partition, and set the answer after the last one."""
-        self._left -= 1
-        if self._left:
+        self._remaining -= 1
+        if self._remaining:
             return
         if self.request.acks:
             # Only refused partitions name a leader.
@@ -625,7 +625,7 @@ def _check_batch(
         or records[MAGIC_POSITION] != 2
         or int.from_bytes(records[8:12], "big") + 12 != size
     ):
-        refusal = _why_not_one_batch(records)
+        refusal = _single_batch_error(records)
         if refusal is not None:
             return codes.INVALID_RECORD, refusal
     if any(records[:8]):
@@ -644,14 +644,17 @@ def _check_batch(
     return 0, None
 
 
-def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
+def _error_code_and_text(error: TransactionError, call: Call) -> tuple[int, str | None]:
     """Return (code, message) for a transaction error of a write.
 
     The producer has no open transaction, or the transaction lacks the partition.
     """
     if error in COORDINATOR_ERRORS:
         # Old clients retry this code.
-        return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"
+        return (
+            codes.NOT_ENOUGH_REPLICAS,
+            "the coordinator of the transaction is not available",
+        )
     if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:
         return (
             codes.NOT_ENOUGH_REPLICAS,
@@ -663,7 +666,7 @@ def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
     return code, None
 
 
-def _why_not_one_batch(records: Buffer) -> str | None:
+def _single_batch_error(records: Buffer) -> str | None:
     """Return why bytes are not exactly one batch, or None if they are.
 
     An incomplete batch after the first one is dropped, as in Kafka.
@@ -671,7 +674,7 @@ def _why_not_one_batch(records: Buffer) -> str | None:
     try:
         batch = RecordBatch.parse(records)
         if batch is None:
-            return f"expected exactly one batch, found no whole one in {len(records)} bytes"
+            return f"expected exactly one batch, found no complete batch in {len(records)} bytes"
         if batch.magic != 2:
             return f"expected batches of magic 2, found {batch.magic}"
         if RecordBatch.parse(records, batch.size_bytes) is not None:

@@ -87,24 +87,24 @@ def _change_of(operation: Any, entity: Entity) -> tuple[str, float | None]:
     key = operation.key
     if operation.remove:
         return key, None
-    known: tuple[str, ...] = quotas.CLIENT_KEYS
+    valid_keys: tuple[str, ...] = quotas.CLIENT_KEYS
     if entity[2] is not None:
-        known = (quotas.CONNECTION,)
+        valid_keys = (quotas.CONNECTION,)
     # A quota with an unknown key would be stored and never applied.
-    if key not in known:
-        raise _QuotaError(f"unknown quota {key!r}; expected {' or '.join(known)}")
+    if key not in valid_keys:
+        raise _QuotaError(f"unknown quota {key!r}; expected {' or '.join(valid_keys)}")
     value = operation.value
     # A rate of 0 would delay a client forever.
     if math.isnan(value) or value <= 0:
         raise _QuotaError(f"{key}: expected a number above 0, found {value}")
     # The wire has float64 for all quotas. Only shares of time are fractions in Kafka.
     if key not in _FRACTIONS:
-        most = _INT64_MAX
+        maximum = _INT64_MAX
         if key == quotas.CONNECTION:
-            most = _INT32_MAX
-        if value > most or value != int(value):
+            maximum = _INT32_MAX
+        if value > maximum or value != int(value):
             raise _QuotaError(
-                f"{key}: expected a whole number up to {most}, found {value}"
+                f"{key}: expected a whole number up to {maximum}, found {value}"
             )
     return key, value
 
@@ -116,7 +116,7 @@ def alter_client_quotas(
     response_type = wire.ALTER_CLIENT_QUOTAS.Response
     entry_type = response_type.Entry
     results = []
-    wanted: dict[int, tuple[Entity, dict[str, float | None]]] = {}
+    accepted: dict[int, tuple[Entity, dict[str, float | None]]] = {}
     entities: list[Entity | None] = []
     for slot, entry in enumerate(request.entries):
         result = entry_type(
@@ -130,7 +130,7 @@ def alter_client_quotas(
         results.append(result)
         try:
             entity = _entity_of(entry.entity)
-            wanted[slot] = (
+            accepted[slot] = (
                 entity,
                 dict(_change_of(operation, entity) for operation in entry.ops),
             )
@@ -142,17 +142,17 @@ def alter_client_quotas(
             entities.append(entity)
     # An entity that is named twice is refused, because its changes have no defined order.
     counts = Counter(entities)
-    for slot, named in enumerate(entities):
-        if named is not None and counts[named] > 1:
-            del wanted[slot]
+    for slot, other_entity in enumerate(entities):
+        if other_entity is not None and counts[other_entity] > 1:
+            del accepted[slot]
             results[slot].error_code = codes.INVALID_REQUEST
             results[slot].error_message = "the entity is named twice"
     response = response_type(entries=results)
-    if request.validate_only or not wanted:
+    if request.validate_only or not accepted:
         return response
 
     def store() -> None:
-        for entity, changes in wanted.values():
+        for entity, changes in accepted.values():
             state.security.store().set_quotas(entity, changes)
 
     def refuse(error: LogcoreError) -> AlterClientQuotasResponse:
@@ -170,38 +170,40 @@ def describe_client_quotas(
     entry_type = response_type.Entry
     filters: dict[str, str | bool | None] = {}
 
-    def refusal(code: int, text: str) -> DescribeClientQuotasResponse:
+    def refuse(code: int, text: str) -> DescribeClientQuotasResponse:
         return response_type(error_code=code, error_message=text, entries=None)
 
     for component in request.components:
-        kind = component.entity_type
-        if not kind:
-            return refusal(codes.INVALID_REQUEST, "an empty entity type")
-        if kind not in _TYPES:
-            return refusal(codes.UNSUPPORTED_VERSION, f"unknown entity type {kind!r}")
-        if kind in filters:
-            return refusal(codes.INVALID_REQUEST, f"{kind!r} is named twice")
+        entity_type = component.entity_type
+        if not entity_type:
+            return refuse(codes.INVALID_REQUEST, "an empty entity type")
+        if entity_type not in _TYPES:
+            return refuse(
+                codes.UNSUPPORTED_VERSION, f"unknown entity type {entity_type!r}"
+            )
+        if entity_type in filters:
+            return refuse(codes.INVALID_REQUEST, f"{entity_type!r} is named twice")
         # 0 selects a name, 1 the default, 2 every name.
         if component.match_type not in (0, 1, 2) or (component.match_type == 0) != (
             component.match is not None
         ):
-            return refusal(codes.INVALID_REQUEST, "an impossible match")
+            return refuse(codes.INVALID_REQUEST, "an impossible match")
         if component.match_type == 0:
-            filters[kind] = component.match
+            filters[entity_type] = component.match
         elif component.match_type == 1:
-            filters[kind] = DEFAULT
+            filters[entity_type] = DEFAULT
         else:
-            filters[kind] = True
+            filters[entity_type] = True
     if "ip" in filters and len(filters) > 1:
-        return refusal(
+        return refuse(
             codes.INVALID_REQUEST,
             "an IP address cannot be combined with another entity",
         )
     entries = []
-    for entity, values in sorted(state.security.facts.quotas.items(), key=repr):
+    for entity, values in sorted(state.security.snapshot.quotas.items(), key=repr):
         names = {
-            kind: name
-            for kind, name in zip(_TYPES, entity, strict=True)
+            entity_type: name
+            for entity_type, name in zip(_TYPES, entity, strict=True)
             if name is not None
         }
         if not _is_selected(names, filters, is_strict=request.strict):
@@ -210,9 +212,10 @@ def describe_client_quotas(
             entry_type(
                 entity=[
                     entry_type.Entity(
-                        entity_type=kind, entity_name=None if name == DEFAULT else name
+                        entity_type=entity_type,
+                        entity_name=None if name == DEFAULT else name,
                     )
-                    for kind, name in names.items()
+                    for entity_type, name in names.items()
                 ],
                 values=[
                     entry_type.Value(key=key, value=value)
@@ -231,6 +234,6 @@ def _is_selected(
     if is_strict and (names.keys() != filters.keys() or not filters):
         return False
     return all(
-        kind in names and (wanted is True or names[kind] == wanted)
-        for kind, wanted in filters.items()
+        entity_type in names and (selector is True or names[entity_type] == selector)
+        for entity_type, selector in filters.items()
     )

@@ -157,9 +157,9 @@ def list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, call: Call, state: BrokerState
 ) -> ListPartitionReassignmentsResponse:
     response_type = wire.LIST_PARTITION_REASSIGNMENTS.Response
-    wanted = None
+    requested = None
     if request.topics is not None:
-        wanted = {
+        requested = {
             (topic.name, number)
             for topic in request.topics
             for number in topic.partition_indexes
@@ -167,7 +167,7 @@ def list_partition_reassignments(
     topics: dict[str, ListPartitionReassignmentsResponse.Topic] = {}
     for (name, number), move in sorted(state.topology.reassignments().items()):
         # null topics request all reassignments.
-        if wanted is not None and (name, number) not in wanted:
+        if requested is not None and (name, number) not in requested:
             continue
         topic = topics.setdefault(name, response_type.Topic(name=name, partitions=[]))
         topic.partitions.append(

@@ -58,7 +58,7 @@ def create_topics(
 
     def work() -> CreateTopicsResponse:
         results: dict[str, CreateTopicsResponse.Topic] = {}
-        wanted: dict[str, tuple[int, dict[str, object]]] = {}
+        accepted: dict[str, tuple[int, dict[str, object]]] = {}
         # 1. Check each topic alone: one that is refused must not prevent the others.
         for topic in request.topics:
             result = results[topic.name] = response_type.Topic(name=topic.name)
@@ -69,22 +69,22 @@ def create_topics(
                 continue
             count = _partition_count(topic, state)
             config: dict[str, object] = {
-                each.name: each.value for each in topic.configs
+                entry.name: entry.value for entry in topic.configs
             }
             try:
                 logdir.create_topics({topic.name: (count, config)}, check_only=True)
-                wanted[topic.name] = count, config
+                accepted[topic.name] = count, config
             except LogcoreError as error:
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
         # 2. Create the topics in groups: one write of the file of topics serves a
         # group.
-        names = list(wanted)
+        names = list(accepted)
         placements = {topic.name: _placement(topic) for topic in request.topics}
         for first in range(0, len(names), _TOPICS_AT_ONCE):
             _create(
                 names[first : first + _TOPICS_AT_ONCE],
-                wanted,
+                accepted,
                 placements,
                 results,
                 request,
@@ -92,21 +92,23 @@ def create_topics(
             )
         # 3. Describe the new topics. Since KIP-525, clients read it from this
         # response.
-        wanted = {name: wanted[name] for name in names if not results[name].error_code}
-        for name, (count, given) in wanted.items():
+        accepted = {
+            name: accepted[name] for name in names if not results[name].error_code
+        }
+        for name, (count, config_overrides) in accepted.items():
             result = results[name]
             result.num_partitions = count
             result.replication_factor = state.topology.factor_of(placements[name])
-            overrides: Iterable[str] = given
+            overrides: Iterable[str] = config_overrides
             if request.validate_only:
                 # The topic does not exist: its settings would be these.
-                settings = LogConfig.parse({**logdir.given_config, **given})
+                settings = LogConfig.parse({**logdir.given_config, **config_overrides})
             else:
                 described = logdir.describe_topic(name)
                 overrides = described.overrides
                 settings = described.config
                 result.topic_id = described.topic_id.bytes
-                state.journal.changed(call, name, f"created with {count} partitions")
+                state.journal.log_change(call, name, f"created with {count} partitions")
             result.configs = [
                 response_type.Topic.Config(
                     name=key,
@@ -123,7 +125,7 @@ def create_topics(
 
 def _create(
     names: list[str],
-    wanted: dict[str, tuple[int, dict[str, object]]],
+    accepted: dict[str, tuple[int, dict[str, object]]],
     placements: Mapping[str, Placement],
     results: dict[str, CreateTopicsResponse.Topic],
     request: CreateTopicsRequest,
@@ -134,7 +136,7 @@ def _create(
     """
     try:
         state.topology.create_topics(
-            {name: wanted[name] for name in names},
+            {name: accepted[name] for name in names},
             placements,
             timeout_ms=request.timeout_ms,
             check_only=request.validate_only,
@@ -143,7 +145,7 @@ def _create(
         # After a timeout the topics exist, so a repetition would find a conflict.
         if len(names) > 1 and not isinstance(error, CommitTimeoutError):
             for name in names:
-                _create([name], wanted, placements, results, request, state)
+                _create([name], accepted, placements, results, request, state)
             return
         for name in names:
             results[name].error_code = code_of(error)
@@ -156,10 +158,10 @@ def _excess(count: int, state: BrokerState) -> str | None:
     Each partition takes several syncs of one thread, and no other request creates topics
     during that time.
     """
-    most = state.settings.max_partitions_per_request
-    if count <= most:
+    maximum = state.settings.max_partitions_per_request
+    if count <= maximum:
         return None
-    return f"{count} new partitions in one request; expected {most} at most"
+    return f"{count} new partitions in one request; expected {maximum} at most"
 
 
 def _partition_count(topic: CreateTopicsRequest.Topic, state: BrokerState) -> int:
@@ -177,7 +179,8 @@ def _placement(topic: CreateTopicsRequest.Topic) -> Placement:
     if topic.assignments:
         return Placement(
             assignments={
-                each.partition_index: each.broker_ids for each in topic.assignments
+                assignment.partition_index: assignment.broker_ids
+                for assignment in topic.assignments
             }
         )
     return Placement(topic.replication_factor)
@@ -202,9 +205,9 @@ def _check_new_topic(
                 "a manual assignment excludes a number of partitions and replicas",
             )
         # A gap would be a partition that no broker stores.
-        if sorted(each.partition_index for each in topic.assignments) != list(
-            range(len(topic.assignments))
-        ):
+        if sorted(
+            assignment.partition_index for assignment in topic.assignments
+        ) != list(range(len(topic.assignments))):
             return codes.INVALID_REPLICA_ASSIGNMENT, "expected partitions 0, 1, 2, ..."
     elif topic.num_partitions == 0 or topic.num_partitions < -1:
         return (
@@ -214,9 +217,9 @@ def _check_new_topic(
     refused = state.topology.check_placement(_placement(topic))
     if refused[0]:
         return refused
-    if any(each.value is None for each in topic.configs):
+    if any(assignment.value is None for assignment in topic.configs):
         return codes.INVALID_CONFIG, "a config without a value"
-    if len({each.name for each in topic.configs}) < len(topic.configs):
+    if len({assignment.name for assignment in topic.configs}) < len(topic.configs):
         return codes.INVALID_REQUEST, "a config is set twice"
     return codes.NONE, None
 
@@ -230,7 +233,7 @@ def create_partitions(
         results = []
         total = 0
         times = Counter(topic.name for topic in request.topics)
-        for topic in {each.name: each for each in request.topics}.values():
+        for topic in {entry.name: entry for entry in request.topics}.values():
             result = response_type.Topic(name=topic.name)
             results.append(result)
             if times[topic.name] > 1:
@@ -238,8 +241,8 @@ def create_partitions(
                 result.error_message = "the topic is named twice in this request"
                 continue
             try:
-                present = len(state.logdir.partitions(topic.name))
-                total += max(0, topic.count - present)
+                current_count = len(state.logdir.partitions(topic.name))
+                total += max(0, topic.count - current_count)
                 excess = _excess(total, state)
                 # With another number of partitions, the broker would read a group from
                 # the wrong partition.
@@ -250,25 +253,28 @@ def create_partitions(
                     )
                 # Partitions cannot be removed: records, and the keys that hash to them,
                 # would be lost.
-                elif topic.count <= present:
+                elif topic.count <= current_count:
                     result.error_code = codes.INVALID_PARTITIONS
-                    result.error_message = f"the topic has {present} partitions; expected more, found {topic.count}"
+                    result.error_message = (
+                        f"the topic has {current_count} partitions; expected more, "
+                        f"found {topic.count}"
+                    )
                 elif excess is not None:
                     result.error_code = codes.POLICY_VIOLATION
                     result.error_message = excess
                 elif topic.assignments is not None and (
-                    len(topic.assignments) != topic.count - present
+                    len(topic.assignments) != topic.count - current_count
                 ):
                     result.error_code = codes.INVALID_REPLICA_ASSIGNMENT
                     result.error_message = (
-                        f"expected {topic.count - present} assignments"
+                        f"expected {topic.count - current_count} assignments"
                     )
                 else:
                     placement = Placement()
                     if topic.assignments is not None:
-                        brokers = [each.broker_ids for each in topic.assignments]
+                        brokers = [entry.broker_ids for entry in topic.assignments]
                         placement = Placement(
-                            assignments=dict(enumerate(brokers, present))
+                            assignments=dict(enumerate(brokers, current_count))
                         )
                     refused = state.topology.check_placement(placement)
                     if refused[0]:
@@ -281,7 +287,7 @@ def create_partitions(
                         check_only=request.validate_only,
                     )
                     if not request.validate_only:
-                        state.journal.changed(
+                        state.journal.log_change(
                             call, topic.name, f"grown to {topic.count} partitions"
                         )
             except LogcoreError as error:
@@ -320,16 +326,18 @@ def delete_topics(
             if not _refuse_twice(result, times):
                 to_delete.append((name, result))
     if call.version >= 6:
-        wanted = Counter((topic.name, topic.topic_id) for topic in request.topics)
+        counts = Counter((topic.name, topic.topic_id) for topic in request.topics)
     else:
-        wanted = Counter()
+        counts = Counter()
     # A request that contains the name and the id of one topic names it twice.
-    named = Counter(
+    name_counts = Counter(
         name if name is not None else state.topic_ids.name_of(topic_id)
-        for name, topic_id in wanted.elements()
+        for name, topic_id in counts.elements()
     )
     for topic in {
-        (each.name, each.topic_id): each for each in request.topics if call.version >= 6
+        (entry.name, entry.topic_id): entry
+        for entry in request.topics
+        if call.version >= 6
     }.values():
         result = response_type.Topic(name=topic.name, topic_id=topic.topic_id)
         results.append(result)
@@ -342,7 +350,7 @@ def delete_topics(
             result.name = state.topic_ids.name_of(topic.topic_id)
         if result.name is None:
             result.error_code = codes.UNKNOWN_TOPIC_ID
-        elif not _refuse_twice(result, named[result.name]):
+        elif not _refuse_twice(result, name_counts[result.name]):
             to_delete.append((result.name, result))
 
     def work() -> None:
@@ -361,7 +369,7 @@ def delete_topics(
                     state.logdir.delete_topic(name)
                 else:
                     state.logdir.host.start_deletion(name)
-                state.journal.changed(call, name, "deleted")
+                state.journal.log_change(call, name, "deleted")
             except LogcoreError as error:
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
@@ -372,7 +380,7 @@ def delete_topics(
         deleted = {name for name, result in to_delete if not result.error_code}
         # Fetches that wait for records of these topics are answered now.
         state.fetches.wake(
-            [key for key in state.fetches.waited_for() if key[0] in deleted],
+            [key for key in state.fetches.awaited_keys() if key[0] in deleted],
             call.now_ms,
         )
         response = (

@@ -141,7 +141,7 @@ def when_transactions_are_loaded(
     return pending
 
 
-def _when_found(
+def _with_stored_transactions(
     names: Collection[str] | None,
     call: Call,
     state: BrokerState,
@@ -155,17 +155,17 @@ def _when_found(
     def handle() -> PendingResponse:
         pending = PendingResponse()
 
-        def found_all(found: dict[str, StoredTransaction] | Exception) -> None:
+        def finish(stored: dict[str, StoredTransaction] | Exception) -> None:
             # After NOT_COORDINATOR, the client finds the new coordinator. After the other
             # code, it sends the request to this broker again.
-            if isinstance(found, NotLeaderError):
+            if isinstance(stored, NotLeaderError):
                 pending.set(refuse(codes.NOT_COORDINATOR))
-            elif isinstance(found, Exception):
+            elif isinstance(stored, Exception):
                 pending.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
             else:
-                resolve_with(lambda: state.run_in_steps(respond(found)), pending)
+                resolve_with(lambda: state.run_in_steps(respond(stored)), pending)
 
-        state.transactions.find_stored(names, found_all)
+        state.transactions.find_stored(names, finish)
         return pending
 
     return when_transactions_are_loaded(call, state, handle, refuse)
@@ -217,14 +217,14 @@ def add_partitions_to_txn(
     """
     if call.version >= _BATCHED_SINCE:
         return _add_for_brokers(request, call, state)
-    wanted = {
+    partitions = {
         (topic.name, number)
         for topic in request.v3_and_below_topics
         for number in topic.partitions
     }
-    known = _known(wanted, state)
+    existing = _existing_partitions(partitions, state)
 
-    def response(code_of_known: int) -> AddPartitionsToTxnResponse:
+    def response(code_of_existing: int) -> AddPartitionsToTxnResponse:
         topic_type = wire.ADD_PARTITIONS_TO_TXN.Response.Topic
         unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
         return wire.ADD_PARTITIONS_TO_TXN.Response(
@@ -234,8 +234,8 @@ def add_partitions_to_txn(
                     results_by_partition=[
                         topic_type.Partition(
                             partition_index=number,
-                            partition_error_code=code_of_known
-                            if (topic.name, number) in known
+                            partition_error_code=code_of_existing
+                            if (topic.name, number) in existing
                             else unknown,
                         )
                         for number in topic.partitions
@@ -245,27 +245,29 @@ def add_partitions_to_txn(
             ]
         )
 
-    if known != wanted:
+    if existing != partitions:
         return response(codes.OPERATION_NOT_ATTEMPTED)
     requested = AddPartitions(
         transactional_id=request.v3_and_below_transactional_id,
         producer_id=request.v3_and_below_producer_id,
         producer_epoch=request.v3_and_below_producer_epoch,
-        partitions=frozenset(wanted),
+        partitions=frozenset(partitions),
     )
     return when_transactions_are_loaded(
         call,
         state,
-        lambda: _answer_with_code(requested, call, state, response),
+        lambda: _respond_with_code(requested, call, state, response),
         response,
     )
 
 
-def _known(wanted: Collection[Partition], state: BrokerState) -> set[Partition]:
+def _existing_partitions(
+    requested: Collection[Partition], state: BrokerState
+) -> set[Partition]:
     """Return the partitions that exist."""
     return {
         (name, number)
-        for name, number in wanted
+        for name, number in requested
         if number in state.logs.numbers_of(name)
     }
 
@@ -282,13 +284,13 @@ def _add_for_brokers(
     response = response_type(results_by_transaction=[])
     # The number of transactions without a result, plus one until all are requested: a
     # result that is available at once must not finish the response.
-    left = 1
+    remaining = 1
     pending = PendingResponse()
 
     def finish() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal remaining
+        remaining -= 1
+        if not remaining:
             pending.set(response)
 
     def complete(
@@ -327,12 +329,12 @@ def _add_for_brokers(
         ]
         result = response_type.Transaction(transactional_id=requested.transactional_id)
         response.results_by_transaction.append(result)
-        left += 1
-        known = _known(partitions, state)
+        remaining += 1
+        existing = _existing_partitions(partitions, state)
         # The transactions of one request are independent: an unknown partition refuses
         # only the transaction that names it.
-        if len(known) < len(set(partitions)):
-            complete(result, partitions, partial(_code_of_unknown, known))
+        if len(existing) < len(set(partitions)):
+            complete(result, partitions, partial(_code_of_missing_partition, existing))
             continue
         add_or_verify(
             state.transactions,
@@ -353,14 +355,14 @@ def _add_for_brokers(
     return pending
 
 
-def _code_of_unknown(known: set[Partition], partition: Partition) -> int:
+def _code_of_missing_partition(existing: set[Partition], partition: Partition) -> int:
     """Return the code of a partition in a request with partitions that do not exist."""
-    if partition in known:
+    if partition in existing:
         return codes.OPERATION_NOT_ATTEMPTED
     return codes.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _answer_with_code(
+def _respond_with_code(
     requested: Any, call: Call, state: BrokerState, response: Callable[[int], Any]
 ) -> PendingResponse:
     """Send a request to the coordinator, and return its code as a response."""
@@ -402,7 +404,7 @@ def add_offsets_to_txn(
         return when_transactions_are_loaded(
             call,
             state,
-            lambda: _answer_with_code(requested, call, state, response),
+            lambda: _respond_with_code(requested, call, state, response),
             response,
         )
 
@@ -418,13 +420,13 @@ def _with_offsets_topic(
         return handle()
     pending = PendingResponse()
 
-    def made(result: Any) -> None:
+    def finish(result: Any) -> None:
         if isinstance(result, Exception):
             pending.set(response(codes.COORDINATOR_NOT_AVAILABLE))
         else:
             resolve_with(handle, pending)
 
-    state.submit(state.groups.create_topic, made)
+    state.submit(state.groups.create_topic, finish)
     return pending
 
 
@@ -488,9 +490,9 @@ def txn_offset_commit(
                     name=topic.name,
                     partitions=[
                         topic_type.Partition(
-                            partition_index=each.partition_index, error_code=code
+                            partition_index=partition.partition_index, error_code=code
                         )
-                        for each in topic.partitions
+                        for partition in topic.partitions
                     ],
                 )
                 for topic in request.topics
@@ -511,19 +513,19 @@ def txn_offset_commit(
         return state.groups.run_in_steps(steps)
 
     def when_groups_are_known() -> PendingResponse | TxnOffsetCommitResponse:
-        return state.groups.when_known(
+        return state.groups.when_groups_loaded(
             commit, lambda error: refuse(code_of_group(error, call)), call.now_ms
         )
 
     def when_added() -> PendingResponse | TxnOffsetCommitResponse:
-        who = request.transactional_id, request.producer_id, request.producer_epoch
+        producer = request.transactional_id, request.producer_id, request.producer_epoch
         home = {_home_of(request.group_id, state)}
         # In the second protocol, the client sends no AddOffsetsToTxn: the commit itself
         # adds the partition.
         adds = call.version >= _SECOND_OFFSETS
         # The usual case: the coordinator is in this process and already has the
         # partition.
-        if state.transactions.is_prepared(who, home, adds=adds):
+        if state.transactions.is_prepared(producer, home, adds=adds):
             return when_groups_are_known()
         pending = PendingResponse()
 
@@ -535,7 +537,7 @@ def txn_offset_commit(
             else:
                 resolve_with(when_groups_are_known, pending)
 
-        state.transactions.prepare(who, home, call.now_ms, prepared, adds=adds)
+        state.transactions.prepare(producer, home, call.now_ms, prepared, adds=adds)
         return pending
 
     outcome: TxnOffsetCommitResponse | PendingResponse = _with_offsets_topic(
@@ -610,31 +612,33 @@ def write_txn_markers(
     work = []
     for marker in request.markers:
         topics = []
-        places: dict[Partition, Any] = {}
+        partition_results: dict[Partition, Any] = {}
         for topic in marker.topics:
             partitions = [
                 marker_type.Topic.Partition(partition_index=number)
                 for number in topic.partition_indexes
             ]
-            places.update(
-                {(topic.name, each.partition_index): each for each in partitions}
+            partition_results.update(
+                {(topic.name, entry.partition_index): entry for entry in partitions}
             )
             topics.append(marker_type.Topic(name=topic.name, partitions=partitions))
         results.append(marker_type(producer_id=marker.producer_id, topics=topics))
-        work.append((marker, places))
+        work.append((marker, partition_results))
     response = response_type(markers=results)
     # The response waits for the markers of all partitions, because the coordinator then
     # completes the transaction.
-    left = sum(len(places) for _, places in work)
-    if not left:
+    remaining = sum(len(partition_results) for _, partition_results in work)
+    if not remaining:
         return response
     pending = PendingResponse()
 
     def count_down(
-        places: dict[Partition, Any], place: Partition, error: Exception | None
+        partition_results: dict[Partition, Any],
+        partition: Partition,
+        error: Exception | None,
     ) -> None:
-        nonlocal left
-        result = places[place]
+        nonlocal remaining
+        result = partition_results[partition]
         # After these two codes, a coordinator does not send the marker again. After all
         # others, it retries.
         if isinstance(error, InvalidProducerEpochError):
@@ -643,17 +647,17 @@ def write_txn_markers(
             result.error_code = codes.TRANSACTION_COORDINATOR_FENCED
         elif error is not None:
             result.error_code = code_of(error)
-        left -= 1
-        if not left:
+        remaining -= 1
+        if not remaining:
             pending.set(response)
 
-    for marker, places in work:
+    for marker, partition_results in work:
         effect = WriteMarkers(
             "",
             marker.producer_id,
             marker.producer_epoch,
             marker.transaction_result,
-            frozenset(places),
+            frozenset(partition_results),
         )
         Markers(
             state,
@@ -661,7 +665,7 @@ def write_txn_markers(
             effect,
             call.now_ms,
             coordinator_epoch=marker.coordinator_epoch,
-            on_marker=partial(count_down, places),
+            on_marker=partial(count_down, partition_results),
         ).write()
     return pending
 
@@ -672,13 +676,13 @@ def describe_transactions(
     response_type = wire.DESCRIBE_TRANSACTIONS.Response
     state_type = response_type.TransactionState
 
-    def described(name: str, stored: StoredTransaction | None) -> Any:
+    def describe_one(name: str, stored: StoredTransaction | None) -> Any:
         if stored is None:
-            # No transaction can have an empty id, so that the request is wrong.
-            missing = (
+            # No transaction can have an empty id, so the request is invalid.
+            unknown_transaction = (
                 codes.TRANSACTIONAL_ID_NOT_FOUND if name else codes.INVALID_REQUEST
             )
-            return state_type(error_code=missing, transactional_id=name)
+            return state_type(error_code=unknown_transaction, transactional_id=name)
         by_topic: dict[str, list[int]] = {}
         for topic, number in sorted(stored.partitions):
             by_topic.setdefault(topic, []).append(number)
@@ -696,14 +700,14 @@ def describe_transactions(
         )
 
     def respond(
-        found: Mapping[str, StoredTransaction],
+        all_stored: Mapping[str, StoredTransaction],
     ) -> Steps[DescribeTransactionsResponse]:
         states = []
         chunk_counter = ChunkCounter()
         for name in request.transactional_ids:
             if chunk_counter.is_over():
                 yield
-            states.append(described(name, found.get(name)))
+            states.append(describe_one(name, all_stored.get(name)))
         return response_type(transaction_states=states)
 
     def refuse(code: int) -> DescribeTransactionsResponse:
@@ -714,7 +718,9 @@ def describe_transactions(
             ]
         )
 
-    return _when_found(request.transactional_ids, call, state, respond, refuse)
+    return _with_stored_transactions(
+        request.transactional_ids, call, state, respond, refuse
+    )
 
 
 def list_transactions(
@@ -723,16 +729,16 @@ def list_transactions(
     response_type = wire.LIST_TRANSACTIONS.Response
     # A client may filter by a state of a newer Kafka, which the response lists.
     labels = {status.label for status in Status}
-    fits = None
+    matches = None
     if request.transactional_id_pattern:
         try:
-            fits = compile_pattern(request.transactional_id_pattern)
+            matches = compile_pattern(request.transactional_id_pattern)
         except ValueError:
             return response_type(error_code=codes.INVALID_REGULAR_EXPRESSION)
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
 
-    def is_wanted(name: str, stored: StoredTransaction) -> bool:
+    def is_selected(name: str, stored: StoredTransaction) -> bool:
         if states and stored.status.label not in states:
             return False
         if producer_ids and stored.producer_id not in producer_ids:
@@ -744,19 +750,19 @@ def list_transactions(
             )
             if not is_open or call.now_ms - stored.start_ms <= request.duration_filter:
                 return False
-        return fits is None or fits(name)
+        return matches is None or matches(name)
 
     def respond(
-        found: Mapping[str, StoredTransaction],
+        all_stored: Mapping[str, StoredTransaction],
     ) -> Steps[ListTransactionsResponse]:
-        listed = []
+        entries = []
         chunk_counter = ChunkCounter()
         # A copy, because other requests change the transactions between two chunks.
-        for name, stored in list(found.items()):
+        for name, stored in list(all_stored.items()):
             if chunk_counter.is_over():
                 yield
-            if is_wanted(name, stored):
-                listed.append(
+            if is_selected(name, stored):
+                entries.append(
                     response_type.TransactionState(
                         transactional_id=name,
                         producer_id=stored.producer_id,
@@ -764,10 +770,10 @@ def list_transactions(
                     )
                 )
         return response_type(
-            unknown_state_filters=sorted(states - labels), transaction_states=listed
+            unknown_state_filters=sorted(states - labels), transaction_states=entries
         )
 
-    return _when_found(
+    return _with_stored_transactions(
         None, call, state, respond, lambda code: response_type(error_code=code)
     )
 
@@ -800,21 +806,21 @@ def _describe_producers(
             results.append(result)
             try:
                 # A partition that another broker leads has an error.
-                found = producers_of(state.logs.log(topic.name, number).host.writer)
+                producers = producers_of(state.logs.log(topic.name, number).host.writer)
             except LogcoreError as error:
                 result.error_code = code_of(error)
                 result.error_message = message_of(error)
                 continue
             result.active_producers = [
                 partition_type.ActiveProducer(
-                    producer_id=each.producer_id,
-                    producer_epoch=each.epoch,
-                    last_sequence=each.last_sequence,
-                    last_timestamp=each.timestamp_ms,
-                    coordinator_epoch=each.coordinator_epoch,
-                    current_txn_start_offset=each.open_offset,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    last_sequence=producer.last_sequence,
+                    last_timestamp=producer.timestamp_ms,
+                    coordinator_epoch=producer.coordinator_epoch,
+                    current_txn_start_offset=producer.open_offset,
                 )
-                for each in found
+                for producer in producers
             ]
         topics.append(topic_type(name=topic.name, partitions=results))
     return wire.DESCRIBE_PRODUCERS.Response(topics=topics)

@@ -4,7 +4,7 @@ Rules:
 - Each request contains the token of the control API. A request from a web page is
   refused, also if the page's name was bound to this address.
 - Errors are `{"error": ..., "known": [...]}`.
-- Long polls check their condition again and again, and occupy no thread.
+- Long polls check their condition periodically, and occupy no thread.
 
 The calls are those of netshim.testing.Kafka. ROUTES lists them.
 """
@@ -30,8 +30,8 @@ import logcore
 from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
 from netshim.faults.control import ActiveRule, DiskRule, FaultControl
 from netshim.faults.plan import MAX_RULES
-from netshim.faults.requests import ANY_API, SeenRequest
-from netshim.http.host import why_refused
+from netshim.faults.requests import ANY_API, ObservedRequest
+from netshim.http.host import refusal_reason
 from netshim.rollback import DirectorySnapshot
 from netshim.server_thread import ServerHandle
 from netshim.testing import BrokerClock, Kafka, VirtualFiles
@@ -60,13 +60,15 @@ _ACTIONS: Final = {
 }
 
 
-class _Refusal(Exception):
+class _RequestError(Exception):
     """A request that is refused, with its status."""
 
-    def __init__(self, status: int, error: str, known: list[str] | None = None) -> None:
+    def __init__(
+        self, status: int, error: str, allowed: list[str] | None = None
+    ) -> None:
         super().__init__(error)
         self.status = status
-        self.known = known
+        self.known = allowed
 
 
 @attrs.define
@@ -85,7 +87,7 @@ class ControlApi:
     """The calls of one broker."""
 
     def __init__(self, handle: ServerHandle, token: str = "") -> None:
-        """Create the control API. Without a token, one is made."""
+        """Create the control API. If no token is given, a random token is created."""
         #: The secret of every request. Any program on the machine can reach the port.
         self.token = token or secrets.token_urlsafe(24)
         self._handle = handle
@@ -95,7 +97,7 @@ class ControlApi:
         if isinstance(files, VirtualFiles):
             clock = BrokerClock(handle, files)
         self._kafka = Kafka(handle, clock=clock)
-        #: Numbers for rules and snapshots, by which later calls name them.
+        #: Numbers that identify rules and snapshots in later calls.
         self._numbers = itertools.count(1)
         #: The rules by their numbers.
         self._rules: dict[int, _Rules] = {}
@@ -114,39 +116,40 @@ class ControlApi:
     def _guarded(
         self, call: Callable[[Request], Awaitable[Any]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return a page that checks the request, and answers the errors of a call."""
+        """Return a page that checks the request and converts errors to responses."""
 
         async def page(request: Request) -> Response:
-            known = None
+            allowed = None
             try:
                 self._check(request)
                 return JSONResponse(await call(request))
-            except _Refusal as error:
-                status, text, known = error.status, str(error), error.known
+            except _RequestError as error:
+                status, text, allowed = error.status, str(error), error.known
             except (InvalidConfigError, InvalidNameError) as error:
                 status, text = 400, str(error)
-            # The wait functions of Kafka raise it when the time has passed.
+            # Kafka's wait functions raise AssertionError when their time has passed.
             except AssertionError as error:
                 status, text = 408, str(error)
             except (LogcoreError, OSError, RuntimeError) as error:
                 status, text = 503, str(error)
-            facts: dict[str, object] = {"error": text}
-            if known is not None:
-                facts["known"] = known
-            return JSONResponse(facts, status)
+            body: dict[str, object] = {"error": text}
+            if allowed is not None:
+                body["known"] = allowed
+            return JSONResponse(body, status)
 
         return page
 
     def _check(self, request: Request) -> None:
         """Refuse a request of a web page, or one without the token."""
-        refused = why_refused(request)
+        refused = refusal_reason(request)
         if refused is not None:
-            raise _Refusal(403, refused)
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        # The time of the comparison does not show how much of the token is right.
+            raise _RequestError(403, refused)
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        # The duration of the comparison must not reveal how many characters of the
+        # token are correct.
         is_right = secrets.compare_digest(token.encode(), self.token.encode())
-        if kind.lower() != "bearer" or not is_right:
-            raise _Refusal(401, "expected the header Authorization: Bearer TOKEN")
+        if scheme.lower() != "bearer" or not is_right:
+            raise _RequestError(401, "expected the header Authorization: Bearer TOKEN")
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
@@ -154,7 +157,7 @@ class ControlApi:
             body += chunk
             # Checked for each chunk, because the header may have no length.
             if len(body) > _MAX_BYTES:
-                raise _Refusal(413, f"a body has at most {_MAX_BYTES} bytes")
+                raise _RequestError(413, f"a body has at most {_MAX_BYTES} bytes")
         return bytes(body)
 
     async def _poll(self, request: Request, check: Callable[[], _T]) -> _T:
@@ -188,20 +191,20 @@ class ControlApi:
                 "description": f"Example: {example}",
                 "parameters": [
                     {
-                        "name": found[1],
+                        "name": parameter[1],
                         "in": "path",
                         "required": True,
-                        "schema": {"type": "integer" if found[2] else "string"},
+                        "schema": {"type": "integer" if parameter[2] else "string"},
                     }
-                    for found in _PARAMETER.finditer(path)
+                    for parameter in _PARAMETER.finditer(path)
                 ],
-                "responses": {"200": {"description": "done, or found"}},
+                "responses": {"200": {"description": "success"}},
             }
             if method == "POST":
                 body: dict[str, Any] = {"application/json": {"schema": {}}}
                 operation["requestBody"] = {"content": body}
-            shown = _PARAMETER.sub(r"{\1}", path)
-            paths.setdefault(shown, {})[method.lower()] = operation
+            template = _PARAMETER.sub(r"{\1}", path)
+            paths.setdefault(template, {})[method.lower()] = operation
         bearer = {"token": {"type": "http", "scheme": "bearer"}}
         return {
             "openapi": "3.1.0",
@@ -227,12 +230,12 @@ class ControlApi:
         }
 
         def groups() -> dict[str, str]:
-            known = server.broker.state.groups
+            group_service = server.broker.state.groups
             # Groups are loaded on first use. The next call returns them.
-            if not known.is_loaded:
-                known.load(server.now_ms(), lambda _: None)
+            if not group_service.is_loaded:
+                group_service.load(server.now_ms(), lambda _: None)
                 return {}
-            return {group.group_id: group.state for group in known.all()}
+            return {group.group_id: group.state for group in group_service.all()}
 
         return {
             "bootstrap_servers": self._handle.bootstrap_servers,
@@ -244,20 +247,20 @@ class ControlApi:
 
     async def add_faults(self, request: Request) -> Any:
         """Add one rule, or a list of rules that are removed together."""
-        given = _parsed(await self._body(request))
-        wanted = given if isinstance(given, list) else [given]
-        count = sum(len(rule.rules) for rule in self._rules.values()) + len(wanted)
+        body = _parsed(await self._body(request))
+        rules = body if isinstance(body, list) else [body]
+        count = sum(len(rule.rules) for rule in self._rules.values()) + len(rules)
         # Each request is compared with each rule.
         if count > MAX_RULES:
             raise InvalidConfigError(
                 "too many rules", expected=f"at most {MAX_RULES}", found=count
             )
-        return await asyncio.to_thread(self._add_faults, wanted)
+        return await asyncio.to_thread(self._add_faults, rules)
 
-    def _add_faults(self, wanted: list[Any]) -> dict[str, Any]:
+    def _add_faults(self, descriptions: list[Any]) -> dict[str, Any]:
         control = self._kafka.faults()
         try:
-            rules = [_add_rule(control, rule) for rule in wanted]
+            rules = [_add_rule(control, rule) for rule in descriptions]
         except BaseException:
             # A list of rules is added whole or not at all.
             control.clear()
@@ -270,49 +273,53 @@ class ControlApi:
     def _rules_of(self, request: Request) -> tuple[int, _Rules]:
         number = request.path_params["number"]
         if number not in self._rules:
-            raise _Refusal(404, f"no fault {number}", [*map(str, self._rules)])
+            raise _RequestError(404, f"no fault {number}", [*map(str, self._rules)])
         return number, self._rules[number]
 
     async def show_faults(self, request: Request) -> Any:
         """Return the hits of rules, and the requests on which they have acted."""
-        number, found = self._rules_of(request)
-        seen = await asyncio.to_thread(
-            lambda: [_shown(seen) for rule in found.rules for seen in rule.requests]
+        number, rules = self._rules_of(request)
+        observed = await asyncio.to_thread(
+            lambda: [
+                _as_json(observed) for rule in rules.rules for observed in rule.requests
+            ]
         )
-        return {"fault": number, "hits": found.hits, "requests": seen}
+        return {"fault": number, "hits": rules.hits, "requests": observed}
 
     async def remove_faults(self, request: Request) -> Any:
         """Remove rules, and release their requests."""
-        number, found = self._rules_of(request)
+        number, rules = self._rules_of(request)
         del self._rules[number]
-        await asyncio.to_thread(found.control.clear)
-        return {"fault": number, "hits": found.hits}
+        await asyncio.to_thread(rules.control.clear)
+        return {"fault": number, "hits": rules.hits}
 
     async def wait_for_faults(self, request: Request) -> Any:
         """Wait until rules have acted on a number of requests."""
-        number, found = self._rules_of(request)
+        number, rules = self._rules_of(request)
         hits = int(_number(request, "hits", 1, 1e9))
 
         def check() -> None:
             # wait() of one rule raises an error that lists the latest requests.
-            if found.hits < hits:
-                found.rules[0].wait(hits, timeout=0)
+            if rules.hits < hits:
+                rules.rules[0].wait(hits, timeout=0)
 
         await self._poll(request, check)
-        return {"fault": number, "hits": found.hits}
+        return {"fault": number, "hits": rules.hits}
 
     async def make_snapshot(self, _: Request) -> Any:
         """Make a snapshot, see Kafka.snapshot()."""
-        made = await asyncio.to_thread(self._kafka.snapshot)
+        snapshot = await asyncio.to_thread(self._kafka.snapshot)
         number = next(self._numbers)
-        self._snapshots[number] = made
+        self._snapshots[number] = snapshot
         return {"snapshot": number}
 
     async def roll_back(self, request: Request) -> Any:
         """Restore a snapshot, see Kafka.rollback()."""
         number = request.path_params["number"]
         if number not in self._snapshots:
-            raise _Refusal(404, f"no snapshot {number}", [*map(str, self._snapshots)])
+            raise _RequestError(
+                404, f"no snapshot {number}", [*map(str, self._snapshots)]
+            )
         await asyncio.to_thread(self._kafka.rollback, self._snapshots[number])
         self._rules.clear()  # the new broker has no rules
         return {"snapshot": number}
@@ -320,26 +327,26 @@ class ControlApi:
     async def advance_clock(self, request: Request) -> Any:
         """Skip time, see BrokerClock.advance()."""
         units = ("milliseconds", "seconds", "minutes", "hours", "days")
-        given = await self._object(request, *units)
-        if not all(isinstance(value, int | float) for value in given.values()):
-            raise _Refusal(400, "expected numbers", list(units))
+        body = await self._object(request, *units)
+        if not all(isinstance(value, int | float) for value in body.values()):
+            raise _RequestError(400, "expected numbers", list(units))
         clock = self._kafka.clock
-        await asyncio.to_thread(lambda: clock.advance(**given))
+        await asyncio.to_thread(lambda: clock.advance(**body))
         return {"now_ms": clock.now_ms}
 
     async def set_release(self, request: Request) -> Any:
         """Serve the API versions of a release of Kafka, see Kafka.as_version()."""
-        given = await self._object(request, "release")
-        release = given.get("release")
+        body = await self._object(request, "release")
+        release = body.get("release")
         if release is not None and not isinstance(release, str):
-            raise _Refusal(400, "expected a text or null as release")
+            raise _RequestError(400, "expected a text or null as release")
         await asyncio.to_thread(self._kafka.as_version, release)
         return {"release": release}
 
     async def set_nodes(self, request: Request) -> Any:
         """Advertise several nodes, see Kafka.as_node_count()."""
-        given = await self._object(request, "count")
-        count: Any = given.get("count")
+        body = await self._object(request, "count")
+        count: Any = body.get("count")
         await asyncio.to_thread(self._kafka.as_node_count, count)
         return {"bootstrap_servers": self._handle.bootstrap_servers}
 
@@ -360,37 +367,37 @@ class ControlApi:
     async def move_leader(self, request: Request) -> Any:
         """Move the leader of a partition, see Kafka.move_leader()."""
         names = ("topic", "partition", "node")
-        given = await self._object(request, *names)
-        topic, number, node = (given.get(name) for name in names)
+        body = await self._object(request, *names)
+        topic, number, node = (body.get(name) for name in names)
         if not (isinstance(topic, str) and type(number) is int and type(node) is int):
-            raise _Refusal(400, "expected a topic, a partition and a node")
+            raise _RequestError(400, "expected a topic, a partition and a node")
         await asyncio.to_thread(self._kafka.move_leader, topic, number, node)
-        return given
+        return body
 
     async def create_topic(self, request: Request) -> Any:
         """Create a topic, see Kafka.create_topic()."""
-        given = await self._object(request, "partitions", "config")
+        body = await self._object(request, "partitions", "config")
         name = request.path_params["topic"]
-        count, config = given.get("partitions", 1), given.get("config", {})
+        count, config = body.get("partitions", 1), body.get("config", {})
         if type(count) is not int or not isinstance(config, dict):
-            raise _Refusal(400, "expected a number of partitions and settings")
+            raise _RequestError(400, "expected a number of partitions and settings")
         await asyncio.to_thread(self._kafka.create_topic, name, count, config)
         return {"topic": name, "partitions": count}
 
-    async def _object(self, request: Request, *known: str) -> dict[str, Any]:
+    async def _object(self, request: Request, *keys: str) -> dict[str, Any]:
         """Return the JSON object of a body, which may be empty."""
         body = await self._body(request)
-        given = _parsed(body) if body.strip() else {}
-        if not isinstance(given, dict) or not set(given) <= set(known):
-            raise _Refusal(400, "expected an object with known keys", list(known))
-        return given
+        value = _parsed(body) if body.strip() else {}
+        if not isinstance(value, dict) or not set(value) <= set(keys):
+            raise _RequestError(400, "expected an object with known keys", list(keys))
+        return value
 
     async def requests(self, request: Request) -> Any:
-        """Return the latest requests; `since` is a time of an earlier answer, in ms."""
+        """Return the latest requests; `since` is the time of an earlier response, in ms."""
         api = request.query_params.get("api", ANY_API)
         since_ms = _number(request, "since", 0, 1e15)
-        found = await asyncio.to_thread(self._kafka.requests, api)
-        return [_shown(request) for request in found if request.now_ms >= since_ms]
+        requests = await asyncio.to_thread(self._kafka.requests, api)
+        return [_as_json(request) for request in requests if request.now_ms >= since_ms]
 
     async def wait_for_group(self, request: Request) -> Any:
         """Wait until a group has a state and a number of members."""
@@ -413,9 +420,9 @@ class ControlApi:
         count = int(_number(request, "count", 1, 1e12))
 
         def check() -> int:
-            found = self._kafka.count_offsets(topic)
-            assert found >= count, f"{topic} has {found} records, expected {count}"
-            return found
+            actual = self._kafka.count_offsets(topic)
+            assert actual >= count, f"{topic} has {actual} records, expected {count}"
+            return actual
 
         return {"topic": topic, "count": await self._poll(request, check)}
 
@@ -426,11 +433,11 @@ class ControlApi:
         return await asyncio.to_thread(self._append, request.path_params["topic"], rows)
 
     def _append(self, topic: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = []
+        receipts = []
         for row in rows:
             receipt = self._kafka.append(topic, **row)
-            found.append({"partition": receipt.partition, "offset": receipt.offset})
-        return found
+            receipts.append({"partition": receipt.partition, "offset": receipt.offset})
+        return receipts
 
     async def records(self, request: Request) -> Any:
         """Return the first records of a topic, at most 1,000."""
@@ -441,7 +448,7 @@ class ControlApi:
 
     def _records(self, topic: str, limit: int) -> list[dict[str, Any]]:
         if topic not in self._handle.logdir:
-            raise _Refusal(404, f"no topic {topic!r}", self._kafka.topics())
+            raise _RequestError(404, f"no topic {topic!r}", self._kafka.topics())
         return [
             {
                 "partition": record.partition,
@@ -529,58 +536,58 @@ def _parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _Refusal(400, f"expected JSON: {error}") from error
+        raise _RequestError(400, f"expected JSON: {error}") from error
 
 
-def _number(request: Request, name: str, default: float, most: float) -> float:
-    """Return a number of the query, from 0 to `most`."""
+def _number(request: Request, name: str, default: float, maximum: float) -> float:
+    """Return a number of the query, from 0 to `maximum`."""
     text = request.query_params.get(name)
     try:
         value = default if text is None else float(text)
     except ValueError:
         value = -1
-    if not 0 <= value <= most:
+    if not 0 <= value <= maximum:
         raise InvalidConfigError(
-            name, expected=f"a number from 0 to {most:g}", found=repr(text)
+            name, expected=f"a number from 0 to {maximum:g}", found=repr(text)
         )
     return value
 
 
-def _add_rule(control: FaultControl, given: Any) -> ActiveRule | DiskRule:
+def _add_rule(control: FaultControl, description: Any) -> ActiveRule | DiskRule:
     """Add a rule by the method of FaultControl that its `action` names."""
-    if not isinstance(given, dict):
-        raise _Refusal(400, "expected an object for each rule")
-    options = dict(given)
+    if not isinstance(description, dict):
+        raise _RequestError(400, "expected an object for each rule")
+    options = dict(description)
     action = options.pop("action", None)
     if not isinstance(action, str) or action not in _ACTIONS:
-        raise _Refusal(400, f"unknown action {action!r}", [*_ACTIONS])
+        raise _RequestError(400, f"unknown action {action!r}", [*_ACTIONS])
     for name in _ACTIONS[action]:
         if name not in options:
-            raise _Refusal(400, f"a rule to {action} needs {name!r}")
+            raise _RequestError(400, f"a rule to {action} needs {name!r}")
     values = [options.pop(name) for name in _ACTIONS[action]]
     try:
         rule: ActiveRule | DiskRule = getattr(control, action)(*values, **options)
     except (TypeError, AttributeError) as error:
-        raise _Refusal(400, f"a value has the wrong type: {error}") from error
+        raise _RequestError(400, f"a value has the wrong type: {error}") from error
     return rule
 
 
-def _record(given: Any) -> dict[str, Any]:
+def _record(row: Any) -> dict[str, Any]:
     """Return the arguments of Kafka.append()."""
-    known = ["key", "value", "partition"]
-    if not isinstance(given, dict) or not set(given) <= set(known):
-        raise _Refusal(400, "expected an object for each record", known)
-    found: dict[str, Any] = {"value": None}
+    keys = ["key", "value", "partition"]
+    if not isinstance(row, dict) or not set(row) <= set(keys):
+        raise _RequestError(400, "expected an object for each record", keys)
+    arguments: dict[str, Any] = {"value": None}
     for name in ("key", "value"):
-        if given.get(name) is not None:
-            if not isinstance(given[name], str):
-                raise _Refusal(400, f"expected a text as {name}")
-            found[name] = given[name].encode()
-    if "partition" in given:
-        if type(given["partition"]) is not int:
-            raise _Refusal(400, "expected a number as partition")
-        found["partition"] = given["partition"]
-    return found
+        if row.get(name) is not None:
+            if not isinstance(row[name], str):
+                raise _RequestError(400, f"expected a text as {name}")
+            arguments[name] = row[name].encode()
+    if "partition" in row:
+        if type(row["partition"]) is not int:
+            raise _RequestError(400, "expected a number as partition")
+        arguments["partition"] = row["partition"]
+    return arguments
 
 
 def _field(name: str, value: bytes | None) -> dict[str, str | None]:
@@ -593,9 +600,9 @@ def _field(name: str, value: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
-def _shown(seen: SeenRequest) -> dict[str, Any]:
-    """Return a request, with the names of the error codes in its answer."""
-    found = attrs.asdict(seen)
-    if seen.codes is not None:
-        found["codes"] = [codes.name(code) for code in seen.codes]
-    return found
+def _as_json(observed: ObservedRequest) -> dict[str, Any]:
+    """Return a request, with the names of the error codes in its response."""
+    fields = attrs.asdict(observed)
+    if observed.codes is not None:
+        fields["codes"] = [codes.name(code) for code in observed.codes]
+    return fields

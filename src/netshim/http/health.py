@@ -20,23 +20,23 @@ STUCK_S: Final = 2.0
 MIN_FREE_BYTES: Final = 64 << 20
 
 
-def why_not_healthy(server: Server) -> list[str]:
+def unhealthy_reasons(server: Server) -> list[str]:
     """Return why a broker is not healthy. Any thread may call this."""
-    silent_s = server.silent_s
-    if silent_s is None or silent_s <= STUCK_S:
+    stalled_s = server.stalled_s
+    if stalled_s is None or stalled_s <= STUCK_S:
         return []
-    return [f"the event loop has not run for {silent_s:.0f} s"]
+    return [f"the event loop has not run for {stalled_s:.0f} s"]
 
 
-async def why_not_ready(server: Server) -> list[str]:
+async def not_ready_reasons(server: Server) -> list[str]:
     """Return why a broker is not ready."""
-    if server.silent_s is None:
+    if server.stalled_s is None:
         return ["the broker is starting or stopping"]
-    reasons = why_not_healthy(server)
+    reasons = unhealthy_reasons(server)
     if reasons:
         return reasons
     calls = BrokerCalls(server.loop)
-    reasons = await calls.call(lambda: _reasons(server))
+    reasons = await calls.call(lambda: _reasons_of_state(server))
     free_bytes = server.logdir.space()[1]
     if free_bytes < MIN_FREE_BYTES:
         reasons.append(
@@ -46,7 +46,7 @@ async def why_not_ready(server: Server) -> list[str]:
     return reasons
 
 
-def _reasons(server: Server) -> list[str]:
+def _reasons_of_state(server: Server) -> list[str]:
     """Return the reasons that depend on state of the broker's thread."""
     state = server.broker.state
     reasons = [

@@ -39,10 +39,10 @@ _T = TypeVar("_T")
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 #: How long a page waits for the broker's loop.
 _CALL_TIMEOUT_S: Final = 10.0
-#: Connections of one port; further ones get 503.
+#: Maximum number of connections of one port. Further connections get status 503.
 _MAX_CONNECTIONS: Final = 100
 #: Iterations of the event loop until the remaining connections are closed.
-_CLOSING_TURNS: Final = 10
+_CLOSING_ITERATIONS: Final = 10
 #: How long stop() waits for pages that are being answered.
 _STOP_TIMEOUT_S: Final = 1
 
@@ -63,7 +63,7 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def bind(option: str, text: str) -> Generator[tuple[str, int], None, None]:
-    """Give the address that an option names, and name the option in errors.
+    """Yield the address in the text of an option. Errors contain the option's name.
 
     Raises:
         InvalidConfigError: the text is not an address, or the address is not available.
@@ -74,7 +74,7 @@ def bind(option: str, text: str) -> Generator[tuple[str, int], None, None]:
     except OSError as error:
         raise InvalidConfigError(
             f"{option} cannot listen on {address[0]}:{address[1]}",
-            expected="a free address; port 0 takes a free one",
+            expected="a free address; port 0 selects a free port",
             found=error.strerror,
         ) from error
 
@@ -97,15 +97,15 @@ def application(routes: list[Route]) -> Starlette:
 
     async def refuse(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        facts: dict[str, object] = {"error": error.detail}
+        body: dict[str, object] = {"error": error.detail}
         if error.status_code == 404:
-            facts["known"] = sorted({route.path for route in routes})
-        return JSONResponse(facts, error.status_code)
+            body["known"] = sorted({route.path for route in routes})
+        return JSONResponse(body, error.status_code)
 
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 
-def why_refused(request: Request, *, checks_hosts: bool = True) -> str | None:
+def refusal_reason(request: Request, *, checks_hosts: bool = True) -> str | None:
     """Return why a request may come from a web page, or None.
 
     With `checks_hosts`, other hosts than this machine are refused, because the name of a
@@ -148,9 +148,9 @@ class HttpHost:
         host, port = address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, port), family=family)
-        # Connections inherit this. Otherwise, the body of a page on a connection that
-        # is used again waits up to 40 ms for the acknowledgement of its head. asyncio
-        # sets it only for sockets that were created with the number of TCP.
+        # Connections inherit TCP_NODELAY. Without it, the body of a page on a reused
+        # connection waits up to 40 ms for the acknowledgment of its header. asyncio
+        # sets it only for sockets whose protocol number is TCP.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             app,
@@ -169,9 +169,9 @@ class HttpHost:
             ssl_keyfile=None if tls is None else tls.key,
         )
         self._servers.append((uvicorn.Server(config), sock))
-        shown = f"[{host}]" if ":" in host else host
+        url_host = f"[{host}]" if ":" in host else host
         scheme = "http" if tls is None else "https"
-        return f"{scheme}://{shown}:{sock.getsockname()[1]}"
+        return f"{scheme}://{url_host}:{sock.getsockname()[1]}"
 
     def start(self) -> None:
         """Serve the ports in a thread."""
@@ -192,9 +192,9 @@ class HttpHost:
         for task in tasks:
             task.cancel()
         # uvicorn leaves connections that it has accepted while it stopped, and
-        # responses that took longer than its timeout. Each iteration of the loop makes
-        # one step of their end.
-        for _ in range(_CLOSING_TURNS):
+        # responses that took longer than its timeout. Each iteration of the loop closes
+        # them one step further.
+        for _ in range(_CLOSING_ITERATIONS):
             await asyncio.sleep(0)
             for server, _ in self._servers:
                 for connection in list(server.server_state.connections):
@@ -246,7 +246,7 @@ class BrokerCalls:
         result: Future[_T] = Future()
 
         def finish(value: _T) -> None:
-            # The page does not wait any more if its time is over.
+            # The page no longer waits after its timeout.
             with contextlib.suppress(InvalidStateError):
                 result.set_result(value)
 

@@ -1,6 +1,6 @@
 """Metrics of a broker, in the format of Prometheus.
 
-The broker's thread collects the facts in chunks. The rest happens in the HTTP thread.
+The broker's thread collects the values in chunks. The HTTP thread renders them.
 Names and labels are in docs/netshim.md.
 """
 
@@ -43,8 +43,8 @@ _OPEN: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 @attrs.frozen(kw_only=True)
-class BrokerFacts:
-    """Facts from the broker's thread, of one moment for each chunk."""
+class BrokerStatus:
+    """Values from the broker's thread. The values of one chunk belong to one moment."""
 
     connections: Mapping[_Labels, int]
     partitions: int
@@ -54,14 +54,14 @@ class BrokerFacts:
     #: Groups by state, and members of each group.
     groups: Mapping[_Labels, int]
     members: Mapping[_Labels, int]
-    #: Records up to the high watermark that were not committed, by group, topic and
+    #: Records between the committed offset and the high watermark, by group, topic and
     #: partition.
     lags: Mapping[_Labels, int]
     open_transactions: int
     #: Partitions whose in-sync replicas are not all replicas.
-    under_replicated: int
+    under_replicated_partitions: int
     #: Partitions without a leader.
-    without_leader: int
+    offline_partitions: int
     appends: int
     isr_changes: int
     elections: int
@@ -69,7 +69,7 @@ class BrokerFacts:
     #: Requests that exceeded a quota, by its key.
     throttled: Mapping[_Labels, int]
     #: The longest step of the event loop since the last scrape.
-    held_s: float
+    longest_step_s: float
     incidents: tuple[Incident, ...]
 
 
@@ -84,7 +84,7 @@ def _groups(state: BrokerState) -> list[Group]:
 
 
 def _committed(group: Group) -> Iterator[tuple[Key, int]]:
-    """Yield the committed offsets of a group. It may commit between two of them."""
+    """Yield the committed offsets of a group, which may commit in the meantime."""
     for name, partitions in list(group.offsets.items()):
         for number, committed in list(partitions.items()):
             yield (name, number), committed.offset
@@ -92,20 +92,20 @@ def _committed(group: Group) -> Iterator[tuple[Key, int]]:
 
 def group_keys(state: BrokerState) -> Steps[list[Key]]:
     """Return the partitions with committed offsets, at most MAX_SERIES."""
-    found: dict[Key, None] = {}
+    keys: dict[Key, None] = {}
     chunk_counter = ChunkCounter()
     for group in _groups(state):
         for key, _ in _committed(group):
             if chunk_counter.is_over():
                 yield
-            if len(found) >= MAX_SERIES:
-                return list(found)
-            found[key] = None
-    return list(found)
+            if len(keys) >= MAX_SERIES:
+                return list(keys)
+            keys[key] = None
+    return list(keys)
 
 
-def collect_facts(server: Server) -> Steps[BrokerFacts]:
-    """Collect the facts, in chunks, once the groups are loaded."""
+def collect_status(server: Server) -> Steps[BrokerStatus]:
+    """Collect the values of the metrics, in chunks, once the groups are loaded."""
     state = server.broker.state
     chunk_counter = ChunkCounter()
     groups: Counter[_Labels] = Counter()
@@ -123,19 +123,21 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
             if log is not None:
                 labels = bounded((group.group_id, name, str(number)), lags)
                 lags[labels] += max(0, log.high_watermark - offset)
-    partitions_count = under_replicated = without_leader = 0
+    partitions_count = under_replicated_partitions = offline_partitions = 0
     for name in state.logdir.topics():
         for number in state.logs.numbers_of(name):
             if chunk_counter.is_over():
                 yield
             partitions_count += 1
             if state.leadership.is_clustered:
-                facts = state.topology.partition(name, number)
-                without_leader += facts.leader < 0
-                under_replicated += len(facts.isr) < len(facts.replicas)
-    # Other threads open logs.
+                replicas = state.topology.partition(name, number)
+                offline_partitions += replicas.leader < 0
+                under_replicated_partitions += len(replicas.isr) < len(
+                    replicas.replicas
+                )
+    # A copy, because other threads open logs.
     logs = list(state.logdir.host.known_logs().values())
-    return BrokerFacts(
+    return BrokerStatus(
         connections=_labeled(server.connections()),
         partitions=partitions_count,
         open_logs=len(logs),
@@ -144,14 +146,14 @@ def collect_facts(server: Server) -> Steps[BrokerFacts]:
         members=members,
         lags=lags,
         open_transactions=_open_transactions(state),
-        under_replicated=under_replicated,
-        without_leader=without_leader,
+        under_replicated_partitions=under_replicated_partitions,
+        offline_partitions=offline_partitions,
         appends=state.leadership.appends,
         isr_changes=state.leadership.isr_changes,
         elections=state.leadership.elections,
         failed_authentications=_labeled(state.security.failures),
         throttled=_labeled(state.security.quotas.throttled),
-        held_s=server.pop_longest_step_s(),
+        longest_step_s=server.pop_longest_step_s(),
         incidents=server.logdir.incidents(),
     )
 
@@ -174,32 +176,32 @@ def _members_of(group: Group) -> int:
 
 
 def _open_transactions(state: BrokerState) -> int:
-    found: list[int] = []
+    counts: list[int] = []
     if not state.is_shared:
 
-        def found_all(transactions: object) -> None:
+        def finish(transactions: object) -> None:
             if isinstance(transactions, dict):
                 labels = (
                     transaction.status.label for transaction in transactions.values()
                 )
-                found.append(sum(label in _OPEN for label in labels))
+                counts.append(sum(label in _OPEN for label in labels))
 
-        state.transactions.find_stored(None, found_all)
-    return sum(found)
+        state.transactions.find_stored(None, finish)
+    return sum(counts)
 
 
 class BrokerCollector(Collector):
     """The metrics of one moment."""
 
     def __init__(
-        self, facts: BrokerFacts, counts: RequestCounts, disk: tuple[int, int]
+        self, status: BrokerStatus, counts: RequestCounts, disk: tuple[int, int]
     ) -> None:
-        self._facts = facts
+        self._status = status
         self._counts = counts
         self._disk = disk
 
     def collect(self) -> Iterator[Metric]:
-        facts, counts = self._facts, self._counts
+        status, counts = self._status, self._counts
         requests: dict[_Labels, int] = {
             (api, name_of(code)): count
             for (api, code), count in counts.requests.copy().items()
@@ -221,44 +223,44 @@ class BrokerCollector(Collector):
             _labeled({"received": counts.received_bytes, "sent": counts.sent_bytes}),
         )  # fmt: skip
         yield CounterMetricFamily(
-            "netshim_appends", "Appends to logs.", value=facts.appends
+            "netshim_appends", "Appends to logs.", value=status.appends
         )
         sync = HistogramMetricFamily("netshim_sync_seconds", "Time of syncs of logs.")
         sync.add_metric([], *_buckets(counts.sync_seconds))
         yield sync
         yield _gauge(
-            "connections", "Open connections.", ("listener",), facts.connections
+            "connections", "Open connections.", ("listener",), status.connections
         )
         yield _single(
             "loop_held_seconds_max",
             "Longest step of the event loop since the last scrape.",
-            facts.held_s,
+            status.longest_step_s,
         )
-        yield _single("partitions", "Partitions.", facts.partitions)
-        yield _single("open_logs", "Logs that are open.", facts.open_logs)
+        yield _single("partitions", "Partitions.", status.partitions)
+        yield _single("open_logs", "Logs that are open.", status.open_logs)
         yield _single(
-            "failed_logs", "Logs whose last write or sync failed.", facts.failed_logs
+            "failed_logs", "Logs whose last write or sync failed.", status.failed_logs
         )
         yield _single("disk_total_bytes", "Size of the disk.", self._disk[0])
         yield _single("disk_free_bytes", "Free space of the disk.", self._disk[1])
-        yield _gauge("groups", "Groups by state.", ("state",), facts.groups)
+        yield _gauge("groups", "Groups by state.", ("state",), status.groups)
         yield _gauge(
-            "group_members", "Members of groups.", ("group", "state"), facts.members
+            "group_members", "Members of groups.", ("group", "state"), status.members
         )
         yield _single(
             "transactions_open",
             "Transactions that are not over.",
-            facts.open_transactions,
+            status.open_transactions,
         )
         yield _counter(
-            "throttled", "Requests that exceeded a quota.", ("kind",), facts.throttled
+            "throttled", "Requests that exceeded a quota.", ("kind",), status.throttled
         )
         yield _counter(
             "authentication_failures", "Failed authentications.", ("mechanism",),
-            facts.failed_authentications,
+            status.failed_authentications,
         )  # fmt: skip
         incidents: Counter[_Labels] = Counter()
-        for incident in facts.incidents:
+        for incident in status.incidents:
             incidents[incident.kind,] += incident.count
         yield _counter(
             "incidents",
@@ -268,33 +270,36 @@ class BrokerCollector(Collector):
         )
         yield _single(
             "under_replicated_partitions",
-            "Partitions with fewer replicas in sync.",
-            facts.under_replicated,
+            "Partitions with replicas that are not in sync.",
+            status.under_replicated_partitions,
         )
         yield _single(
             "partitions_without_leader",
             "Partitions that no broker leads.",
-            facts.without_leader,
+            status.offline_partitions,
         )
         yield CounterMetricFamily(
             "netshim_isr_changes", "Changes of in-sync replicas.",
-            value=facts.isr_changes,
+            value=status.isr_changes,
         )  # fmt: skip
         yield CounterMetricFamily(
             "netshim_leader_elections", "Partitions that this broker began to lead.",
-            value=facts.elections,
+            value=status.elections,
         )  # fmt: skip
 
 
-def render(facts: BrokerFacts, counts: RequestCounts, disk: tuple[int, int]) -> bytes:
-    """Return the metrics as text. `disk` is its size and its free space."""
+def render(status: BrokerStatus, counts: RequestCounts, disk: tuple[int, int]) -> bytes:
+    """Return the metrics as text. `disk` is the size and the free space of the disk."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(BrokerCollector(facts, counts, disk))
-    return generate_latest(registry) + _lag_text(facts.lags)
+    registry.register(BrokerCollector(status, counts, disk))
+    return generate_latest(registry) + _lag_text(status.lags)
 
 
 def _lag_text(lags: Mapping[_Labels, int]) -> bytes:
-    """Return the metric with the most series, four times as fast as its library."""
+    """Return the lags as text.
+
+    This metric has the most series, and prometheus_client takes four times as long.
+    """
     lines = [
         "# HELP netshim_group_lag Records between the committed offset and the high watermark.",
         "# TYPE netshim_group_lag gauge",
@@ -313,13 +318,13 @@ def _single(name: str, text: str, value: float) -> Metric:
 
 
 def _family(
-    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    family_type: type[GaugeMetricFamily | CounterMetricFamily],
     name: str,
     text: str,
     labels: tuple[str, ...],
     values: Mapping[_Labels, float],
 ) -> Metric:
-    family = kind(f"netshim_{name}", text, labels=labels)
+    family = family_type(f"netshim_{name}", text, labels=labels)
     for row, value in values.items():
         family.add_metric(row, value)
     return family
@@ -339,10 +344,10 @@ def _histograms(name: str, text: str, values: Mapping[str, Histogram]) -> Metric
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     """Return the cumulative buckets and the sum of a histogram."""
     total = 0
-    found = []
+    buckets = []
     for bound, count in zip(
         (*map(str, BUCKETS_S), "+Inf"), histogram.counts, strict=True
     ):
         total += count
-        found.append((bound, float(total)))
-    return found, histogram.sum_s
+        buckets.append((bound, float(total)))
+    return buckets, histogram.sum_s

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from logcore import LogcoreError
-from netshim.http.health import why_not_healthy, why_not_ready
+from netshim.http.health import not_ready_reasons, unhealthy_reasons
 from netshim.http.host import BrokerCalls
-from netshim.http.metrics import BrokerFacts, collect_facts, group_keys, render
+from netshim.http.metrics import BrokerStatus, collect_status, group_keys, render
 from netshim.scheduling import PendingResponse, chain_response
 
 if TYPE_CHECKING:
@@ -27,56 +27,60 @@ def operation_routes(server: Server) -> list[Route]:
 
     async def metrics(_: Request) -> Response:
         counts = server.counts
-        if server.silent_s is None or counts is None:
+        if server.stalled_s is None or counts is None:
             return JSONResponse(
                 {"reasons": ["the broker is starting or stopping"]}, 503
             )
         try:
-            facts = await BrokerCalls(server.loop).receive(_request_facts(server))
-            if isinstance(facts, Exception):  # of a step in the broker's thread
-                raise facts
+            status = await BrokerCalls(server.loop).receive(_request_status(server))
+            if isinstance(status, Exception):  # of a step in the broker's thread
+                raise status
             disk = server.logdir.space()
         except (LogcoreError, OSError, RuntimeError, TimeoutError) as error:
-            return JSONResponse({"reasons": [f"no facts: {error}"]}, 503)
-        text = render(facts, counts, disk)
+            return JSONResponse({"reasons": [f"no metrics: {error}"]}, 503)
+        text = render(status, counts, disk)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def health(_: Request) -> Response:
-        return _verdict(why_not_healthy(server))
+        return _health_response(unhealthy_reasons(server))
 
     async def ready(_: Request) -> Response:
         try:
-            reasons = await why_not_ready(server)
+            reasons = await not_ready_reasons(server)
         except (LogcoreError, OSError, RuntimeError, TimeoutError) as error:
             reasons = [f"the broker does not answer: {error}"]
-        return _verdict(reasons)
+        return _health_response(reasons)
 
     pages = {"/metrics": metrics, "/health": health, "/ready": ready}
     return [Route(path, page) for path, page in pages.items()]
 
 
-def _verdict(reasons: list[str]) -> Response:
+def _health_response(reasons: list[str]) -> Response:
     if reasons:
         return JSONResponse({"ok": False, "reasons": reasons}, 503)
     return JSONResponse({"ok": True})
 
 
-def _request_facts(
+def _request_status(
     server: Server,
-) -> Callable[[Callable[[BrokerFacts], None]], None]:
-    """Return a function for the broker's thread that passes the facts to a callback."""
+) -> Callable[[Callable[[BrokerStatus], None]], None]:
+    """Return a function for the broker's thread that passes the status to a callback."""
 
-    def request(callback: Callable[[BrokerFacts], None]) -> None:
+    def request(callback: Callable[[BrokerStatus], None]) -> None:
         state = server.broker.state
 
         def open_logs(keys: list[Key]) -> object:
             return state.logs.when_open(
-                keys, lambda: state.run_in_steps(collect_facts(server))
+                keys, lambda: state.run_in_steps(collect_status(server))
             )
 
         def loaded(_: bool) -> None:
             keys = PendingResponse()
-            keys.then(lambda found: chain_response(open_logs(found), pending))
+            keys.then(
+                lambda group_log_keys: chain_response(
+                    open_logs(group_log_keys), pending
+                )
+            )
             chain_response(state.run_in_steps(group_keys(state)), keys)
 
         pending = PendingResponse()

@@ -26,19 +26,19 @@ from logcore.errors import InvalidConfigError, LogcoreError, ResourceError
 from logcore.fs import FS, OS, OsFS
 from netshim.recording import secrets
 from netshim.recording.traffic_file import (
-    RECORD_HEAD,
+    RECORD_HEADER,
     REDACTED,
     TrafficKind,
     encode_block,
     encode_open,
-    file_head,
+    file_header,
 )
 from netshim.session import ClientSession
 from netshim.wire import Buffer
 
 _log = logging.getLogger("netshim")
 
-#: Only the owner reads a recording, because it contains all records.
+#: Only the owner may read a recording, because it contains all records.
 _MODE: Final = 0o600
 #: Size from which a block is written.
 _BLOCK_BYTES: Final = 512 << 10
@@ -60,7 +60,7 @@ class TrafficRecorder:
         *,
         fs: FS = OS,
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        most_pending_bytes: int = MAX_PENDING_BYTES,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
         """Create the file and start the thread.
 
@@ -73,7 +73,7 @@ class TrafficRecorder:
         self.failure: LogcoreError | None = None
         self._fs = fs
         self._clock_ns = clock_ns
-        self._most_pending_bytes = most_pending_bytes
+        self._max_pending_bytes = max_pending_bytes
         try:
             self._handle = fs.open(self.path, write=True, create=True, exclusive=True)
         except (FileExistsError, FileNotFoundError) as error:
@@ -85,12 +85,12 @@ class TrafficRecorder:
         try:
             if isinstance(fs, OsFS):
                 self._restrict()
-            head = file_head(fs.now_ms())
-            fs.pwrite(self._handle, head, 0)
+            header = file_header(fs.now_ms())
+            fs.pwrite(self._handle, header, 0)
         except BaseException:
             fs.close(self._handle)
             raise
-        self._position = len(head)
+        self._position = len(header)
         self._started_ns = clock_ns()
         # The lock protects the fields below. The thread waits for records and blocks.
         self._changed = threading.Condition(threading.Lock())
@@ -142,12 +142,12 @@ class TrafficRecorder:
         with self._changed:
             if not self._is_recording:
                 return
-            if self._pending_bytes > self._most_pending_bytes:
+            if self._pending_bytes > self._max_pending_bytes:
                 self._stop(
                     ResourceError(
                         "the disk is slower than the traffic",
                         path=self.path,
-                        expected=f"at most {self._most_pending_bytes} bytes that wait",
+                        expected=f"at most {self._max_pending_bytes} bytes in the queue",
                         found=self._pending_bytes,
                     )
                 )
@@ -169,7 +169,7 @@ class TrafficRecorder:
         for buffer in buffers:
             size += len(buffer)
         time_ns = self._clock_ns() - self._started_ns
-        block += RECORD_HEAD.pack(size, kind, flags, connection, time_ns)
+        block += RECORD_HEADER.pack(size, kind, flags, connection, time_ns)
         for buffer in buffers:
             block += buffer
         self._pending_bytes += len(block) - before
@@ -204,7 +204,7 @@ class TrafficRecorder:
                     self._pending_bytes -= len(block)
         except LogcoreError as error:
             self._fail(error)
-        except Exception as error:  # the records would pile up in memory
+        except Exception as error:  # otherwise, records would accumulate in memory
             self._fail(LogcoreError(f"an internal error: {error!r}", path=self.path))
         finally:
             self._fs.close(self._handle)
@@ -214,7 +214,7 @@ class TrafficRecorder:
             self._stop(failure)
 
     def _next_block(self) -> bytearray | None:
-        """Wait for a block to write. None after the last one."""
+        """Wait for a block to write, and return it. Return None after the last block."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._full or self._block or not self._is_recording
@@ -265,8 +265,9 @@ class ConnectionRecorder:
         self._recorder = recorder
         self._number = number
         self._session = session
-        # A response to an earlier request may contain a token.
-        self._is_active = session.gate is None
+        # With authentication, recording begins when no response is pending: a pending
+        # response may contain a token.
+        self._is_active = session.authentication is None
         #: Correlation ids of requests whose responses may contain tokens.
         self._secret_ids: set[bytes] = set()
         #: Whether the next response is a token without a header.
@@ -283,21 +284,21 @@ class ConnectionRecorder:
             if not is_first:
                 return
             self._is_active = True
-        gate = self._session.gate
+        authentication = self._session.authentication
         size = len(frame)
-        kept = secrets.bytes_to_keep(frame, gate)
+        kept_bytes = secrets.bytes_to_keep(frame, authentication)
         flags = 0
-        if kept < size:
+        if kept_bytes < size:
             flags = REDACTED
-            if gate is not None and gate.expects_token:
+            if authentication is not None and authentication.expects_token:
                 self._expects_token = True
             elif int.from_bytes(frame[:2], "big") in secrets.SECRET_RESPONSES:
                 self._secret_ids.add(bytes(frame[4:8]))
-        head = size.to_bytes(4, "big")
+        header = size.to_bytes(4, "big")
         self._recorder.append(
             TrafficKind.REQUEST,
             self._number,
-            (head, secrets.redacted(frame, kept) if flags else frame),
+            (header, secrets.redacted(frame, kept_bytes) if flags else frame),
             flags,
         )
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from netshim import wire
-from netshim.session import Gate
+from netshim.session import Authentication
 
 #: CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and
 #: DescribeDelegationToken. netshim does not serve them, but clients may send them.
@@ -39,43 +39,45 @@ _CONFIG_APIS: Final = frozenset(
 #: Parts of the names of Kafka's settings with the type PASSWORD.
 _SECRET_SETTINGS: Final = (b"password", b"secret", b"sasl.jaas.config", b"keystore.key")
 #: API key, version, correlation id and the size of the client id.
-_HEAD_BYTES: Final = 10
+_REQUEST_HEADER_BYTES: Final = 10
 #: Size, correlation id, and the error code at the beginning of the body, which follows
 #: one byte of tagged fields in flexible versions.
-_RESPONSE_HEAD_BYTES: Final = 11
+_RESPONSE_HEADER_BYTES: Final = 11
 
 
-def bytes_to_keep(frame: memoryview, gate: Gate | None) -> int:
+def bytes_to_keep(frame: memoryview, authentication: Authentication | None) -> int:
     """Return how many first bytes of a request contain no secret.
 
-    `frame` is the request without its size. `gate` is the gate of its connection at the
-    time of its arrival.
+    `frame` is the request without its size. `authentication` is the state of the
+    connection when the request arrived.
     """
-    if gate is not None and gate.expects_token:
+    if authentication is not None and authentication.expects_token:
         return 0
     key = int.from_bytes(frame[:2], "big")
     if key in SECRET_REQUESTS:
-        return _head_bytes(frame)
-    is_unauthenticated = gate is not None and not gate.is_open
+        return _request_header_bytes(frame)
+    is_unauthenticated = (
+        authentication is not None and not authentication.is_authenticated
+    )
     if key not in wire.APIS or (is_unauthenticated and key != wire.API_VERSIONS.key):
         return 0
     if key in _CONFIG_APIS:
         content = bytes(frame)
         if any(setting in content for setting in _SECRET_SETTINGS):
-            return _head_bytes(frame)
+            return _request_header_bytes(frame)
     return len(frame)
 
 
-def _head_bytes(frame: memoryview) -> int:
+def _request_header_bytes(frame: memoryview) -> int:
     """Return the size of a request's header without tagged fields; 0 if malformed."""
     client_bytes = max(0, int.from_bytes(frame[8:10], "big", signed=True))
-    size = _HEAD_BYTES + client_bytes
+    size = _REQUEST_HEADER_BYTES + client_bytes
     return size if size <= len(frame) else 0
 
 
-def redacted(frame: bytes | memoryview, kept: int) -> bytes:
-    """Return a frame of which zeros replace all but the first `kept` bytes."""
-    return bytes(frame[:kept]) + bytes(max(0, len(frame) - kept))
+def redacted(frame: bytes | memoryview, kept_bytes: int) -> bytes:
+    """Return a frame of which zeros replace all but the first `kept_bytes` bytes."""
+    return bytes(frame[:kept_bytes]) + bytes(max(0, len(frame) - kept_bytes))
 
 
 def redacted_response(frame: bytes, *, is_token: bool) -> bytes:
@@ -83,4 +85,4 @@ def redacted_response(frame: bytes, *, is_token: bool) -> bytes:
 
     `is_token` is whether the whole response is a token without a header.
     """
-    return redacted(frame, 4 if is_token else _RESPONSE_HEAD_BYTES)
+    return redacted(frame, 4 if is_token else _RESPONSE_HEADER_BYTES)

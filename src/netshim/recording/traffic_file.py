@@ -48,12 +48,13 @@ VERSION: Final = 1
 #: Flag of a frame without its secrets.
 REDACTED: Final = 1
 
-_FILE_HEAD: Final = struct.Struct(">8sIq")
-_BLOCK_HEAD: Final = struct.Struct(">III")
-RECORD_HEAD: Final = struct.Struct(">IBBIq")
+_FILE_HEADER: Final = struct.Struct(">8sIq")
+_BLOCK_HEADER: Final = struct.Struct(">III")
+RECORD_HEADER: Final = struct.Struct(">IBBIq")
 #: Largest content of a block: one record of the largest frame, and others before it.
 _MAX_BLOCK_BYTES: Final = (1 << 31) + (1 << 22)
-#: Fast: a recording may use at most a small part of the broker's processor time.
+#: Compression level. It is fast, because a recording may use only a small part of the
+#: broker's processor time.
 _LEVEL: Final = -50
 
 
@@ -89,20 +90,20 @@ class TrafficRecord:
         """The frame of a REQUEST or RESPONSE without its size."""
         return memoryview(self.payload)[4:]
 
-    def facts(self) -> dict[str, str]:
-        """Return the facts of an OPEN record: peer and listener."""
+    def fields(self) -> dict[str, str]:
+        """Return the fields of an OPEN record: peer and listener."""
         return {str(key): str(value) for key, value in json.loads(self.payload).items()}
 
 
-def file_head(start_ms: int) -> bytes:
+def file_header(start_ms: int) -> bytes:
     """Return the first bytes of a file."""
-    return _FILE_HEAD.pack(MAGIC, VERSION, start_ms)
+    return _FILE_HEADER.pack(MAGIC, VERSION, start_ms)
 
 
 def encode_block(content: bytes | bytearray) -> bytes:
     """Return a block of whole records."""
     body = compress(Codec.ZSTD, content, level=_LEVEL)
-    return _BLOCK_HEAD.pack(len(body), len(content), crc32c(body)) + body
+    return _BLOCK_HEADER.pack(len(body), len(content), crc32c(body)) + body
 
 
 def encode_open(peer: str, listener: str) -> bytes:
@@ -127,12 +128,12 @@ class TrafficFile:
         self.path = os.fspath(path)
         self._fs = fs
         #: Number of bytes after the last complete block, once all records were read.
-        self.left_bytes = 0
+        self.incomplete_bytes = 0
         #: Whether the recording was closed, once all records were read.
         self.is_complete = False
         self._handle = fs.open(self.path)
         try:
-            self.start_ms = self._read_head()
+            self.start_ms = self._read_header()
         except BaseException:
             fs.close(self._handle)
             raise
@@ -143,17 +144,17 @@ class TrafficFile:
     def __exit__(self, *error: object) -> None:
         self._fs.close(self._handle)
 
-    def _read_head(self) -> int:
-        head = self._fs.pread(self._handle, _FILE_HEAD.size, 0)
-        if head[: len(MAGIC)] != MAGIC or len(head) < _FILE_HEAD.size:
+    def _read_header(self) -> int:
+        header = self._fs.pread(self._handle, _FILE_HEADER.size, 0)
+        if header[: len(MAGIC)] != MAGIC or len(header) < _FILE_HEADER.size:
             raise RecordingError(
                 "not a recording",
                 path=self.path,
                 position=0,
-                expected=f"{_FILE_HEAD.size} bytes that begin with {MAGIC!r}",
-                found=repr(head[: len(MAGIC)]),
+                expected=f"{_FILE_HEADER.size} bytes that begin with {MAGIC!r}",
+                found=repr(header[: len(MAGIC)]),
             )
-        _, version, start_ms = _FILE_HEAD.unpack(head)
+        _, version, start_ms = _FILE_HEADER.unpack(header)
         if version != VERSION:
             raise RecordingError(
                 "a recording of another version",
@@ -171,14 +172,14 @@ class TrafficFile:
             RecordingError: a block is damaged.
             StorageReadError: the file cannot be read.
         """
-        position = _FILE_HEAD.size
+        position = _FILE_HEADER.size
         size = self._fs.size(self._handle)
         while position < size:
-            head = self._fs.pread(self._handle, _BLOCK_HEAD.size, position)
-            if len(head) < _BLOCK_HEAD.size:
+            header = self._fs.pread(self._handle, _BLOCK_HEADER.size, position)
+            if len(header) < _BLOCK_HEADER.size:
                 break
-            body_bytes, content_bytes, crc = _BLOCK_HEAD.unpack(head)
-            start = position + _BLOCK_HEAD.size
+            body_bytes, content_bytes, crc = _BLOCK_HEADER.unpack(header)
+            start = position + _BLOCK_HEADER.size
             if not body_bytes or not 0 < content_bytes <= _MAX_BLOCK_BYTES:
                 raise RecordingError(
                     "a block of an impossible size",
@@ -194,18 +195,18 @@ class TrafficFile:
                 self._content(body, content_bytes, crc, position), position
             )
             position = start + body_bytes
-        self.left_bytes = size - position
+        self.incomplete_bytes = size - position
 
     def _content(self, body: bytes, size: int, crc: int, position: int) -> bytes:
         """Return the decompressed content of the block at a position."""
-        found = crc32c(body)
-        if found != crc:
+        actual_crc = crc32c(body)
+        if actual_crc != crc:
             raise RecordingError(
                 "a damaged block: its CRC-32C differs",
                 path=self.path,
                 position=position,
                 expected=crc,
-                found=found,
+                found=actual_crc,
             )
         try:
             content = bytes(decompress(Codec.ZSTD, body, max_size=size))
@@ -227,10 +228,10 @@ class TrafficFile:
         """Yield the records of the block at a position."""
         at = 0
         while at < len(content):
-            start = at + RECORD_HEAD.size
+            start = at + RECORD_HEADER.size
             if start > len(content):
-                raise self._malformed("its head is cut off", position, at)
-            size, kind, flags, connection, time_ns = RECORD_HEAD.unpack_from(
+                raise self._malformed("its header is incomplete", position, at)
+            size, kind, flags, connection, time_ns = RECORD_HEADER.unpack_from(
                 content, at
             )
             stop = start + size
@@ -245,7 +246,7 @@ class TrafficFile:
             )
             if kind is TrafficKind.OPEN:
                 try:
-                    record.facts()
+                    record.fields()
                 except (ValueError, AttributeError):
                     raise self._malformed("malformed JSON", position, at) from None
             yield record

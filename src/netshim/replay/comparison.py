@@ -33,15 +33,16 @@ from netshim.wire.codec import Api
 from netshim.wire.fields import Field, Struct
 
 #: Fields of which only the presence is compared: a value above 0, or not.
-_PRESENT: Final = frozenset(
+_PRESENCE_ONLY: Final = frozenset(
     (
         "cluster_id", "log_append_time_ms", "last_timestamp", "start_timestamp",
         "transaction_start_time_ms", "log_dir", "node_id", "leader_id", "controller_id",
     )
 )  # fmt: skip
 #: Fields of which only the number of elements is compared.
-_COUNTED: Final = frozenset(("replica_nodes", "isr_nodes", "offline_replicas"))
-_LEFT_OUT: Final = frozenset(
+_LENGTH_ONLY: Final = frozenset(("replica_nodes", "isr_nodes", "offline_replicas"))
+#: Fields that are not compared.
+_IGNORED: Final = frozenset(
     (
         "host", "port", "rack", "client_host", "error_message", "message",
         "batch_index_error_message", "documentation", "throttle_time_ms",
@@ -52,9 +53,9 @@ _LEFT_OUT: Final = frozenset(
 )  # fmt: skip
 #: Ends of a partition in responses of Fetch, which grow while a recording or a replay
 #: runs.
-_ENDS: Final = ("high_watermark", "last_stable_offset")
+_END_OFFSETS: Final = ("high_watermark", "last_stable_offset")
 #: Error codes of a coordinator or leader that is not ready yet.
-_UNREADY: Final = frozenset(
+_NOT_READY: Final = frozenset(
     (
         codes.COORDINATOR_LOAD_IN_PROGRESS,
         codes.COORDINATOR_NOT_AVAILABLE,
@@ -77,27 +78,35 @@ class FieldDifference:
     replayed: str
 
 
-def is_unready(api: Api[Any, Any], response: Any) -> bool:
+def is_not_ready(api: Api[Any, Any], response: Any) -> bool:
     """Return whether a response reports a broker that is not ready for the request."""
-    return first_error(api, response) in _UNREADY
+    return first_error(api, response) in _NOT_READY
 
 
-def is_early(api: Api[Any, Any], recorded: Any, replayed: Any) -> bool:
+def should_retry(api: Api[Any, Any], recorded: Any, replayed: Any) -> bool:
     """Return whether the replay should send the request again later.
 
-    The response contains less than the recorded one, or its broker is not ready.
+    This is the case if the broker is not ready, or if the replayed response contains
+    fewer records than the recorded one.
     """
-    if is_unready(api, replayed) and not is_unready(api, recorded):
+    if is_not_ready(api, replayed) and not is_not_ready(api, recorded):
         return True
     if api is not wire.FETCH:
         return False
     # Partitions are paired by their order, which is the order of the request.
-    for mine, other in zip(_partitions(recorded), _partitions(replayed), strict=False):
-        if mine.error_code or other.error_code:
+    for recorded_partition, replayed_partition in zip(
+        _partitions(recorded), _partitions(replayed), strict=False
+    ):
+        if recorded_partition.error_code or replayed_partition.error_code:
             continue
-        if any(getattr(other, name) < getattr(mine, name) for name in _ENDS):
+        if any(
+            getattr(replayed_partition, name) < getattr(recorded_partition, name)
+            for name in _END_OFFSETS
+        ):
             return True
-        if len(mine.records or b"") > len(other.records or b""):
+        if len(recorded_partition.records or b"") > len(
+            replayed_partition.records or b""
+        ):
             return True
     return False
 
@@ -116,115 +125,157 @@ def differences(
     *,
     is_concurrent: bool = False,
 ) -> list[FieldDifference]:
-    """Return the differences of two responses. Call it before ids.learn().
+    """Return the differences of two responses. Call it before ids.record_ids().
 
     `is_concurrent` is whether requests of other connections were in progress at the same
     time. Then a rebalance may begin before or after the request.
     """
     errors = {first_error(api, recorded), first_error(api, replayed)}
-    if is_unready(api, recorded) and codes.NONE in errors:
-        return []  # the other broker was ready earlier
+    if is_not_ready(api, recorded) and codes.NONE in errors:
+        return []  # the broker of the replay was ready earlier
     if is_concurrent and errors == {codes.NONE, codes.REBALANCE_IN_PROGRESS}:
         return []
     comparison = _Comparison(api, version, ids)
-    comparison.compare(api.response.shape, recorded, replayed, "")
-    return comparison.found
+    comparison.compare(api.response.schema, recorded, replayed, "")
+    return comparison.differences
 
 
 class _Comparison:
     """The comparison of two responses."""
 
     def __init__(self, api: Api[Any, Any], version: int, ids: IdMapping) -> None:
-        self.found: list[FieldDifference] = []
+        self.differences: list[FieldDifference] = []
         self._is_fetch = api is wire.FETCH
         self._version = version
         self._ids = ids
 
     def _differ(self, path: str, recorded: object, replayed: object) -> None:
-        self.found.append(FieldDifference(path, _shown(recorded), _shown(replayed)))
+        self.differences.append(
+            FieldDifference(path, _as_text(recorded), _as_text(replayed))
+        )
 
-    def compare(self, shape: Struct, mine: Any, other: Any, path: str) -> None:
+    def compare(self, schema: Struct, recorded: Any, replayed: Any, path: str) -> None:
         """Compare two structs."""
-        for field in shape.fields:
-            if not field.exists_in(self._version) or field.name in _LEFT_OUT:
+        for field in schema.fields:
+            if not field.exists_in(self._version) or field.name in _IGNORED:
                 continue
-            place = f"{path}.{field.name}" if path else field.name
-            first, two = getattr(mine, field.name), getattr(other, field.name)
+            field_path = f"{path}.{field.name}" if path else field.name
+            recorded_value, replayed_value = (
+                getattr(recorded, field.name),
+                getattr(replayed, field.name),
+            )
             if field.type == "records":
-                self._compare_records(first or b"", two or b"", place)
+                self._compare_records(
+                    recorded_value or b"", replayed_value or b"", field_path
+                )
             elif field.name == "aborted_transactions":
-                self._compare_aborted(field, first or [], two or [], place)
-            elif field.struct is not None and first is not None and two is not None:
+                self._compare_aborted(
+                    field, recorded_value or [], replayed_value or [], field_path
+                )
+            elif (
+                field.struct is not None
+                and recorded_value is not None
+                and replayed_value is not None
+            ):
                 if field.is_array:
-                    self._compare_lists(field.struct, first, two, place)
+                    self._compare_lists(
+                        field.struct, recorded_value, replayed_value, field_path
+                    )
                 else:
-                    self.compare(field.struct, first, two, place)
-            elif not self._is_same(field, mine, first, two):
-                self._differ(place, first, two)
+                    self.compare(
+                        field.struct, recorded_value, replayed_value, field_path
+                    )
+            elif not self._is_same(field, recorded, recorded_value, replayed_value):
+                self._differ(field_path, recorded_value, replayed_value)
 
-    def _is_same(self, field: Field, mine: Any, first: Any, two: Any) -> bool:
+    def _is_same(
+        self, field: Field, recorded: Any, recorded_value: Any, replayed_value: Any
+    ) -> bool:
         """Compare two values that are not structs."""
         name = field.name
-        if self._ids.holds_id(name, mine):
-            new = self._ids.learned(name, mine)
-            return _is_present(two) if new is None else bool(new == two)
-        if name in _PRESENT:
-            return _is_present(first) == _is_present(two)
-        if name in _COUNTED:
-            return len(first or ()) == len(two or ())
-        if self._is_fetch and name in _ENDS:
-            return bool(first <= two)
-        if field.is_array and first is not None and two is not None:
-            return bool(sorted(first) == sorted(two))
-        return bool(first == two)
+        if self._ids.holds_id(name, recorded):
+            expected_id = self._ids.replacement(name, recorded)
+            return (
+                _is_present(replayed_value)
+                if expected_id is None
+                else bool(expected_id == replayed_value)
+            )
+        if name in _PRESENCE_ONLY:
+            return _is_present(recorded_value) == _is_present(replayed_value)
+        if name in _LENGTH_ONLY:
+            return len(recorded_value or ()) == len(replayed_value or ())
+        if self._is_fetch and name in _END_OFFSETS:
+            return bool(recorded_value <= replayed_value)
+        if field.is_array and recorded_value is not None and replayed_value is not None:
+            return bool(sorted(recorded_value) == sorted(replayed_value))
+        return bool(recorded_value == replayed_value)
 
     def _compare_lists(
-        self, shape: Struct, mine: list[Any], other: list[Any], path: str
+        self, schema: Struct, recorded: list[Any], replayed: list[Any], path: str
     ) -> None:
-        for recorded, two in self._ids.pairs(shape, mine, other):
-            place = f"{path}[{_label(shape, two if recorded is None else recorded)}]"
-            if recorded is None:
-                self._differ(place, "absent", "present")
-            elif two is None:
-                self._differ(place, "present", "absent")
+        for recorded_entry, replayed_entry in self._ids.pairs(
+            schema, recorded, replayed
+        ):
+            entry_path = f"{path}[{_label(schema, replayed_entry if recorded_entry is None else recorded_entry)}]"
+            if recorded_entry is None:
+                self._differ(entry_path, "absent", "present")
+            elif replayed_entry is None:
+                self._differ(entry_path, "present", "absent")
             else:
-                self.compare(shape, recorded, two, place)
+                self.compare(schema, recorded_entry, replayed_entry, entry_path)
 
     def _compare_aborted(
-        self, field: Field, mine: list[Any], other: list[Any], path: str
+        self, field: Field, recorded: list[Any], replayed: list[Any], path: str
     ) -> None:
         """Compare aborted transactions. There may be more than in the recording."""
         expected = {
             (self._ids.mapped("producer_id", entry), entry.first_offset)
-            for entry in mine
+            for entry in recorded
         }
-        missing = expected - {(two.producer_id, two.first_offset) for two in other}
+        missing = expected - {
+            (entry.producer_id, entry.first_offset) for entry in replayed
+        }
         for producer_id, offset in sorted(missing):
             self._differ(f"{path}[{producer_id}, {offset}]", "present", "absent")
 
-    def _compare_records(self, mine: Any, other: Any, path: str) -> None:
+    def _compare_records(self, recorded: Any, replayed: Any, path: str) -> None:
         """Compare the batches of a partition, up to the end of the shorter side."""
         try:
-            ours, theirs = list(read_batches(mine)), list(read_batches(other))
+            recorded_batches, replayed_batches = (
+                list(read_batches(recorded)),
+                list(read_batches(replayed)),
+            )
         except LogcoreError:
-            if bytes(mine) != bytes(other):
-                self._differ(path, f"{len(mine)} bytes", f"{len(other)} other bytes")
+            if bytes(recorded) != bytes(replayed):
+                self._differ(
+                    path, f"{len(recorded)} bytes", f"{len(replayed)} other bytes"
+                )
             return
-        if len(theirs) < len(ours):
-            self._differ(path, f"{len(ours)} batches", f"{len(theirs)} batches")
-        for batch, two in zip(ours, theirs, strict=False):
-            if batch.base_offset != two.base_offset:
+        if len(replayed_batches) < len(recorded_batches):
+            self._differ(
+                path,
+                f"{len(recorded_batches)} batches",
+                f"{len(replayed_batches)} batches",
+            )
+        for recorded_batch, replayed_batch in zip(
+            recorded_batches, replayed_batches, strict=False
+        ):
+            if recorded_batch.base_offset != replayed_batch.base_offset:
                 self._differ(
                     path,
-                    f"a batch at offset {batch.base_offset}",
-                    f"a batch at offset {two.base_offset}",
+                    f"a batch at offset {recorded_batch.base_offset}",
+                    f"a batch at offset {replayed_batch.base_offset}",
                 )
                 return
-            if _comparable(batch) != _comparable(two):
-                self._differ(f"{path}[{batch.base_offset}]", batch, two)
+            if _comparable_bytes(recorded_batch) != _comparable_bytes(replayed_batch):
+                self._differ(
+                    f"{path}[{recorded_batch.base_offset}]",
+                    recorded_batch,
+                    replayed_batch,
+                )
 
 
-def _comparable(batch: RecordBatch) -> bytes:
+def _comparable_bytes(batch: RecordBatch) -> bytes:
     """Return the bytes of a batch without the fields that a broker writes."""
     raw = bytearray(batch.data)
     if batch.magic < _LATEST_MAGIC:
@@ -246,18 +297,18 @@ def _is_present(value: Any) -> bool:
     return value >= 0 if isinstance(value, int) else bool(value)
 
 
-def _label(shape: Struct, value: Any) -> str:
+def _label(schema: Struct, value: Any) -> str:
     """Return a name for an element of a list: its name, its number or its first id."""
-    names = [field.name for field in shape.fields]
-    known = [name for name in names if name in IDENTITY]
-    for name in (*known, *names):
-        found = getattr(value, name)
-        if found not in ("", None):
-            return _shown(found)
+    names = [field.name for field in schema.fields]
+    identity_names = [name for name in names if name in IDENTITY]
+    for name in (*identity_names, *names):
+        label = getattr(value, name)
+        if label not in ("", None):
+            return _as_text(label)
     return ""
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, bytes | memoryview):
         return bytes(value[:40]).hex()
     text = value if isinstance(value, str) else repr(value)

@@ -14,7 +14,7 @@ from netshim.wire.codec import Api
 
 #: Requests of a connection that may still get a response.
 _MAX_WAITING: Final = 10_000
-#: Place of the error code in a redacted response of SaslAuthenticate.
+#: Position of the error code in a redacted response of SaslAuthenticate.
 _SASL_ERROR: Final = slice(4, 6)
 _FLEXIBLE_SASL_ERROR: Final = slice(5, 7)
 
@@ -28,25 +28,25 @@ def rows_of(traffic: TrafficFile) -> Iterator[dict[str, Any]]:
     for record in traffic:
         number = record.connection
         if record.kind is TrafficKind.OPEN:
-            peers[number] = record.facts()
+            peers[number] = record.fields()
         elif record.kind is TrafficKind.CLOSE:
             peers.pop(number, None)
             waiting.pop(number, None)
         elif record.kind is not TrafficKind.END:
-            when = start + timedelta(microseconds=record.time_ns // 1_000)
-            place = peers.get(number, {})
-            facts = (
+            time = start + timedelta(microseconds=record.time_ns // 1_000)
+            peer = peers.get(number, {})
+            fields = (
                 _request(record, waiting.setdefault(number, {}))
                 if record.kind is TrafficKind.REQUEST
                 else _response(record, waiting.get(number, {}))
             )
             yield {
-                "time": when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+                "time": time.isoformat(timespec="microseconds").replace("+00:00", "Z"),
                 "connection": number,
-                "peer": place.get("peer"),
-                "listener": place.get("listener"),
+                "peer": peer.get("peer"),
+                "listener": peer.get("listener"),
                 "direction": record.kind.name.lower(),
-                **facts,
+                **fields,
                 "bytes": len(record.payload),
                 "redacted": record.is_redacted,
             }
@@ -67,7 +67,7 @@ def _request(
     waiting[correlation_id] = api, version, client_id
     if len(waiting) > _MAX_WAITING:  # requests without a response
         del waiting[next(iter(waiting))]
-    return _facts(api, version, correlation_id, client_id, None)
+    return _fields(api, version, correlation_id, client_id, None)
 
 
 def _response(
@@ -79,15 +79,15 @@ def _response(
     api, version, client_id = waiting.pop(correlation_id, (None, -1, ""))
     error = None
     if api is not None and record.is_redacted:
-        place = _FLEXIBLE_SASL_ERROR if api.is_flexible(version) else _SASL_ERROR
-        code = int.from_bytes(frame[place], "big", signed=True)
+        error_bytes = _FLEXIBLE_SASL_ERROR if api.is_flexible(version) else _SASL_ERROR
+        code = int.from_bytes(frame[error_bytes], "big", signed=True)
         error = codes.name(code) if code else None
     elif api is not None:
         error = error_of(api, version, frame)
-    return _facts(api, version, correlation_id, client_id, error)
+    return _fields(api, version, correlation_id, client_id, error)
 
 
-def _facts(
+def _fields(
     api: Api[Any, Any] | None,
     version: int,
     correlation_id: int,

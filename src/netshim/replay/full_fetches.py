@@ -30,15 +30,15 @@ _SESSIONS_SINCE: Final = 7
 
 @attrs.define(eq=False)
 class _RecordedSession:
-    """A session, and the latest facts about its partitions without their records."""
+    """A session, and the latest responses for its partitions, without their records."""
 
     session: FetchSession
-    facts: dict[PartitionKey, Any] = attrs.field(factory=dict)
+    fields: dict[PartitionKey, Any] = attrs.field(factory=dict)
 
     def expand(self, response: Any) -> None:
-        """Add the partitions without news to a response, in the order of requests."""
+        """Add the partitions without changes to a response, in the order of requests."""
         response_type = wire.FETCH.Response
-        told = {
+        sent_partitions = {
             (self._name_of(topic), part.partition_index): part
             for topic in response.responses
             for part in topic.partitions
@@ -51,12 +51,12 @@ class _RecordedSession:
             parts = []
             for requested in topic.partitions:
                 key = name, requested.partition
-                part = told.get(key)
+                part = sent_partitions.get(key)
                 if part is None:
-                    part = self.facts.get(key)
+                    part = self.fields.get(key)
                 else:
                     # A later response may leave this partition out.
-                    self.facts[key] = _without_records(part)
+                    self.fields[key] = _without_records(part)
                 if part is not None:
                     parts.append(part)
             response.responses.append(
@@ -70,8 +70,8 @@ class _RecordedSession:
 
 
 def _without_records(part: Any) -> Any:
-    kind = wire.FETCH.Response.Topic.Partition
-    return kind(
+    partition_type = wire.FETCH.Response.Topic.Partition
+    return partition_type(
         partition_index=part.partition_index,
         high_watermark=part.high_watermark,
         last_stable_offset=part.last_stable_offset,
@@ -125,21 +125,21 @@ class _Expansion:
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             # The request ends its former session.
             self._sessions.pop(number, None)
-            found = _RecordedSession(
+            recorded_session = _RecordedSession(
                 FetchSession(
                     NO_SESSION, replica_of(request), version >= _IDS_SINCE, 0, 0
                 )
             )
         elif number in self._sessions:
-            found = self._sessions[number]
-        else:  # refused in the recording, too
+            recorded_session = self._sessions[number]
+        else:  # the recorded broker refused this request, too
             return record
-        found.session.update(request)
+        recorded_session.session.update(request)
         if epoch != FINAL_EPOCH:
             key = record.connection, header.correlation_id
-            self._waiting[key] = version, found
+            self._waiting[key] = version, recorded_session
         request.session_id, request.session_epoch = NO_SESSION, FINAL_EPOCH
-        request.topics = found.session.listed()
+        request.topics = recorded_session.session.listed()
         request.forgotten_topics_data = []
         payload = wire.encode_request(
             wire.FETCH, version, header.correlation_id, header.client_id, request
@@ -148,10 +148,10 @@ class _Expansion:
 
     def _response(self, record: TrafficRecord) -> TrafficRecord:
         correlation_id = int.from_bytes(record.frame[:4], "big", signed=True)
-        found = self._waiting.pop((record.connection, correlation_id), None)
-        if found is None:
+        pending = self._waiting.pop((record.connection, correlation_id), None)
+        if pending is None:
             return record
-        version, session = found
+        version, session = pending
         try:
             _, response = wire.decode_response(wire.FETCH, version, record.frame)
         except (wire.ProtocolError, ValueError):

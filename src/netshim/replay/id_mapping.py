@@ -5,10 +5,10 @@ and fetch session ids. Later requests repeat them, so a replay must send the ids
 own broker.
 
 Rules:
-- An id is learned from two responses to the same request, by its place in them.
+- An id and its replacement are at the same position in two responses to one request.
 - A generation or member epoch belongs to a member, and a producer epoch to a producer.
 - Leader epochs in requests are removed, because they belong to the recorded broker.
-- An id that was never learned is sent unchanged: the client may have chosen it.
+- An id without a replacement is sent unchanged: the client may have chosen it.
 
 This module needs no connection and compares nothing else.
 """
@@ -42,7 +42,7 @@ _OWNED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "producer_epoch": (("producer_id",), "epoch"),
     "v3_and_below_producer_epoch": (("v3_and_below_producer_id",), "epoch"),
 }
-#: Leader epochs in requests; -1 means that the client does not know the epoch.
+#: Leader epochs in requests; -1 means an unknown epoch.
 _LEADER_EPOCHS: Final = frozenset(("current_leader_epoch", "last_fetched_epoch"))
 #: Fields that identify an element of a list.
 IDENTITY: Final = frozenset(
@@ -54,7 +54,7 @@ IDENTITY: Final = frozenset(
     )
 )  # fmt: skip
 #: Values of each kind that mean no id.
-_NONE: Final[Mapping[str, tuple[Any, ...]]] = {
+_NO_ID: Final[Mapping[str, tuple[Any, ...]]] = {
     "member": (None, ""),
     "topic": (None, NO_UUID),
     "producer": (-1,),
@@ -62,7 +62,7 @@ _NONE: Final[Mapping[str, tuple[Any, ...]]] = {
     "generation": (-1,),
     "epoch": (-1,),
 }
-#: Ids that are remembered. The oldest are forgotten.
+#: Maximum number of recorded ids. Beyond it, the oldest are dropped.
 _MAX_IDS: Final = 1_000_000
 _PRODUCER: Final = struct.Struct(">qh")
 _PRODUCER_POSITION: Final = 43
@@ -76,60 +76,63 @@ class IdMapping:
     """Ids of the recorded broker with the ids that replace them."""
 
     def __init__(self) -> None:
-        self._replaced: dict[_Key | None, Any] = {}
+        self._new_ids: dict[_Key | None, Any] = {}
 
     # -- responses ---------------------------------------------------------------------
 
-    def learn(self, shape: Struct, recorded: Any, replayed: Any) -> None:
-        """Learn the ids in two responses to the same request."""
-        for field in shape.fields:
-            mine, other = getattr(recorded, field.name), getattr(replayed, field.name)
-            if mine is None or other is None:
+    def record_ids(self, schema: Struct, recorded: Any, replayed: Any) -> None:
+        """Record the ids in two responses to the same request."""
+        for field in schema.fields:
+            recorded_value, replayed_value = (
+                getattr(recorded, field.name),
+                getattr(replayed, field.name),
+            )
+            if recorded_value is None or replayed_value is None:
                 continue
             if field.struct is None:
                 key = self._key(field.name, recorded)
-                if key is not None and other not in _NONE[key[0]]:
-                    self._replaced[key] = other
-                    if len(self._replaced) > _MAX_IDS:
-                        del self._replaced[next(iter(self._replaced))]
+                if key is not None and replayed_value not in _NO_ID[key[0]]:
+                    self._new_ids[key] = replayed_value
+                    if len(self._new_ids) > _MAX_IDS:
+                        del self._new_ids[next(iter(self._new_ids))]
             elif field.is_array:
-                for pair in self.pairs(field.struct, mine, other):
+                for pair in self.pairs(field.struct, recorded_value, replayed_value):
                     if None not in pair:
-                        self.learn(field.struct, *pair)
+                        self.record_ids(field.struct, *pair)
             else:
-                self.learn(field.struct, mine, other)
+                self.record_ids(field.struct, recorded_value, replayed_value)
 
     def _key(self, name: str, value: Any) -> _Key | None:
         """Return the key of a field of `value`, None if it holds no id."""
-        found = getattr(value, name)
+        field_value = getattr(value, name)
         kind = _KINDS.get(name)
         if kind is not None:
-            return None if found in _NONE[kind] else (kind, None, found)
+            return None if field_value in _NO_ID[kind] else (kind, None, field_value)
         if name not in _OWNED:
             return None
         owners, kind = _OWNED[name]
         for owner in owners:
             owned_by = getattr(value, owner, None)
-            if owned_by not in (None, "", -1) and found >= 0:
-                return kind, owned_by, found
+            if owned_by not in (None, "", -1) and field_value >= 0:
+                return kind, owned_by, field_value
         return None
 
     def mapped(self, name: str, value: Any) -> Any:
         """Return the value that replaces the field `name` of a recorded struct."""
-        found = getattr(value, name)
+        field_value = getattr(value, name)
         key = self._key(name, value)
-        return found if key is None else self._replaced.get(key, found)
+        return field_value if key is None else self._new_ids.get(key, field_value)
 
-    def learned(self, name: str, value: Any) -> Any:
-        """Return the same value, None if it was not learned yet."""
-        return self._replaced.get(self._key(name, value))
+    def replacement(self, name: str, value: Any) -> Any:
+        """Return the replacement like mapped(), or None if there is none yet."""
+        return self._new_ids.get(self._key(name, value))
 
     def holds_id(self, name: str, value: Any) -> bool:
         """Return whether the field `name` of a struct holds an id."""
         return self._key(name, value) is not None
 
     def pairs(
-        self, shape: Struct, recorded: list[Any], replayed: list[Any]
+        self, schema: Struct, recorded: list[Any], replayed: list[Any]
     ) -> Iterator[tuple[Any, Any]]:
         """Yield the elements of two lists that describe the same object.
 
@@ -138,32 +141,39 @@ class IdMapping:
         """
         names = [
             field.name
-            for field in shape.fields
+            for field in schema.fields
             if field.name in IDENTITY or field.name in ("topic_id", "member_id")
         ]
-        left: dict[tuple[Any, ...], list[Any]] = {}
+        unmatched: dict[tuple[Any, ...], list[Any]] = {}
         for entry in replayed:
             identity = tuple(getattr(entry, name) for name in names)
-            left.setdefault(identity, []).append(entry)
-        alone = []
+            unmatched.setdefault(identity, []).append(entry)
+        recorded_alone = []
         for entry in recorded:
             identity = tuple(self.mapped(name, entry) for name in names)
-            others = left.get(identity)
-            if others:
-                yield entry, others.pop(0)
+            candidates = unmatched.get(identity)
+            if candidates:
+                yield entry, candidates.pop(0)
             else:
-                alone.append(entry)
-        rest = [entry for others in left.values() for entry in others]
-        for entry in alone:
-            plain = self._plain_identity(names, entry)
+                recorded_alone.append(entry)
+        remaining = [entry for candidates in unmatched.values() for entry in candidates]
+        for entry in recorded_alone:
+            plain_identity = self._plain_identity(names, entry)
             partner = next(
-                (two for two in rest if self._plain_identity(names, two) == plain), None
+                (
+                    candidate
+                    for candidate in remaining
+                    if self._plain_identity(names, candidate) == plain_identity
+                ),
+                None,
             )
             if partner is not None:
-                rest = [two for two in rest if two is not partner]
+                remaining = [
+                    candidate for candidate in remaining if candidate is not partner
+                ]
             yield entry, partner
-        for two in rest:
-            yield None, two
+        for candidate in remaining:
+            yield None, candidate
 
     @staticmethod
     def _plain_identity(names: list[str], value: Any) -> list[Any]:
@@ -182,24 +192,24 @@ class IdMapping:
             request = wire.decode_request(header, frame)
         except wire.ProtocolError:
             return bytes(frame)
-        if not self._rewrite(api.request.shape, request):
+        if not self._rewrite(api.request.schema, request):
             return bytes(frame)
         buffers = api.request.encode(header.api_version, request)
         return b"".join((frame[: header.body_start], *buffers))
 
-    def _rewrite(self, shape: Struct, value: Any) -> bool:
+    def _rewrite(self, schema: Struct, value: Any) -> bool:
         """Replace the ids in a request, and return whether there were any."""
         changes: dict[str, Any] = {}
         is_changed = False
-        for field in shape.fields:
-            found = getattr(value, field.name)
+        for field in schema.fields:
+            field_value = getattr(value, field.name)
             if field.struct is not None:
-                for struct in (found or ()) if field.is_array else (found,):
+                for struct in (field_value or ()) if field.is_array else (field_value,):
                     is_changed |= struct is not None and self._rewrite(
                         field.struct, struct
                     )
             elif field.type == "records":
-                changes[field.name] = self._records(found)
+                changes[field.name] = self._records(field_value)
             elif field.name in _LEADER_EPOCHS:
                 changes[field.name] = -1
             elif field.name in _KINDS or field.name in _OWNED:
@@ -222,18 +232,18 @@ class IdMapping:
                 batch.verify()  # the checksum of a damaged batch remains wrong
                 if changed is None:
                     changed = bytearray(records)
-                place = batch.position
-                raw = changed[place : place + batch.size_bytes]
-                producer = self._replaced.get(
+                start = batch.position
+                raw = changed[start : start + batch.size_bytes]
+                producer = self._new_ids.get(
                     ("producer", None, batch.producer_id), batch.producer_id
                 )
-                epoch = self._replaced.get(
+                epoch = self._new_ids.get(
                     ("epoch", batch.producer_id, batch.producer_epoch),
                     batch.producer_epoch,
                 )
                 _PRODUCER.pack_into(raw, _PRODUCER_POSITION, producer, epoch)
                 stamp_crc(raw)
-                changed[place : place + batch.size_bytes] = raw
+                changed[start : start + batch.size_bytes] = raw
         except LogcoreError:
             return records
         return records if changed is None else bytes(changed)

@@ -3,12 +3,12 @@
 Rules:
 - Each recorded connection becomes a connection. Its requests keep their order.
 - A request is sent when all responses that were recorded before it have arrived. So the
-  other broker sees requests in the order in which the recorded broker saw them, except
-  for requests that were in progress at the same time.
+  broker of the replay receives requests in the recorded order, except for requests that
+  were in progress at the same time.
 - With a speed, a request is also not sent before its recorded time, divided by the
   speed.
-- If the other broker is slower, a request is sent again until the time limit: after a
-  fetch with fewer records, or by a coordinator that is not ready. After the
+- The broker of the replay may be slower. Until a time limit, a request is sent again if
+  a fetch returns fewer records, or if a coordinator is not ready. After the
   limit has passed once for an API, its responses are compared at once.
 - Frames without their secrets are not sent: the replay needs a listener without SASL.
 
@@ -29,7 +29,7 @@ import attrs
 from logcore.errors import RemoteUnavailableError
 from netshim import wire
 from netshim.recording.traffic_file import TrafficKind, TrafficRecord
-from netshim.replay.comparison import FieldDifference, differences, is_early
+from netshim.replay.comparison import FieldDifference, differences, should_retry
 from netshim.replay.full_fetches import with_full_fetches
 from netshim.replay.id_mapping import IdMapping
 from netshim.response_errors import first_error
@@ -45,7 +45,7 @@ _RETRY_S: Final = 0.02
 _CLOSE_TIMEOUT_S: Final = 5.0
 _CLOSED: Final = "the broker has closed the connection"
 #: Connections whose client has left and whose broker may still process requests.
-_MAX_LEAVING: Final = 100
+_MAX_HALF_CLOSED: Final = 100
 
 
 @attrs.frozen
@@ -97,7 +97,7 @@ class _SentRequest:
     data: bytes
     time_ns: int
     #: Number of requests of other connections that were sent before it.
-    others: int
+    other_requests: int
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ class _ReplayConnection:
         #: Responses that arrived before receive() was called for them.
         self._responses: dict[int, bytes] = {}
         #: Why the responses to requests in `sent` will not arrive.
-        self._lost: dict[int, str] = {}
+        self._lost_reasons: dict[int, str] = {}
         self._open()
 
     def _open(self) -> None:
@@ -134,7 +134,7 @@ class _ReplayConnection:
         self._sock.close()
         self._is_open = False
         # The first reason remains.
-        self._lost = dict.fromkeys(self.sent, reason) | self._lost
+        self._lost_reasons = dict.fromkeys(self.sent, reason) | self._lost_reasons
         return reason
 
     def send(self, data: bytes) -> None:
@@ -152,7 +152,7 @@ class _ReplayConnection:
 
     def add(self, correlation_id: int, request: _SentRequest) -> None:
         """Expect a response to a request that is sent next."""
-        self._lost.pop(correlation_id, None)
+        self._lost_reasons.pop(correlation_id, None)
         self.sent.pop(correlation_id, None)
         self.sent[correlation_id] = request
 
@@ -162,42 +162,42 @@ class _ReplayConnection:
         The recorded broker has answered in the order of the requests.
         """
         for number in list(self.sent):
-            for known in (self.sent, self._responses, self._lost):
-                known.pop(number, None)
+            for table in (self.sent, self._responses, self._lost_reasons):
+                table.pop(number, None)
             if number == correlation_id:
                 break
 
     def receive(self, correlation_id: int) -> bytes | str:
         """Return a response without its size, or why there is none."""
         while correlation_id not in self._responses:
-            if correlation_id in self._lost:
-                return self._lost[correlation_id]
+            if correlation_id in self._lost_reasons:
+                return self._lost_reasons[correlation_id]
             try:
-                size = int.from_bytes(self._exactly(4), "big", signed=True)
+                size = int.from_bytes(self._receive_exactly(4), "big", signed=True)
                 if not 4 <= size <= _MAX_RESPONSE_BYTES:
                     return self._lose(f"a response of {size} bytes")
-                frame = self._exactly(size)
+                frame = self._receive_exactly(size)
             except TimeoutError:
                 return self._lose("no response within the time limit")
             except OSError:
                 return self._lose(_CLOSED)
-            found = int.from_bytes(frame[:4], "big", signed=True)
-            if found in self.sent:
-                self._responses[found] = frame
+            received_id = int.from_bytes(frame[:4], "big", signed=True)
+            if received_id in self.sent:
+                self._responses[received_id] = frame
         return self._responses.pop(correlation_id)
 
-    def _exactly(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         parts = []
-        left = size
-        while left:
-            data = self._sock.recv(min(left, 1 << 20))
+        remaining = size
+        while remaining:
+            data = self._sock.recv(min(remaining, 1 << 20))
             if not data:
                 raise ConnectionError
             parts.append(data)
-            left -= len(data)
+            remaining -= len(data)
         return b"".join(parts)
 
-    def leave(self) -> None:
+    def shut_down_sending(self) -> None:
         """Send no more requests. The broker still processes the requests so far."""
         with contextlib.suppress(OSError):
             # A full close could make the broker drop requests that it has not read.
@@ -233,12 +233,12 @@ class TrafficReplayer:
         default=time.sleep, kw_only=True, alias="sleep"
     )
     _ids: IdMapping = attrs.field(init=False, factory=IdMapping)
-    _links: dict[int, _ReplayConnection] = attrs.field(init=False, factory=dict)
-    _leaving: deque[_ReplayConnection] = attrs.field(init=False, factory=deque)
+    _connections: dict[int, _ReplayConnection] = attrs.field(init=False, factory=dict)
+    _half_closed: deque[_ReplayConnection] = attrs.field(init=False, factory=deque)
     #: APIs whose time limit has passed.
-    _late: set[str] = attrs.field(init=False, factory=set)
+    _timed_out_apis: set[str] = attrs.field(init=False, factory=set)
     _sent_count: int = attrs.field(init=False, default=0)
-    found: ReplayReport = attrs.field(init=False, factory=ReplayReport)
+    result: ReplayReport = attrs.field(init=False, factory=ReplayReport)
 
     def run(self, records: Iterable[TrafficRecord]) -> ReplayReport:
         """Send the requests of a recording, and return the numbers.
@@ -256,14 +256,14 @@ class TrafficReplayer:
                 elif record.kind is TrafficKind.RESPONSE:
                     self._receive(record)
                 elif record.kind is TrafficKind.CLOSE:
-                    self._leave(record.connection)
+                    self._stop_sending(record.connection)
         finally:
-            for number in list(self._links):
-                self._leave(number)
-            for link in self._leaving:
-                link.close()
-        self.found.elapsed_s = self._clock_s() - began_s
-        return self.found
+            for number in list(self._connections):
+                self._stop_sending(number)
+            for connection in self._half_closed:
+                connection.close()
+        self.result.elapsed_s = self._clock_s() - began_s
+        return self.result
 
     def _wait_until(self, began_s: float, record: TrafficRecord) -> None:
         if self._speed is not None:
@@ -271,37 +271,37 @@ class TrafficReplayer:
             # A replay that is late does not wait, until it has caught up.
             self._sleep(max(0.0, due_s - self._clock_s()))
 
-    def _leave(self, number: int) -> None:
-        link = self._links.pop(number, None)
-        if link is None:
+    def _stop_sending(self, number: int) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
             return
-        link.leave()
-        self._leaving.append(link)
+        connection.shut_down_sending()
+        self._half_closed.append(connection)
         # Sockets of long recordings would use up the file descriptors.
-        if len(self._leaving) > _MAX_LEAVING:
-            self._leaving.popleft().close()
+        if len(self._half_closed) > _MAX_HALF_CLOSED:
+            self._half_closed.popleft().close()
 
-    def _link(self, number: int) -> _ReplayConnection:
-        link = self._links.get(number)
-        if link is None:
-            link = self._links[number] = _ReplayConnection(
+    def _connection_of(self, number: int) -> _ReplayConnection:
+        connection = self._connections.get(number)
+        if connection is None:
+            connection = self._connections[number] = _ReplayConnection(
                 self._address, self._timeout_s
             )
-            self.found.connections += 1
-        return link
+            self.result.connections += 1
+        return connection
 
-    def _others(self, link: _ReplayConnection) -> int:
+    def _count_other_requests(self, connection: _ReplayConnection) -> int:
         """Return the number of requests that were sent on other connections."""
-        return self._sent_count - link.sent_count
+        return self._sent_count - connection.sent_count
 
     def _count(self, name: str) -> ApiCount:
-        return self.found.apis.setdefault(name, ApiCount())
+        return self.result.apis.setdefault(name, ApiCount())
 
     # -- requests ----------------------------------------------------------------------
 
     def _send(self, record: TrafficRecord) -> None:
         if record.is_redacted:
-            self.found.redacted += 1
+            self.result.redacted += 1
             return
         frame = record.frame
         api = None
@@ -319,32 +319,38 @@ class TrafficReplayer:
         version = int.from_bytes(content[2:4], "big", signed=True)
         correlation_id = int.from_bytes(content[4:8], "big", signed=True)
         data = len(content).to_bytes(4, "big") + content
-        link = self._link(record.connection)
-        sent = _SentRequest(api, version, data, record.time_ns, self._others(link))
-        link.sent_count += 1
+        connection = self._connection_of(record.connection)
+        sent = _SentRequest(
+            api, version, data, record.time_ns, self._count_other_requests(connection)
+        )
+        connection.sent_count += 1
         self._sent_count += 1
         count = self._count(sent.name)
         count.requests += 1
         count.versions.add(version)
         if not _is_unanswered(content):
-            link.add(correlation_id, sent)
-        link.send(data)
+            connection.add(correlation_id, sent)
+        connection.send(data)
 
     # -- responses ---------------------------------------------------------------------
 
     def _receive(self, record: TrafficRecord) -> None:
         """Wait for the response to a request that has one in the recording."""
-        link = self._links.get(record.connection)
+        connection = self._connections.get(record.connection)
         frame = record.frame
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
-        if record.is_redacted or link is None or correlation_id not in link.sent:
+        if (
+            record.is_redacted
+            or connection is None
+            or correlation_id not in connection.sent
+        ):
             return
-        sent = link.sent[correlation_id]
-        found = self._receive_ready(link, correlation_id, sent, frame)
-        link.forget(correlation_id)
+        sent = connection.sent[correlation_id]
+        response = self._receive_ready(connection, correlation_id, sent, frame)
+        connection.forget(correlation_id)
         count = self._count(sent.name)
-        count.responses += not isinstance(found, str)
-        fields = self._compare(link, sent, frame, found)
+        count.responses += not isinstance(response, str)
+        fields = self._compare(connection, sent, frame, response)
         if fields:
             count.differences += 1
             self._report(
@@ -360,7 +366,7 @@ class TrafficReplayer:
 
     def _receive_ready(
         self,
-        link: _ReplayConnection,
+        connection: _ReplayConnection,
         correlation_id: int,
         sent: _SentRequest,
         recorded: memoryview,
@@ -371,48 +377,53 @@ class TrafficReplayer:
         """
         deadline_s = self._clock_s() + self._timeout_s
         while True:
-            found = link.receive(correlation_id)
-            if isinstance(found, str) or not self._is_early(sent, recorded, found):
-                return found
-            if sent.name in self._late or self._clock_s() >= deadline_s:
-                self._late.add(sent.name)
-                return found
+            response = connection.receive(correlation_id)
+            if isinstance(response, str) or not self._should_retry(
+                sent, recorded, response
+            ):
+                return response
+            if sent.name in self._timed_out_apis or self._clock_s() >= deadline_s:
+                self._timed_out_apis.add(sent.name)
+                return response
             self._sleep(_RETRY_S)
-            link.send(sent.data)
+            connection.send(sent.data)
 
     @staticmethod
-    def _is_early(sent: _SentRequest, recorded: memoryview, found: bytes) -> bool:
-        decoded = _decoded(sent, recorded, found)
-        return decoded is not None and is_early(*decoded)
+    def _should_retry(
+        sent: _SentRequest, recorded: memoryview, replayed: bytes
+    ) -> bool:
+        decoded = _decoded(sent, recorded, replayed)
+        return decoded is not None and should_retry(*decoded)
 
     def _compare(
         self,
-        link: _ReplayConnection,
+        connection: _ReplayConnection,
         sent: _SentRequest,
         recorded: memoryview,
-        found: bytes | str,
+        replayed: bytes | str,
     ) -> list[FieldDifference]:
         """Return the differences of a response, and record the ids that it contains."""
-        if isinstance(found, str):
-            return [FieldDifference("response", "a response", found)]
-        decoded = _decoded(sent, recorded, found)
+        if isinstance(replayed, str):
+            return [FieldDifference("response", "a response", replayed)]
+        decoded = _decoded(sent, recorded, replayed)
         if decoded is None:
-            if not self._compares or bytes(recorded) == found:
+            if not self._compares or bytes(recorded) == replayed:
                 return []
-            other = f"{len(found)} other bytes"
+            other = f"{len(replayed)} other bytes"
             return [FieldDifference("response", f"{len(recorded)} bytes", other)]
-        api, mine, other_response = decoded
+        api, recorded_response, replayed_response = decoded
         fields = []
         if self._compares:
             fields = differences(
                 api,
                 sent.version,
-                mine,
-                other_response,
+                recorded_response,
+                replayed_response,
                 self._ids,
-                is_concurrent=self._others(link) > sent.others,
+                is_concurrent=self._count_other_requests(connection)
+                > sent.other_requests,
             )
-        self._ids.learn(api.response.shape, mine, other_response)
+        self._ids.record_ids(api.response.schema, recorded_response, replayed_response)
         return fields
 
 
@@ -429,23 +440,23 @@ def _is_unanswered(content: bytes) -> bool:
 
 
 def _decoded(
-    sent: _SentRequest, recorded: memoryview, found: bytes
+    sent: _SentRequest, recorded: memoryview, replayed: bytes
 ) -> tuple[Api[Any, Any], Any, Any] | None:
     """Return the API and both responses, or None if one cannot be decoded."""
     if sent.api is None:
         return None
-    return decode_pair(sent.api, sent.version, recorded, found)
+    return decode_pair(sent.api, sent.version, recorded, replayed)
 
 
 def decode_pair(
-    api: Api[Any, Any], version: int, recorded: memoryview, found: bytes
+    api: Api[Any, Any], version: int, recorded: memoryview, replayed: bytes
 ) -> tuple[Api[Any, Any], Any, Any] | None:
     """Return an API and two of its responses, or None if one cannot be decoded."""
-    mine = decode_response(api, version, recorded)
-    other = decode_response(api, version, memoryview(found))
-    if mine is None or other is None:
+    recorded_response = decode_response(api, version, recorded)
+    other = decode_response(api, version, memoryview(replayed))
+    if recorded_response is None or other is None:
         return None
-    return api, mine, other
+    return api, recorded_response, other
 
 
 def decode_response(api: Api[Any, Any], version: int, frame: memoryview) -> Any:

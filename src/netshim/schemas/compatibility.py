@@ -44,18 +44,18 @@ class Comparison:
 
 
 def compare(
-    level: str, new: ComparedSchema, former: Sequence[ComparedSchema]
+    level: str, new: ComparedSchema, earlier: Sequence[ComparedSchema]
 ) -> Comparison:
-    """Return whether a schema may follow the `former` ones, of which the oldest is first.
+    """Return whether a schema may follow the `earlier` ones, of which the oldest is first.
 
     Raises:
         InvalidSchemaError: an Avro schema is invalid.
     """
-    if level == "NONE" or not former:
+    if level == "NONE" or not earlier:
         return Comparison(True)
     base, _, transitive = level.partition("_")
-    others = former if transitive else former[-1:]
-    if any(compared_schema.type != new.type for compared_schema in others):
+    versions = earlier if transitive else earlier[-1:]
+    if any(compared_schema.type != new.type for compared_schema in versions):
         return Comparison(
             False,
             (f"the schema is {new.type}, and earlier ones of the subject are not",),
@@ -63,7 +63,7 @@ def compare(
     if new.type != "AVRO":
         return Comparison(True, (not_checked(new.type),))
     messages: list[str] = []
-    for compared_schema in reversed(others):
+    for compared_schema in reversed(versions):
         if base in _READS_OLD:
             messages += _problems(new, compared_schema)
         if base in _READS_NEW:
@@ -71,9 +71,9 @@ def compare(
     return Comparison(not messages, tuple(messages))
 
 
-def not_checked(kind: str) -> str:
+def not_checked(schema_type: str) -> str:
     """Return the message about a type of schemas that is not compared."""
-    return f"not checked: {kind} schemas are parsed, but are not compared"
+    return f"not checked: {schema_type} schemas are parsed, but are not compared"
 
 
 def _problems(reader: ComparedSchema, writer: ComparedSchema) -> list[str]:
@@ -94,8 +94,10 @@ def _problems(reader: ComparedSchema, writer: ComparedSchema) -> list[str]:
         str(incompatibility.value) for incompatibility in result.incompatibilities or []
     )
     details = "; ".join(sorted(result.messages or ()))
-    places = ", ".join(sorted(result.locations or ()))
-    return [f"{reader.name} cannot read {writer.name}: {kinds}: {details} at {places}"]
+    locations = ", ".join(sorted(result.locations or ()))
+    return [
+        f"{reader.name} cannot read {writer.name}: {kinds}: {details} at {locations}"
+    ]
 
 
 @functools.lru_cache(maxsize=_PARSED)

@@ -3,7 +3,7 @@
 Rules:
 - Paths, JSON and error codes are those of Confluent's registry. docs/schemas.md lists
   the paths that are not served.
-- A path is divided before it is decoded, because subjects may contain a slash.
+- A path is split at slashes before it is decoded, because subjects may contain a slash.
 - A call that may use the disk runs in a thread. A registration is answered once its
   record is stored.
 - Requests of web pages are refused; see netshim.http.host.
@@ -40,15 +40,15 @@ from logcore.format.schema_records import (
 )
 from logcore.schemas.parsing import canonical_text, serialized_protobuf
 from logcore.schemas.state import SchemaState
-from netshim.http.host import why_refused
+from netshim.http.host import refusal_reason
 from netshim.schemas.compatibility import compare, not_checked
 from netshim.schemas.store import (
     DEFAULT_LEVEL,
     DEFAULT_MODE,
     Decision,
-    RegistryRefusal,
+    RequestedSchema,
+    SchemaRegistryError,
     SchemaStore,
-    WantedSchema,
     check_subject,
     compare_by_level,
     delete_subject,
@@ -58,7 +58,6 @@ from netshim.schemas.store import (
     level_of,
     mode_not_set,
     mode_of,
-    refusal_of,
     register,
     remove_level,
     remove_mode,
@@ -66,6 +65,7 @@ from netshim.schemas.store import (
     set_level,
     set_mode,
     subject_not_found,
+    to_registry_error,
     version_number,
     version_of,
 )
@@ -112,50 +112,50 @@ class RegistryCall:
         try:
             return int(self.query.get(name, default))
         except ValueError:
-            raise RegistryRefusal(
+            raise SchemaRegistryError(
                 400, f"{name}: expected a number, found {self.query[name]!r:.40}"
             ) from None
 
     def field(self, name: str) -> Any:
         """Return a field of the JSON object in the body."""
         if not isinstance(self.body, dict):
-            raise RegistryRefusal(
+            raise SchemaRegistryError(
                 422, f"expected a JSON object, found {self.body!r:.40}"
             )
         return self.body.get(name)
 
-    def schema(self) -> WantedSchema:
+    def schema(self) -> RequestedSchema:
         """Return the schema in the body."""
-        kind = self.field("schemaType") or "AVRO"
+        schema_type = self.field("schemaType") or "AVRO"
         text = self.field("schema")
-        if kind not in SCHEMA_TYPES:
-            raise RegistryRefusal(
+        if schema_type not in SCHEMA_TYPES:
+            raise SchemaRegistryError(
                 42201,
-                f"Invalid schema type {kind!r:.40}: expected {', '.join(SCHEMA_TYPES)}",
+                f"Invalid schema type {schema_type!r:.40}: expected {', '.join(SCHEMA_TYPES)}",
             )
         if not isinstance(text, str) or not text.strip():
-            raise RegistryRefusal(42201, "Empty schema: expected a text as schema")
+            raise SchemaRegistryError(42201, "Empty schema: expected a text as schema")
         if self.field("ruleSet"):
             # A client relies on the registry to enforce rules, so they are not dropped
             # silently.
-            raise RegistryRefusal(42210, "Rules of data contracts are not served")
+            raise SchemaRegistryError(42210, "Rules of data contracts are not served")
         metadata = self.field("metadata") or None
         if metadata is not None and not isinstance(metadata, dict):
-            raise RegistryRefusal(42201, "Invalid metadata: expected an object")
+            raise SchemaRegistryError(42201, "Invalid metadata: expected an object")
         try:
             # JSON can contain lone surrogates, which no record can store.
             text.encode()
             json.dumps(metadata, ensure_ascii=False).encode()
             references = read_references(self.field("references"))
         except (InvalidRecordError, UnicodeEncodeError) as error:
-            raise RegistryRefusal(42201, f"Invalid schema: {error}") from error
+            raise SchemaRegistryError(42201, f"Invalid schema: {error}") from error
         if self.flag("normalize"):
-            text = canonical_text(kind, text)
+            text = canonical_text(schema_type, text)
             # Two schemas that differ only in the order of their references then have
             # one id.
             references = tuple(sorted(references, key=attrs.astuple))
-        return WantedSchema(
-            type=kind,
+        return RequestedSchema(
+            type=schema_type,
             text=text,
             references=references,
             metadata=metadata,
@@ -164,15 +164,15 @@ class RegistryCall:
         )
 
     def _number(self, name: str) -> int | None:
-        found = self.field(name)
+        number = self.field(name)
         # Clients of Confluent send 0 or -1 for a number that is not set.
-        if found in (None, 0, -1):
+        if number in (None, 0, -1):
             return None
-        if type(found) is not int or not 0 < found <= LARGEST_NUMBER:
-            raise RegistryRefusal(
-                42201, f"{name}: expected 1 to {LARGEST_NUMBER}, found {found!r:.40}"
+        if type(number) is not int or not 0 < number <= LARGEST_NUMBER:
+            raise SchemaRegistryError(
+                42201, f"{name}: expected 1 to {LARGEST_NUMBER}, found {number!r:.40}"
             )
-        return found
+        return number
 
 
 class RawText(str):
@@ -207,15 +207,15 @@ class SchemaRegistry:
 
     async def _respond(self, request: Request) -> Response:
         try:
-            refused = why_refused(request, checks_hosts=self._checks_hosts)
+            refused = refusal_reason(request, checks_hosts=self._checks_hosts)
             if refused is not None:
-                raise RegistryRefusal(403, refused)
+                raise SchemaRegistryError(403, refused)
             method, name, path = _route(request)
             # The other methods have no body.
             body = await _body(request) if method in ("POST", "PUT") else b""
             # A thread would take a third of the time of such a request.
-            is_quick = method == "GET" and "format" not in request.query_params
-            if is_quick and self._store.is_current:
+            runs_in_loop = method == "GET" and "format" not in request.query_params
+            if runs_in_loop and self._store.is_current:
                 return self._run(name, request, path, body)
             return await run_in_threadpool(self._run, name, request, path, body)
         except Exception as error:
@@ -225,20 +225,20 @@ class SchemaRegistry:
         self, name: str, request: Request, path: dict[str, str], body: bytes
     ) -> Response:
         call = RegistryCall(path, dict(request.query_params), _parse_json(body))
-        found = getattr(self, name)(call)
-        if isinstance(found, RawText):
-            return Response(str(found), media_type=MEDIA_TYPE)
-        return _response(200, found)
+        result = getattr(self, name)(call)
+        if isinstance(result, RawText):
+            return Response(str(result), media_type=MEDIA_TYPE)
+        return _response(200, result)
 
     # -- the registry ------------------------------------------------------------------
 
     def about(self, _: RegistryCall) -> Any:
         """Return how many records of `_schemas` were skipped, and why."""
 
-        def facts(state: SchemaState) -> Any:
+        def describe(state: SchemaState) -> Any:
             return {"skipped_records": state.skipped, "skipped": state.reasons}
 
-        return self._store.read(facts)
+        return self._store.read(describe)
 
     def types(self, _: RegistryCall) -> Any:
         """List the types of schemas."""
@@ -254,28 +254,28 @@ class SchemaRegistry:
         """List all versions."""
         prefix = call.query.get("subjectPrefix", "")
 
-        def found(state: SchemaState) -> list[SchemaVersion]:
+        def select(state: SchemaState) -> list[SchemaVersion]:
             versions: list[SchemaVersion] = []
             for subject in sorted(state.versions):
                 if not subject.startswith(prefix):
                     continue
-                own = state.active(subject)
+                of_subject = state.active(subject)
                 if call.flag("deleted"):
-                    own = [
+                    of_subject = [
                         state.versions[subject][version]
                         for version in sorted(state.versions[subject])
                     ]
-                versions += own[-1:] if call.flag("latestOnly") else own
+                versions += of_subject[-1:] if call.flag("latestOnly") else of_subject
             return versions
 
         return [
-            _version_fields(version) for version in call.page(self._store.read(found))
+            _version_fields(version) for version in call.page(self._store.read(select))
         ]
 
     def by_id(self, call: RegistryCall) -> Any:
         """Return the schema of an id."""
-        found = self._store.read(lambda state: _by_id(state, call))
-        return self._formatted(call, _schema_fields(found), found)
+        version = self._store.read(lambda state: _by_id(state, call))
+        return self._formatted(call, _schema_fields(version), version)
 
     def text_by_id(self, call: RegistryCall) -> Any:
         """Return the text of the schema of an id."""
@@ -284,10 +284,10 @@ class SchemaRegistry:
     def by_guid(self, call: RegistryCall) -> Any:
         """Return the schema of a GUID."""
         guid = call.path["guid"]
-        found = self._store.read(lambda state: state.find_guid(guid.lower()))
-        if found is None:
-            raise RegistryRefusal(40403, f"Schema {guid[:40]} not found")
-        return self._formatted(call, _schema_fields(found), found)
+        version = self._store.read(lambda state: state.find_guid(guid.lower()))
+        if version is None:
+            raise SchemaRegistryError(40403, f"Schema {guid[:40]} not found")
+        return self._formatted(call, _schema_fields(version), version)
 
     def ids_of_guid(self, call: RegistryCall) -> Any:
         """Return the ids of a GUID, by context."""
@@ -304,32 +304,32 @@ class SchemaRegistry:
         return call.page(self._uses(call))
 
     def _uses(self, call: RegistryCall) -> list[dict[str, Any]]:
-        def found(state: SchemaState) -> list[SchemaVersion]:
+        def select(state: SchemaState) -> list[SchemaVersion]:
             return state.uses(_by_id(state, call).id)
 
-        wanted = call.query.get("subject")
+        subject = call.query.get("subject")
         return [
             {"subject": version.subject, "version": version.version}
-            for version in self._store.read(found)
+            for version in self._store.read(select)
             if (call.flag("deleted") or not version.is_deleted)
-            and wanted in (None, "", version.subject)
+            and subject in (None, "", version.subject)
         ]
 
     def _formatted(
         self, call: RegistryCall, fields: dict[str, Any], schema: SchemaVersion
     ) -> dict[str, Any]:
         """Return the fields of a schema, with its text in the format of the request."""
-        wanted = call.query.get("format", "")
+        format_name = call.query.get("format", "")
         # Only Protobuf has a binary form of a schema: a file descriptor.
-        if wanted == "serialized" and schema.type == "PROTOBUF":
+        if format_name == "serialized" and schema.type == "PROTOBUF":
             references = self._store.read(
                 lambda state: state.resolve(schema.references)
             )
             data = serialized_protobuf(schema.text, references)
             return {**fields, "schema": base64.b64encode(data).decode()}
-        if wanted not in ("", "default", "serialized"):
+        if format_name not in ("", "default", "serialized"):
             # The client would parse the text as if it had this format.
-            raise RegistryRefusal(404, f"format {wanted!r:.40} is not served")
+            raise SchemaRegistryError(404, f"format {format_name!r:.40} is not served")
         return fields
 
     # -- subjects ----------------------------------------------------------------------
@@ -339,7 +339,7 @@ class SchemaRegistry:
         prefix = call.query.get("subjectPrefix", "")
         only_deleted = call.flag("deletedOnly", "deleted_only")
 
-        def found(state: SchemaState) -> list[str]:
+        def select(state: SchemaState) -> list[str]:
             names = (
                 version for version in state.versions if version.startswith(prefix)
             )
@@ -349,27 +349,27 @@ class SchemaRegistry:
                 name for name in names if call.flag("deleted") or state.active(name)
             ]
 
-        return call.page(sorted(self._store.read(found)))
+        return call.page(sorted(self._store.read(select)))
 
     def look_up(self, call: RegistryCall) -> Any:
         """Return the version of a subject that has a schema."""
-        wanted = call.schema()
-        with_deleted = call.flag("deleted")
+        requested = call.schema()
+        include_deleted = call.flag("deleted")
 
-        def found(state: SchemaState) -> SchemaVersion:
-            known = find_registered(
-                state, call.subject, wanted, with_deleted=with_deleted
+        def select(state: SchemaState) -> SchemaVersion:
+            existing = find_registered(
+                state, call.subject, requested, include_deleted=include_deleted
             )
-            if known is not None:
-                return known
+            if existing is not None:
+                return existing
             # A missing subject has another code than a missing schema.
-            if not (state.active(call.subject) or with_deleted) or (
+            if not (state.active(call.subject) or include_deleted) or (
                 call.subject not in state.versions
             ):
                 raise subject_not_found(call.subject)
-            raise RegistryRefusal(40403, "Schema not found")
+            raise SchemaRegistryError(40403, "Schema not found")
 
-        schema = self._store.read(found)
+        schema = self._store.read(select)
         return self._formatted(call, _version_fields(schema), schema)
 
     def remove_subject(self, call: RegistryCall) -> Any:
@@ -383,7 +383,7 @@ class SchemaRegistry:
         """List the versions of a subject."""
         only_deleted = call.flag("deletedOnly", "deleted_only")
 
-        def found(state: SchemaState) -> list[int]:
+        def select(state: SchemaState) -> list[int]:
             versions = state.versions.get(call.subject, {})
             numbers = [
                 number
@@ -398,16 +398,16 @@ class SchemaRegistry:
                 raise subject_not_found(call.subject)
             return numbers
 
-        return call.page(self._store.read(found))
+        return call.page(self._store.read(select))
 
     def add_version(self, call: RegistryCall) -> Any:
         """Register a schema."""
         check_subject(call.subject)
-        wanted = call.schema()
-        is_parsed = self._store.check(wanted)
+        requested = call.schema()
+        is_parsed = self._store.check(requested)
 
         def decide(state: SchemaState) -> Decision:
-            return register(state, call.subject, wanted)
+            return register(state, call.subject, requested)
 
         schema, messages = self._store.change(decide)
         if not is_parsed:
@@ -420,8 +420,8 @@ class SchemaRegistry:
 
     def show_version(self, call: RegistryCall) -> Any:
         """Return a version of a subject."""
-        found = self._store.read(lambda state: _version(state, call))
-        return self._formatted(call, _version_fields(found), found)
+        version = self._store.read(lambda state: _version(state, call))
+        return self._formatted(call, _version_fields(version), version)
 
     def text_of_version(self, call: RegistryCall) -> Any:
         """Return the text of a version."""
@@ -430,12 +430,12 @@ class SchemaRegistry:
     def users_of_version(self, call: RegistryCall) -> Any:
         """Return the ids of the schemas that refer to a version."""
 
-        def found(state: SchemaState) -> list[int]:
+        def select(state: SchemaState) -> list[int]:
             version = _version(state, call)
             users = state.users(version.subject, version.version)
             return sorted({user.id for user in users})
 
-        return call.page(self._store.read(found))
+        return call.page(self._store.read(select))
 
     def remove_version(self, call: RegistryCall) -> Any:
         """Delete a version."""
@@ -448,60 +448,60 @@ class SchemaRegistry:
 
     def with_metadata(self, call: RegistryCall) -> Any:
         """Return the latest version of a subject with some properties."""
-        wanted = {}
+        requested = {}
         if "key" in call.query:
-            wanted = {call.query["key"]: call.query.get("value")}
+            requested = {call.query["key"]: call.query.get("value")}
 
-        def found(state: SchemaState) -> SchemaVersion:
+        def select(state: SchemaState) -> SchemaVersion:
             versions = state.active(call.subject)
             if not versions:
                 raise subject_not_found(call.subject)
             # The latest version comes first.
             for version in reversed(versions):
                 properties = (version.metadata or {}).get("properties") or {}
-                # All wanted properties must be equal. Without any, the latest version
-                # fits.
-                if wanted.items() <= properties.items():
+                # A version matches if it has all requested properties. Without
+                # properties, the latest version matches.
+                if requested.items() <= properties.items():
                     return version
-            raise RegistryRefusal(40403, "Schema not found")
+            raise SchemaRegistryError(40403, "Schema not found")
 
-        schema = self._store.read(found)
+        schema = self._store.read(select)
         return self._formatted(call, _version_fields(schema), schema)
 
     # -- compatibility and settings ----------------------------------------------------
 
     def compare_with_version(self, call: RegistryCall) -> Any:
         """Compare a schema with one version of a subject."""
-        wanted = call.schema()
-        self._store.check(wanted)
+        requested = call.schema()
+        self._store.check(requested)
 
-        def found(state: SchemaState) -> Any:
+        def compare_one(state: SchemaState) -> Any:
             other = version_of(state, call.subject, call.path["version"])
             level = level_of(state, call.subject)
             return compare(
                 level,
-                resolve_schema(state, "the new schema", wanted),
+                resolve_schema(state, "the new schema", requested),
                 [resolve_schema(state, f"version {other.version}", other)],
             )
 
-        return _comparison_result(call, wanted, self._store.read(found))
+        return _comparison_result(call, requested, self._store.read(compare_one))
 
     def compare_with_all(self, call: RegistryCall) -> Any:
-        """Compare a schema with the versions that its level names."""
-        wanted = call.schema()
-        self._store.check(wanted)
-        verdict = self._store.read(
+        """Compare a schema with the versions that the compatibility level requires."""
+        requested = call.schema()
+        self._store.check(requested)
+        comparison = self._store.read(
             lambda state: compare_by_level(
-                state, call.subject, wanted, state.active(call.subject)
+                state, call.subject, requested, state.active(call.subject)
             )
         )
-        return _comparison_result(call, wanted, verdict)
+        return _comparison_result(call, requested, comparison)
 
     def show_level(self, call: RegistryCall) -> Any:
         """Return a compatibility level."""
         subject = call.path.get("subject")
 
-        def found(state: SchemaState) -> str:
+        def select(state: SchemaState) -> str:
             if subject is None:
                 return state.levels.get(None, DEFAULT_LEVEL)
             # As in Confluent's registry, a subject without a level of its own is an
@@ -510,7 +510,7 @@ class SchemaRegistry:
                 raise level_not_set(subject)
             return level_of(state, subject)
 
-        level = self._store.read(found)
+        level = self._store.read(select)
         return {"compatibilityLevel": level, "docs": _LEVEL_DOCS}
 
     def change_level(self, call: RegistryCall) -> Any:
@@ -531,14 +531,14 @@ class SchemaRegistry:
         """Return a mode."""
         subject = call.path.get("subject")
 
-        def found(state: SchemaState) -> str:
+        def select(state: SchemaState) -> str:
             if subject is None:
                 return state.modes.get(None, DEFAULT_MODE)
             if subject not in state.modes and not call.flag("defaultToGlobal"):
                 raise mode_not_set(subject)
             return mode_of(state, subject)
 
-        return {"mode": self._store.read(found)}
+        return {"mode": self._store.read(select)}
 
     def change_mode(self, call: RegistryCall) -> Any:
         """Set a mode."""
@@ -626,30 +626,30 @@ def _route(request: Request) -> tuple[str, str, dict[str, str]]:
     parts = path.split("/")
     methods = []
     for method, pattern, name in _ROUTE_PARTS:
-        found = _match(pattern, parts)
-        if found is not None:
+        values = _match(pattern, parts)
+        if values is not None:
             if method == request.method:
-                return method, name, found
+                return method, name, values
             methods.append(method)
     if methods:
-        raise RegistryRefusal(405, f"expected {', '.join(methods)} {path[:80]}")
+        raise SchemaRegistryError(405, f"expected {', '.join(methods)} {path[:80]}")
     if parts[0] in _NOT_SERVED:
-        raise RegistryRefusal(404, f"/{parts[0]} is not served by this registry")
-    raise RegistryRefusal(404, f"not served: {path[:80]}")
+        raise SchemaRegistryError(404, f"/{parts[0]} is not served by this registry")
+    raise SchemaRegistryError(404, f"not served: {path[:80]}")
 
 
 def _match(pattern: Sequence[str], parts: Sequence[str]) -> dict[str, str] | None:
     if len(pattern) != len(parts):
         return None
-    found = {}
+    values = {}
     for segment, part in zip(pattern, parts, strict=True):
         if segment.startswith("{"):
             if not part:
                 return None
-            found[segment[1:-1]] = unquote(part)
+            values[segment[1:-1]] = unquote(part)
         elif segment != part:
             return None
-    return found
+    return values
 
 
 async def _body(request: Request) -> bytes:
@@ -657,7 +657,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BYTES:
-            raise RegistryRefusal(413, f"a body has at most {MAX_BYTES} bytes")
+            raise SchemaRegistryError(413, f"a body has at most {MAX_BYTES} bytes")
     return bytes(body)
 
 
@@ -667,7 +667,7 @@ def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RegistryRefusal(400, f"the body is not JSON: {error}") from error
+        raise SchemaRegistryError(400, f"the body is not JSON: {error}") from error
 
 
 def _response(status: int, content: Any) -> Response:
@@ -679,16 +679,16 @@ def _failure(error: Exception) -> Response:
     """Return the response that reports an error."""
     match error:
         case RecordTooLargeError():
-            error = RegistryRefusal(413, f"the schema is too large: {error}")
+            error = SchemaRegistryError(413, f"the schema is too large: {error}")
         case InvalidSchemaError():
-            error = RegistryRefusal(42201, f"Invalid schema: {error}")
+            error = SchemaRegistryError(42201, f"Invalid schema: {error}")
         case MissingDependencyError():
-            error = RegistryRefusal(501, str(error))
-        case RegistryRefusal():
+            error = SchemaRegistryError(501, str(error))
+        case SchemaRegistryError():
             pass
         case _:
             _log.error("schema registry: %r", error)
-    refusal = refusal_of(error)
+    refusal = to_registry_error(error)
     return _response(
         int(str(refusal.code)[:3]),
         {"error_code": refusal.code, "message": str(refusal)},
@@ -704,16 +704,18 @@ def _checked_subject(call: RegistryCall) -> str | None:
 
 def _by_id(state: SchemaState, call: RegistryCall) -> SchemaVersion:
     text = call.path["id"]
-    found = None
+    version = None
     if text.isascii() and text.isdecimal() and len(text) < 12:
-        found = state.find(int(text))
+        version = state.find(int(text))
     subject = call.query.get("subject")
-    if found is not None and subject:
-        own = [user for user in state.uses(found.id) if user.subject == subject]
-        found = own[-1] if own else found
-    if found is None:
-        raise RegistryRefusal(40403, f"Schema {text[:40]} not found")
-    return found
+    if version is not None and subject:
+        of_subject = [
+            user for user in state.uses(version.id) if user.subject == subject
+        ]
+        version = of_subject[-1] if of_subject else version
+    if version is None:
+        raise SchemaRegistryError(40403, f"Schema {text[:40]} not found")
+    return version
 
 
 def _version(state: SchemaState, call: RegistryCall) -> SchemaVersion:
@@ -722,7 +724,7 @@ def _version(state: SchemaState, call: RegistryCall) -> SchemaVersion:
         state,
         call.subject,
         call.path["version"],
-        with_deleted=call.flag("deleted"),
+        include_deleted=call.flag("deleted"),
     )
 
 
@@ -750,10 +752,12 @@ def _version_fields(schema: SchemaVersion) -> dict[str, Any]:
     }
 
 
-def _comparison_result(call: RegistryCall, wanted: WantedSchema, verdict: Any) -> Any:
+def _comparison_result(
+    call: RegistryCall, requested: RequestedSchema, comparison: Any
+) -> Any:
     """Return the answer to a comparison."""
-    result: dict[str, Any] = {"is_compatible": verdict.is_compatible}
-    unchecked = [not_checked(wanted.type)] if wanted.type != "AVRO" else []
+    result: dict[str, Any] = {"is_compatible": comparison.is_compatible}
+    unchecked = [not_checked(requested.type)] if requested.type != "AVRO" else []
     if call.flag("verbose") or unchecked:
-        result["messages"] = list(verdict.messages) or unchecked
+        result["messages"] = list(comparison.messages) or unchecked
     return result

@@ -2,7 +2,7 @@
 
 Rules:
 - A decision is a pure function of the state. It returns the records to append and the
-  result, or raises RegistryRefusal.
+  result, or raises SchemaRegistryError.
 - The records of one decision are one batch. They are appended only if the log still ends
   at the last record of the state. If another record came first, the decision is made again.
 - The result is returned once the records are as durable as with acks=all.
@@ -63,7 +63,7 @@ _LONGEST_SUBJECT: Final = 1_000
 _RESERVED_SUBJECTS: Final = ("__GLOBAL", "__EMPTY")
 
 
-class RegistryRefusal(Exception):
+class SchemaRegistryError(Exception):
     """The error of a refused request, with the code of Confluent's registry.
 
     The first three digits of the code are the HTTP status.
@@ -83,7 +83,7 @@ class Decision:
 
 
 @attrs.frozen(kw_only=True)
-class WantedSchema:
+class RequestedSchema:
     """A schema in a request."""
 
     type: str
@@ -99,8 +99,8 @@ class WantedSchema:
 # -- lookups ---------------------------------------------------------------------------
 
 
-def subject_not_found(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(40401, f"Subject '{subject}' not found.")
+def subject_not_found(subject: str) -> SchemaRegistryError:
+    return SchemaRegistryError(40401, f"Subject '{subject}' not found.")
 
 
 def version_number(text: str) -> int | None:
@@ -109,7 +109,7 @@ def version_number(text: str) -> int | None:
         return None
     if text.isascii() and text.isdecimal() and 0 < int(text[:11]) <= LARGEST_NUMBER:
         return int(text)
-    raise RegistryRefusal(
+    raise SchemaRegistryError(
         42202,
         f"The specified version '{text[:40]}' is not a valid version id: "
         f"expected 1 to {LARGEST_NUMBER}, or latest",
@@ -117,24 +117,27 @@ def version_number(text: str) -> int | None:
 
 
 def version_of(
-    state: SchemaState, subject: str, text: str, *, with_deleted: bool = False
+    state: SchemaState, subject: str, text: str, *, include_deleted: bool = False
 ) -> SchemaVersion:
-    """Return a version of a subject. Raises RegistryRefusal if it is deleted or missing."""
+    """Return a version of a subject.
+
+    Raises SchemaRegistryError if it is deleted or missing.
+    """
     number = version_number(text)
     versions = state.versions.get(subject, {})
-    found = [
+    candidates = [
         versions[version]
         for version in sorted(versions)
-        if with_deleted or not versions[version].is_deleted
+        if include_deleted or not versions[version].is_deleted
     ]
-    if not found:
+    if not candidates:
         raise subject_not_found(subject)
     if number is None:
-        return found[-1]
-    for version in found:
+        return candidates[-1]
+    for version in candidates:
         if version.version == number:
             return version
-    raise RegistryRefusal(40402, f"Version {number} not found.")
+    raise SchemaRegistryError(40402, f"Version {number} not found.")
 
 
 def level_of(state: SchemaState, subject: str) -> str:
@@ -151,9 +154,9 @@ def mode_of(state: SchemaState, subject: str) -> str:
 
 
 def check_subject(subject: str) -> None:
-    """Raise RegistryRefusal for a name that no subject may have."""
+    """Raise SchemaRegistryError for a name that no subject may have."""
     if subject.startswith(CONTEXT_PREFIX):
-        raise RegistryRefusal(
+        raise SchemaRegistryError(
             42208, f"Subject '{subject[:80]}': contexts are not served"
         )
     if (
@@ -162,7 +165,7 @@ def check_subject(subject: str) -> None:
         or len(subject) > _LONGEST_SUBJECT
         or subject in _RESERVED_SUBJECTS
     ):
-        raise RegistryRefusal(
+        raise SchemaRegistryError(
             42208,
             f"The specified subject {subject[:80]!r} is not a valid subject: expected "
             f"1 to {_LONGEST_SUBJECT} printable characters",
@@ -170,10 +173,10 @@ def check_subject(subject: str) -> None:
 
 
 def check_writable(state: SchemaState, subject: str) -> None:
-    """Raise RegistryRefusal if a subject may only be read."""
+    """Raise SchemaRegistryError if a subject may only be read."""
     mode = mode_of(state, subject)
     if mode.startswith("READONLY"):
-        raise RegistryRefusal(42205, f"Subject {subject} is in the mode {mode}")
+        raise SchemaRegistryError(42205, f"Subject {subject} is in the mode {mode}")
 
 
 def resolve_schema(state: SchemaState, name: str, schema: Any) -> ComparedSchema:
@@ -185,51 +188,57 @@ def resolve_schema(state: SchemaState, name: str, schema: Any) -> ComparedSchema
 def compare_by_level(
     state: SchemaState,
     subject: str,
-    wanted: WantedSchema,
-    others: Sequence[SchemaVersion],
+    requested: RequestedSchema,
+    versions: Sequence[SchemaVersion],
 ) -> Comparison:
     """Compare a schema with versions of a subject, by the level of the subject."""
     return compare(
         level_of(state, subject),
-        resolve_schema(state, "the new schema", wanted),
+        resolve_schema(state, "the new schema", requested),
         [
             resolve_schema(state, f"version {version.version}", version)
-            for version in others
+            for version in versions
         ],
     )
 
 
 def find_registered(
-    state: SchemaState, subject: str, wanted: WantedSchema, *, with_deleted: bool
+    state: SchemaState,
+    subject: str,
+    requested: RequestedSchema,
+    *,
+    include_deleted: bool,
 ) -> SchemaVersion | None:
     """Return the latest version of a subject that has this schema, or None."""
-    identity = identity_of(wanted.type, wanted.text, wanted.references, wanted.metadata)
+    identity = identity_of(
+        requested.type, requested.text, requested.references, requested.metadata
+    )
     number = state.id_of(identity)
     if number is None:
         return None
-    found = [
+    matches = [
         user
         for user in state.uses(number)
-        if user.subject == subject and (with_deleted or not user.is_deleted)
+        if user.subject == subject and (include_deleted or not user.is_deleted)
     ]
-    return found[-1] if found else None
+    return matches[-1] if matches else None
 
 
 # -- decisions -------------------------------------------------------------------------
 
 
-def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision:
+def register(state: SchemaState, subject: str, requested: RequestedSchema) -> Decision:
     """Add a schema to a subject. The result is a SchemaVersion and messages."""
     # Serializers register their schema at each start, so an existing one is the normal
     # case. It is not a change, and is allowed in a read-only registry.
-    known = find_registered(state, subject, wanted, with_deleted=False)
-    if known is not None and wanted.version in (None, known.version):
-        return Decision((known, ()))
+    existing = find_registered(state, subject, requested, include_deleted=False)
+    if existing is not None and requested.version in (None, existing.version):
+        return Decision((existing, ()))
     check_writable(state, subject)
     imports = mode_of(state, subject) == "IMPORT"
-    if imports != (wanted.id is not None):
+    if imports != (requested.id is not None):
         negation = " not" if not imports else ""
-        raise RegistryRefusal(
+        raise SchemaRegistryError(
             42205,
             f"Subject {subject} is{negation} in import mode: expected "
             f"{'an' if imports else 'no'} id in the request",
@@ -237,43 +246,45 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
     # An import copies the history of another registry, which has checked it already.
     messages: tuple[str, ...] = ()
     if not imports:
-        verdict = compare_by_level(state, subject, wanted, state.active(subject))
-        messages = verdict.messages
-        if not verdict.is_compatible:
-            raise RegistryRefusal(
+        comparison = compare_by_level(state, subject, requested, state.active(subject))
+        messages = comparison.messages
+        if not comparison.is_compatible:
+            raise SchemaRegistryError(
                 409,
                 "Schema being registered is incompatible with an earlier schema for "
                 f'subject "{subject}", level {level_of(state, subject)}, '
                 f"details: {'; '.join(messages)}",
             )
-    identity = identity_of(wanted.type, wanted.text, wanted.references, wanted.metadata)
+    identity = identity_of(
+        requested.type, requested.text, requested.references, requested.metadata
+    )
     # An equal schema has one id in all subjects, as in Confluent's registry.
-    number = wanted.id or state.id_of(identity) or state.max_id + 1
+    number = requested.id or state.id_of(identity) or state.max_id + 1
     # Records name a schema by its id alone. Two schemas with one id would decode the
     # records of one of them as the other.
-    twin = state.find(number)
-    if twin is not None and identity != identity_of(
-        twin.type, twin.text, twin.references, twin.metadata
+    same_id = state.find(number)
+    if same_id is not None and identity != identity_of(
+        same_id.type, same_id.text, same_id.references, same_id.metadata
     ):
-        raise RegistryRefusal(42205, f"id {number} has another schema")
+        raise SchemaRegistryError(42205, f"id {number} has another schema")
     versions = state.versions.get(subject, {})
     # Softly deleted versions count, because their numbers are still readable.
-    version = wanted.version or max(versions, default=0) + 1
+    version = requested.version or max(versions, default=0) + 1
     if version in versions:
-        raise RegistryRefusal(42205, f"Subject {subject} has a version {version}")
+        raise SchemaRegistryError(42205, f"Subject {subject} has a version {version}")
     # Schemas that share an id have the same text. Confluent's registry skips others.
-    text = wanted.text if twin is None else twin.text
+    text = requested.text if same_id is None else same_id.text
     schema = SchemaVersion(
         subject=subject,
         version=version,
         id=number,
-        guid=guid_of(wanted.type, text, wanted.references, wanted.metadata)
-        if twin is None
-        else twin.guid,
+        guid=guid_of(requested.type, text, requested.references, requested.metadata)
+        if same_id is None
+        else same_id.guid,
         text=text,
-        type=wanted.type,
-        references=wanted.references,
-        metadata=wanted.metadata,
+        type=requested.type,
+        references=requested.references,
+        metadata=requested.metadata,
     )
     return Decision((schema, messages), [version_record(schema)])
 
@@ -281,7 +292,7 @@ def register(state: SchemaState, subject: str, wanted: WantedSchema) -> Decision
 def _check_unused(state: SchemaState, versions: Sequence[SchemaVersion]) -> None:
     for version in versions:
         for user in state.users(version.subject, version.version):
-            raise RegistryRefusal(
+            raise SchemaRegistryError(
                 42206,
                 f"Version {version.version} of {version.subject} is referenced by "
                 f"{user.subject} version {user.version}",
@@ -293,27 +304,27 @@ def delete_version(
 ) -> Decision:
     """Delete a version. The result is its number."""
     check_writable(state, subject)
-    found = version_of(state, subject, text, with_deleted=True)
+    version = version_of(state, subject, text, include_deleted=True)
     if version_number(text) is None and not is_permanent:
-        found = version_of(state, subject, text)
-    name = f"Subject '{subject}' Version {found.version}"
+        version = version_of(state, subject, text)
+    name = f"Subject '{subject}' Version {version.version}"
     # Confluent deletes in two steps: a soft deletion hides a version, and its records
     # remain readable by id. Only a second call with permanent=true removes it.
     if not is_permanent:
-        if found.is_deleted:
-            raise RegistryRefusal(
+        if version.is_deleted:
+            raise SchemaRegistryError(
                 40406,
                 f"{name} was soft deleted. Set permanent=true to delete permanently",
             )
-        _check_unused(state, [found])
-        deleted = attrs.evolve(found, is_deleted=True)
-        return Decision(found.version, [version_record(deleted)])
-    if not found.is_deleted:
-        raise RegistryRefusal(
+        _check_unused(state, [version])
+        deleted = attrs.evolve(version, is_deleted=True)
+        return Decision(version.version, [version_record(deleted)])
+    if not version.is_deleted:
+        raise SchemaRegistryError(
             40407, f"{name} was not deleted first before being permanently deleted"
         )
-    _check_unused(state, [found])
-    return Decision(found.version, [removed_version_record(subject, found.version)])
+    _check_unused(state, [version])
+    return Decision(version.version, [removed_version_record(subject, version.version)])
 
 
 def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> Decision:
@@ -325,7 +336,7 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
         raise subject_not_found(subject)
     if is_permanent:
         if active:
-            raise RegistryRefusal(
+            raise SchemaRegistryError(
                 40405,
                 f"Subject '{subject}' was not deleted first before being permanently deleted",
             )
@@ -334,7 +345,7 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
         records = [removed_version_record(subject, number) for number in numbers]
         return Decision(numbers, records)
     if not active:
-        raise RegistryRefusal(
+        raise SchemaRegistryError(
             40404,
             f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently",
         )
@@ -354,7 +365,7 @@ def set_level(subject: str | None, level: Any) -> Decision:
     """
     level = level.upper() if isinstance(level, str) else level
     if level not in COMPATIBILITY_LEVELS:
-        raise RegistryRefusal(
+        raise SchemaRegistryError(
             42203,
             "Invalid compatibility level. Valid values are "
             f"{', '.join(COMPATIBILITY_LEVELS).lower()}; found {level!r:.40}",
@@ -366,12 +377,12 @@ def remove_level(state: SchemaState, subject: str | None) -> Decision:
     """Remove a compatibility level. The result is the former level."""
     if subject is not None and subject not in state.levels:
         raise level_not_set(subject)
-    former = state.levels.get(subject, DEFAULT_LEVEL)
-    return Decision(former, [level_record(subject, None)])
+    previous = state.levels.get(subject, DEFAULT_LEVEL)
+    return Decision(previous, [level_record(subject, None)])
 
 
-def level_not_set(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(
+def level_not_set(subject: str) -> SchemaRegistryError:
+    return SchemaRegistryError(
         40408,
         f"Subject '{subject}' does not have subject-level compatibility configured",
     )
@@ -386,13 +397,13 @@ def set_mode(
     """
     mode = mode.upper() if isinstance(mode, str) else mode
     if mode not in MODES:
-        raise RegistryRefusal(
+        raise SchemaRegistryError(
             42204,
             f"Invalid mode. Valid values are {', '.join(MODES)}; found {mode!r:.40}",
         )
     names = state.versions if subject is None else [subject]
     if mode == "IMPORT" and not is_forced and any(map(state.active, names)):
-        raise RegistryRefusal(
+        raise SchemaRegistryError(
             42205, "Cannot import since found existing schemas; force=true imports them"
         )
     return Decision(mode, [mode_record(subject, mode)])
@@ -402,12 +413,12 @@ def remove_mode(state: SchemaState, subject: str | None) -> Decision:
     """Remove a mode. The result is the former mode."""
     if subject is not None and subject not in state.modes:
         raise mode_not_set(subject)
-    former = state.modes.get(subject, DEFAULT_MODE)
-    return Decision(former, [mode_record(subject, None)])
+    previous = state.modes.get(subject, DEFAULT_MODE)
+    return Decision(previous, [mode_record(subject, None)])
 
 
-def mode_not_set(subject: str) -> RegistryRefusal:
-    return RegistryRefusal(
+def mode_not_set(subject: str) -> SchemaRegistryError:
+    return SchemaRegistryError(
         40409, f"Subject '{subject}' does not have subject-level mode configured"
     )
 
@@ -445,7 +456,7 @@ class SchemaStore:
         """Return the result of a function of the current state.
 
         Raises:
-            RegistryRefusal: the function has refused, or the broker does not serve.
+            SchemaRegistryError: the function has refused, or the broker does not serve.
             LogcoreError: the log cannot be read.
         """
         return self._retry_while_closed(lambda: self._read(function))
@@ -455,17 +466,17 @@ class SchemaStore:
             self._refresh()
             return function(self._state)
 
-    def check(self, wanted: WantedSchema) -> bool:
+    def check(self, requested: RequestedSchema) -> bool:
         """Parse a schema, and return whether it could be parsed.
 
         Raises:
             InvalidSchemaError: the schema is invalid.
             MissingDependencyError: a package is missing.
         """
-        references = self.read(lambda state: state.resolve(wanted.references))
-        if wanted.type == "AVRO":
-            parsed_avro(wanted.text, references)
-        return check_schema(wanted.type, wanted.text, references)
+        references = self.read(lambda state: state.resolve(requested.references))
+        if requested.type == "AVRO":
+            parsed_avro(requested.text, references)
+        return check_schema(requested.type, requested.text, references)
 
     def change(self, decide: Callable[[SchemaState], Decision]) -> Any:
         """Append the records of a decision, and return its answer.
@@ -492,8 +503,8 @@ class SchemaStore:
     def _retry_while_closed(self, function: Callable[[], _T]) -> _T:
         """Call a function again while the log is closed, or is replaced by a rollback."""
         for attempt in range(_ATTEMPTS):
-            if self._server.silent_s is None:
-                raise RegistryRefusal(50301, "the broker is starting or stopping")
+            if self._server.stalled_s is None:
+                raise SchemaRegistryError(50301, "the broker is starting or stopping")
             try:
                 return function()
             except LogClosedError:
@@ -511,7 +522,7 @@ class SchemaStore:
         topic = logdir.describe_topic(SCHEMAS_TOPIC)
         policy = topic.config.cleanup_policy
         if len(topic.partitions) != 1 or policy != "compact":
-            raise RegistryRefusal(
+            raise SchemaRegistryError(
                 50001,
                 f"topic {SCHEMAS_TOPIC}: expected one partition and "
                 f"cleanup.policy=compact, found {len(topic.partitions)} and {policy}",
@@ -546,7 +557,8 @@ class SchemaStore:
                 self._state.skipped,
                 SCHEMAS_TOPIC,
                 "; ".join(
-                    f"offset {at}: {why}" for at, why in self._state.reasons.items()
+                    f"offset {at}: {reason}"
+                    for at, reason in self._state.reasons.items()
                 ),
             )
 
@@ -570,10 +582,10 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def refusal_of(error: Exception) -> RegistryRefusal:
+def to_registry_error(error: Exception) -> SchemaRegistryError:
     """Return the refusal that reports an error of a log."""
-    if isinstance(error, RegistryRefusal):
+    if isinstance(error, SchemaRegistryError):
         return error
     if isinstance(error, LogcoreError):
-        return RegistryRefusal(50001, f"Error in the backend data store: {error}")
-    return RegistryRefusal(50001, f"Error in the backend data store: {error!r}")
+        return SchemaRegistryError(50001, f"Error in the backend data store: {error}")
+    return SchemaRegistryError(50001, f"Error in the backend data store: {error!r}")

@@ -79,7 +79,7 @@ class Permission(enum.IntEnum):
 
 
 CLUSTER_NAME: Final = "kafka-cluster"
-ANYBODY: Final = "User:*"
+ANY_USER: Final = "User:*"
 WILDCARD: Final = "*"
 
 #: The operations that exist for each kind of resource. They are the bits of the
@@ -215,8 +215,8 @@ class AclIndex:
         by_prefix: dict[int, dict[str, list[Acl]]] = {}
         for acl in self._rules:
             if acl.pattern == Pattern.PREFIXED:
-                named = by_prefix.setdefault(acl.resource_type, {})
-                named.setdefault(acl.name, []).append(acl)
+                by_name = by_prefix.setdefault(acl.resource_type, {})
+                by_name.setdefault(acl.name, []).append(acl)
             else:
                 key = (acl.resource_type, acl.name)
                 self._literal.setdefault(key, []).append(acl)
@@ -224,8 +224,8 @@ class AclIndex:
         self._prefixed = by_prefix
         #: Type -> the lengths of its prefixes, rising.
         self._lengths = {
-            kind: sorted({len(prefix) for prefix in named})
-            for kind, named in by_prefix.items()
+            resource_type: sorted({len(prefix) for prefix in by_name})
+            for resource_type, by_name in by_prefix.items()
         }
         #: Answers that were given before.
         self._decisions: dict[tuple[str, str, int, int, str], bool] = {}
@@ -235,7 +235,7 @@ class AclIndex:
         return principal in self.super_users
 
     def allows(
-        self, principal: str, host: str, operation: int, kind: int, name: str
+        self, principal: str, host: str, operation: int, resource_type: int, name: str
     ) -> bool:
         """Return whether a user may perform an operation on a resource.
 
@@ -243,16 +243,16 @@ class AclIndex:
         """
         if principal in self.super_users:
             return True
-        question = (principal, host, operation, kind, name)
+        key = (principal, host, operation, resource_type, name)
         if len(name) > _MAX_CACHED_CHARS:
-            return self._decide(*question)
-        known = self._decisions.get(question)
-        if known is None:
-            known = self._decide(*question)
+            return self._decide(*key)
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self._decide(*key)
             if len(self._decisions) >= _MAX_DECISIONS:
                 self._decisions.clear()
-            self._decisions[question] = known
-        return known
+            self._decisions[key] = decision
+        return decision
 
     def allows_some_topic(self, principal: str, host: str) -> bool:
         """Return whether a user may write to some topic.
@@ -266,7 +266,7 @@ class AclIndex:
             acl
             for acl in self._rules
             if acl.resource_type == ResourceType.TOPIC
-            and acl.principal in (principal, ANYBODY)
+            and acl.principal in (principal, ANY_USER)
             and acl.host in (host, WILDCARD)
             and acl.operation in (AclOperation.WRITE, AclOperation.ALL)
         ]
@@ -278,12 +278,12 @@ class AclIndex:
         )
 
     def _decide(
-        self, principal: str, host: str, operation: int, kind: int, name: str
+        self, principal: str, host: str, operation: int, resource_type: int, name: str
     ) -> bool:
         allowing = (operation, AclOperation.ALL, *_IMPLIED_BY.get(operation, ()))  # type: ignore[call-overload]
         is_allowed = False
-        for acl in self._covering(kind, name):
-            if acl.principal not in (principal, ANYBODY) or acl.host not in (
+        for acl in self._covering(resource_type, name):
+            if acl.principal not in (principal, ANY_USER) or acl.host not in (
                 host,
                 WILDCARD,
             ):
@@ -295,14 +295,14 @@ class AclIndex:
                 is_allowed = True
         return is_allowed
 
-    def _covering(self, kind: int, name: str) -> Iterable[Acl]:
-        yield from self._literal.get((kind, name), ())
+    def _covering(self, resource_type: int, name: str) -> Iterable[Acl]:
+        yield from self._literal.get((resource_type, name), ())
         if name != WILDCARD:
-            yield from self._literal.get((kind, WILDCARD), ())
-        lengths = self._lengths.get(kind, ())
-        named = self._prefixed.get(kind, {})
+            yield from self._literal.get((resource_type, WILDCARD), ())
+        lengths = self._lengths.get(resource_type, ())
+        by_prefix = self._prefixed.get(resource_type, {})
         for length in lengths[: bisect_right(lengths, len(name))]:
-            yield from named.get(name[:length], ())
+            yield from by_prefix.get(name[:length], ())
 
 
 def _covers(deny: Acl, allow: Acl) -> bool:

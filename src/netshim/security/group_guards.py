@@ -136,13 +136,13 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
         )
     # Version 8 and later ask about several groups, each with its own error.
     group_type = response_type.Group
-    request.groups, without = split(
+    request.groups, denied_groups = split(
         request.groups,
         lambda group: requester.may_group(AclOperation.DESCRIBE, group.group_id),
     )
     groups = [
         group_type(group_id=topic.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
-        for topic in without
+        for topic in denied_groups
     ]
     # No group is left for the handler.
     if not request.groups:
@@ -169,9 +169,9 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
 def find_coordinator(request: Any, requester: Requester) -> Any:
     response_type = wire.FIND_COORDINATOR.Response
     if request.key_type == 0:
-        kind, code = ResourceType.GROUP, codes.GROUP_AUTHORIZATION_FAILED
+        resource_type, code = ResourceType.GROUP, codes.GROUP_AUTHORIZATION_FAILED
     elif request.key_type == 1:
-        kind = ResourceType.TRANSACTIONAL_ID
+        resource_type = ResourceType.TRANSACTIONAL_ID
         code = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     else:
         return None  # the handler refuses it
@@ -182,12 +182,12 @@ def find_coordinator(request: Any, requester: Requester) -> Any:
         "port": -1,
     }
     if requester.version < 4:
-        if requester.may(AclOperation.DESCRIBE, kind, request.key):
+        if requester.may(AclOperation.DESCRIBE, resource_type, request.key):
             return None
         return response_type(**nowhere)
     request.coordinator_keys, parts = split(
         request.coordinator_keys,
-        lambda key: requester.may(AclOperation.DESCRIBE, kind, key),
+        lambda key: requester.may(AclOperation.DESCRIBE, resource_type, key),
     )
     refused = [response_type.Coordinator(key=key, **nowhere) for key in parts]
     return complete_with(
@@ -253,15 +253,15 @@ def _described(
         response.groups = refused
         return response
 
-    def complete(handled: Any) -> Any:
-        for group in handled.groups:
+    def complete(handler_response: Any) -> Any:
+        for group in handler_response.groups:
             # Only the guard knows the user, so it replaces the value of the handler.
             if group.authorized_operations != NOT_REQUESTED:
                 group.authorized_operations = requester.operations(
                     ResourceType.GROUP, group.group_id
                 )
-        handled.groups.extend(refused)
-        return handled
+        handler_response.groups.extend(refused)
+        return handler_response
 
     return complete
 

@@ -187,18 +187,18 @@ class MappingRules:
         rules: list[_Rule | None] = []
         position = 0
         while position < len(text):
-            found = _RULE.match(text, position)
-            if found is None:
+            match = _RULE.match(text, position)
+            if match is None:
                 raise InvalidConfigError(
                     "ssl.principal.mapping.rules",
                     expected="DEFAULT or RULE:pattern/replacement/[LU], separated by commas",
                     found=repr(text[position:]),
                 )
-            if found[1]:
+            if match[1]:
                 rules.append(None)
             else:
-                rules.append(_rule(found[2], found[3], found[4]))
-            position = found.end()
+                rules.append(_rule(match[2], match[3], match[4]))
+            position = match.end()
         # As in Kafka, no rules mean DEFAULT.
         return cls(tuple(rules) or (None,))
 
@@ -208,9 +208,9 @@ class MappingRules:
             # DEFAULT.
             if rule is None:
                 return subject
-            found = rule.matches(subject)
-            if found is not None:
-                name = _substituted(rule.replacement, found)
+            match = rule.matches(subject)
+            if match is not None:
+                name = _substituted(rule.replacement, match)
                 if rule.case == "L":
                     return name.lower()
                 if rule.case == "U":
@@ -219,10 +219,10 @@ class MappingRules:
         return None
 
 
-def _substituted(replacement: str, found: Any) -> str:
+def _substituted(replacement: str, match: Any) -> str:
     """Return a replacement with the groups of a match in place of $1, $2 and so on."""
     return re.sub(
-        r"\$(\d)", lambda group: found.group(int(group[1])) or "", replacement
+        r"\$(\d)", lambda group: match.group(int(group[1])) or "", replacement
     )
 
 

@@ -73,8 +73,8 @@ class Rate:
         if not self._samples:
             return 0
         elapsed_ms = now_ms - self._samples[0][0]
-        missing = max(0, _SAMPLES - 1 - elapsed_ms // _SAMPLE_MS)
-        window_ms = elapsed_ms + missing * _SAMPLE_MS
+        missing_samples = max(0, _SAMPLES - 1 - elapsed_ms // _SAMPLE_MS)
+        window_ms = elapsed_ms + missing_samples * _SAMPLE_MS
         return max(0, round(self._total / bound * 1000 - window_ms))
 
     def is_idle(self, now_ms: int) -> bool:
@@ -135,7 +135,9 @@ class Quotas:
         self._rates: dict[_Sensor, Rate] = {}
         self._buckets: dict[_Sensor, Bucket] = {}
         #: (key, user, client id) -> sensor and bound.
-        self._found: dict[tuple[str, str, str], tuple[_Sensor, float] | None] = {}
+        self._sensor_cache: dict[
+            tuple[str, str, str], tuple[_Sensor, float] | None
+        ] = {}
         #: Requests that exceeded a quota, by its key.
         self.throttled: Counter[str] = Counter()
         #: When idle entities were last searched.
@@ -149,17 +151,17 @@ class Quotas:
             (user, client_id, address and canonical_address(address)): values
             for (user, client_id, address), values in bounds.items()
         }
-        self._found.clear()
+        self._sensor_cache.clear()
         self.keys = frozenset(key for values in bounds.values() for key in values)
 
     def record(
         self, key: str, user: str, client_id: str, value: float, now_ms: int
     ) -> int:
         """Measure a value, and return for how many ms the client must wait."""
-        found = self._find(key, user, client_id)
-        if found is None:
+        sensor_and_bound = self._find(key, user, client_id)
+        if sensor_and_bound is None:
             return 0
-        sensor, bound = found
+        sensor, bound = sensor_and_bound
         rate = self._rate(sensor, now_ms)
         rate.record(value, now_ms)
         delay_ms = rate.delay_ms(bound, now_ms)
@@ -171,16 +173,16 @@ class Quotas:
         self, key: str, user: str, client_id: str, value: float, now_ms: int
     ) -> None:
         """Undo record() for a response that is not sent."""
-        found = self._find(key, user, client_id)
-        if found is not None:
-            self._rate(found[0], now_ms).record(-value, now_ms)
+        sensor_and_bound = self._find(key, user, client_id)
+        if sensor_and_bound is not None:
+            self._rate(sensor_and_bound[0], now_ms).record(-value, now_ms)
 
-    def most_fetch_bytes(self, user: str, client_id: str) -> int | None:
+    def max_fetch_bytes(self, user: str, client_id: str) -> int | None:
         """Return the largest response that a fetch may ask for: ten seconds' worth."""
-        found = self._find(FETCH, user, client_id)
-        if found is None:
+        sensor_and_bound = self._find(FETCH, user, client_id)
+        if sensor_and_bound is None:
             return None
-        return max(1, int(found[1] * _MIN_WINDOW_MS / 1000))
+        return max(1, int(sensor_and_bound[1] * _MIN_WINDOW_MS / 1000))
 
     def mutate(
         self, user: str, client_id: str, count: int, now_ms: int, *, is_strict: bool
@@ -190,10 +192,10 @@ class Quotas:
         With is_strict, nothing is counted while the bucket is overdrawn: the request is
         refused.
         """
-        found = self._find(MUTATION, user, client_id)
-        if found is None or not count:
+        sensor_and_bound = self._find(MUTATION, user, client_id)
+        if sensor_and_bound is None or not count:
             return 0
-        sensor, bound = found
+        sensor, bound = sensor_and_bound
         if sensor not in self._buckets:
             sensor = self._admitted(sensor, now_ms)
         bucket = self._buckets.setdefault(sensor, Bucket(bound * _SAMPLES, now_ms))
@@ -227,24 +229,24 @@ class Quotas:
         if key not in self.keys:
             return None
         question = key, user, client_id[:_MAX_NAME_CHARS]
-        if question not in self._found:
-            if len(self._found) >= _MAX_SENSORS:
-                self._found.clear()
-            self._found[question] = self._resolve(*question)
-        return self._found[question]
+        if question not in self._sensor_cache:
+            if len(self._sensor_cache) >= _MAX_SENSORS:
+                self._sensor_cache.clear()
+            self._sensor_cache[question] = self._resolve(*question)
+        return self._sensor_cache[question]
 
     def _resolve(
         self, key: str, user: str, client_id: str
     ) -> tuple[_Sensor, float] | None:
-        both: Entity = (user, client_id, None)
+        user_and_client: Entity = (user, client_id, None)
         of_user: Entity = (user, None, None)
         of_client: Entity = (None, client_id, None)
         order: tuple[tuple[Entity, Entity], ...] = (
-            (both, both),
-            ((user, DEFAULT, None), both),
+            (user_and_client, user_and_client),
+            ((user, DEFAULT, None), user_and_client),
             (of_user, of_user),
-            ((DEFAULT, client_id, None), both),
-            ((DEFAULT, DEFAULT, None), both),
+            ((DEFAULT, client_id, None), user_and_client),
+            ((DEFAULT, DEFAULT, None), user_and_client),
             ((DEFAULT, None, None), of_user),
             (of_client, of_client),
             ((None, DEFAULT, None), of_client),

@@ -44,9 +44,13 @@ class Requester:
         """The rules as they are now."""
         return self.rules()
 
-    def may(self, operation: AclOperation, kind: ResourceType, name: str) -> bool:
+    def may(
+        self, operation: AclOperation, resource_type: ResourceType, name: str
+    ) -> bool:
         """Return whether the user may perform an operation."""
-        return self.index.allows(self.principal, self.host, operation, kind, name)
+        return self.index.allows(
+            self.principal, self.host, operation, resource_type, name
+        )
 
     def may_topic(self, operation: AclOperation, name: str) -> bool:
         """Return whether the user may perform an operation on a topic."""
@@ -64,11 +68,11 @@ class Requester:
         """Return whether the user may perform an operation on the cluster."""
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
-    def operations(self, kind: ResourceType, name: str) -> int:
+    def operations(self, resource_type: ResourceType, name: str) -> int:
         """Return the bits of the operations that the user may perform."""
         bits = 0
-        for operation in LEGAL[kind]:
-            if self.may(operation, kind, name):
+        for operation in LEGAL[resource_type]:
+            if self.may(operation, resource_type, name):
                 bits |= 1 << operation
         return bits
 
@@ -100,8 +104,8 @@ def complete_with(
         setattr(response, field, refused)
         return response
 
-    def complete(handled: Any) -> Any:
-        getattr(handled, field).extend(refused)
-        return handled
+    def complete(handler_response: Any) -> Any:
+        getattr(handler_response, field).extend(refused)
+        return handler_response
 
     return complete

@@ -29,7 +29,7 @@ from netshim.security.scram import (
     CredentialForm,
     ScramError,
 )
-from netshim.security.stored import SecurityFacts
+from netshim.security.stored import SecuritySnapshot
 from netshim.session import BROKER_PRINCIPAL, BROKER_USER
 
 PLAIN: Final = "PLAIN"
@@ -38,7 +38,7 @@ MECHANISMS: Final = (PLAIN, *scram.HASHES, OAUTHBEARER)
 #: How long a correct password of PLAIN is remembered.
 _REMEMBER_MS: Final = 60_000
 #: Maximum number of remembered passwords. At this number, all are forgotten.
-_MAX_REMEMBERED: Final = 10_000
+_MAX_CACHED_PASSWORDS: Final = 10_000
 MAX_PASSWORD_BYTES: Final = 1_024
 _MAX_TOKEN_BYTES: Final = 64 << 10
 
@@ -75,7 +75,7 @@ class Rejected:
     #: For the log. The client gets one text for all reasons.
     reason: str
     user: str = ""
-    #: The text for the client, if the mechanism has one of its own.
+    #: The text for the client, if the mechanism defines a text.
     text: str | None = None
 
 
@@ -116,7 +116,7 @@ class PasswordCache:
     #: Until when each hash is accepted.
     _until_ms: dict[bytes, int] = attrs.Factory(dict)
 
-    def knows(
+    def contains(
         self, user: str, password: str, credential: Credential, now_ms: int
     ) -> bool:
         """Return whether the password was correct within the last minute."""
@@ -127,7 +127,7 @@ class PasswordCache:
         self, user: str, password: str, credential: Credential, now_ms: int
     ) -> None:
         """Remember a correct password."""
-        if len(self._until_ms) >= _MAX_REMEMBERED:
+        if len(self._until_ms) >= _MAX_CACHED_PASSWORDS:
             self._until_ms.clear()
         self._until_ms[self._key(user, password, credential)] = now_ms + _REMEMBER_MS
 
@@ -145,17 +145,17 @@ class PasswordCache:
 class Authenticator:
     """Creates the exchanges of a broker."""
 
-    facts: Callable[[], SecurityFacts]
+    snapshot: Callable[[], SecuritySnapshot]
     random: Callable[[int], bytes]
     passwords: PasswordCache
-    #: Iterations of made-up credentials while no user exists.
+    #: Iterations of mock credentials while no user exists.
     iterations: int
     tokens: TokenVerifier | None = None
 
     def is_broker(self, user: str, mechanism: str | None) -> bool:
         """Return whether a login is one of a broker of the cluster."""
-        is_theirs = user == BROKER_USER and mechanism == BROKER_MECHANISM
-        return is_theirs and self.facts().brokers is not None
+        is_broker_login = user == BROKER_USER and mechanism == BROKER_MECHANISM
+        return is_broker_login and self.snapshot().brokers is not None
 
     def begin(self, mechanism: str) -> Exchange:
         """Return a new exchange for a mechanism that is served."""
@@ -173,11 +173,11 @@ class Authenticator:
 
         Without a mechanism, it is the first mechanism of the user.
         """
-        facts = self.facts()
+        snapshot = self.snapshot()
         if self.is_broker(user, mechanism):
-            assert facts.brokers is not None
-            return BROKER_MECHANISM, facts.brokers.credential, True
-        secret = facts.salt_secret or b"no users"
+            assert snapshot.brokers is not None
+            return BROKER_MECHANISM, snapshot.brokers.credential, True
+        secret = snapshot.salt_secret or b"no users"
         mechanisms = tuple(scram.HASHES)
         if mechanism is not None:
             mechanisms = (mechanism,)
@@ -185,15 +185,15 @@ class Authenticator:
         form = scram.chosen_form(
             secret,
             user,
-            facts.forms.get(mechanism or "")
+            snapshot.forms.get(mechanism or "")
             or (CredentialForm(mechanisms[0], self.iterations),),
         )
-        made_up = scram.made_up_credential(secret, user, form)
-        stored = facts.users.get(user, {})
+        mock = scram.mock_credential(secret, user, form)
+        stored = snapshot.users.get(user, {})
         for offered in mechanisms:
             if offered in stored:
                 return offered, stored[offered], True
-        return form.mechanism, made_up, False
+        return form.mechanism, mock, False
 
 
 @attrs.define(eq=False)
@@ -223,11 +223,11 @@ class _Scram:
             final = scram.verify(self._exchange, token)
         except ScramError as error:
             return Rejected(str(error), user)
-        if not self._is_known:  # no proof matches a made-up credential
+        if not self._is_known:  # no proof matches a mock credential
             return Rejected("unknown user", user)
         # The user may have been deleted, or the password changed, since the challenge.
-        _, present, _ = self._owner.credential(user, self.mechanism)
-        if present != self._exchange.credential:
+        _, current, _ = self._owner.credential(user, self.mechanism)
+        if current != self._exchange.credential:
             return Rejected("the credential was changed during the exchange", user)
         is_broker = self._owner.is_broker(user, self.mechanism)
         return Accepted(user, final, is_broker=is_broker)
@@ -252,7 +252,9 @@ class _Plain:
         if len(password.encode()) > MAX_PASSWORD_BYTES:
             return Rejected("a password that is too long", user)
         mechanism, credential, is_known = self._owner.credential(user)
-        if is_known and self._owner.passwords.knows(user, password, credential, now_ms):
+        if is_known and self._owner.passwords.contains(
+            user, password, credential, now_ms
+        ):
             return Accepted(user)
 
         def derive() -> Step:
@@ -266,8 +268,8 @@ class _Plain:
             if not (is_right and is_known):
                 return Rejected("unknown user or wrong password", user)
             # As in SCRAM: the login may have waited for a thread.
-            _, present, _ = self._owner.credential(user, mechanism)
-            if present != credential:
+            _, current, _ = self._owner.credential(user, mechanism)
+            if current != credential:
                 return Rejected("the credential was changed during the login", user)
             self._owner.passwords.add(user, password, credential, now_ms)
             return Accepted(user)
@@ -293,10 +295,10 @@ class _Bearer:
             return self._reject(Rejected(str(error)))
 
         def verify() -> Step:
-            found = self._tokens.verify(bearer, now_ms)
-            if isinstance(found, Rejected):
-                return self._reject(found)
-            return found
+            accepted = self._tokens.verify(bearer, now_ms)
+            if isinstance(accepted, Rejected):
+                return self._reject(accepted)
+            return accepted
 
         return Work(verify)
 

@@ -3,8 +3,8 @@
 Rules:
 - A stored credential contains no password: salt, StoredKey, ServerKey, iterations.
 - There is no channel binding, and no SASLprep, like in Kafka.
-- An exchange with an unknown user continues with a made-up credential and fails at the
-  proof, with the text and the cost of a wrong password. The made-up credential has the
+- An exchange with an unknown user continues with a mock credential and fails at the
+  proof, with the text and the cost of a wrong password. The mock credential has the
   form of a stored one, because iterations and salts differ between the tools that
   create users.
 
@@ -85,12 +85,12 @@ def credentials_of(
 
     `random` returns that many random bytes, for the salts.
     """
-    found = {}
+    credentials = {}
     for mechanism in HASHES:
         salt = random(SALT_BYTES)
         salted = salted_password(mechanism, password, salt, iterations)
-        found[mechanism] = credential_of(mechanism, salted, salt, iterations)
-    return found
+        credentials[mechanism] = credential_of(mechanism, salted, salt, iterations)
+    return credentials
 
 
 @attrs.frozen(order=True)
@@ -118,11 +118,11 @@ def chosen_form(
     """
     return max(
         forms,
-        key=lambda known: hmac.digest(secret, f"{known}\0{user}".encode(), "sha256"),
+        key=lambda form: hmac.digest(secret, f"{form}\0{user}".encode(), "sha256"),
     )
 
 
-def made_up_credential(secret: bytes, user: str, form: CredentialForm) -> Credential:
+def mock_credential(secret: bytes, user: str, form: CredentialForm) -> Credential:
     """Return a credential for a user without one, always the same for a name.
 
     No proof matches it. `secret` is only known to the servers of a directory, so that
@@ -236,8 +236,8 @@ def verify(exchange: ScramState, token: bytes) -> bytes:
         ScramError: the message is malformed or the proof is wrong.
     """
     text = _text(token)
-    without_proof, found, proof_text = text.rpartition(",p=")
-    if not found:
+    without_proof, separator, proof_text = text.rpartition(",p=")
+    if not separator:
         raise ScramError("the final message has no proof")
     parts = without_proof.split(",")
     if len(parts) < 2 or _decoded(_value(parts[0], "c")) != (
@@ -245,7 +245,8 @@ def verify(exchange: ScramState, token: bytes) -> bytes:
     ):
         raise ScramError("the channel binding differs from the first message")
     # librdkafka before 2.6.1 repeats its own nonce in front. Kafka 3 accepts that, and
-    # Kafka 4 does not. It is safe: the server's part is new in each exchange.
+    # Kafka 4 does not. This is safe, because the server's part is new in each
+    # exchange.
     if _value(parts[1], "r") not in (
         exchange.nonce,
         exchange.first.nonce + exchange.nonce,

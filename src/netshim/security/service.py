@@ -1,8 +1,8 @@
-"""The security of one broker: its settings, and the stored facts as they are now.
+"""The security of one broker: its settings, and the latest stored users and rules.
 
 Rules:
-- The broker's thread reads the fields here; it never blocks. Stored facts are read and
-  changed in worker threads, and then published whole.
+- The broker's thread reads the fields here; it never blocks. Stored users, rules
+  and quotas are read and changed in worker threads, and then published together.
 - Without --acls there is no authorizer: every user who may connect may do everything.
 """
 
@@ -21,12 +21,13 @@ from netshim.security.acls import Acl, AclIndex, AclOperation, ResourceType
 from netshim.security.principals import MappingRules
 from netshim.security.quotas import Quotas
 from netshim.security.sasl import Authenticator, PasswordCache
-from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.security.stored import SecuritySnapshot, SecurityStore
 from netshim.security.tokens import JwtVerifier
 from netshim.session import BROKER_PRINCIPAL, ClientSession
 
 _log = logging.getLogger("netshim")
-#: Stored facts are read again after this time, even if no change was reported.
+#: Stored users, rules and quotas are read again after this time, even if no change was
+#: reported.
 _RELOAD_MS: Final = 5_000
 
 
@@ -66,8 +67,8 @@ class SecuritySettings:
                     found=repr(mechanism),
                 )
         for principal in self.super_users:
-            kind, separator, name = principal.partition(":")
-            if kind != "User" or not separator or not name:
+            principal_type, separator, name = principal.partition(":")
+            if principal_type != "User" or not separator or not name:
                 raise InvalidConfigError(
                     "super user", expected="User:name", found=repr(principal)
                 )
@@ -80,7 +81,7 @@ class SecuritySettings:
 
 
 class Security:
-    """The settings and the stored facts that the broker's thread uses."""
+    """The settings, and the stored users, rules and quotas, of the broker's thread."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Security:
         random: Callable[[int], bytes],
         wall_ms: Callable[[], int],
     ) -> None:
-        """Create the security of a broker without stored facts; see publish().
+        """Create the security of a broker without stored users or rules; see publish().
 
         `open_store` blocks, and is called once. `wall_ms` returns the wall clock.
         """
@@ -103,7 +104,7 @@ class Security:
         self.connections_max_reauth_ms = settings.connections_max_reauth_ms
         self.wall_ms = wall_ms
         #: The stored users, rules and quotas that are in effect.
-        self.facts = SecurityFacts()
+        self.snapshot = SecuritySnapshot()
         #: Number of changes of the rules.
         self.rules_version = 0
         #: The rules; None if no rule is enforced.
@@ -114,7 +115,7 @@ class Security:
         self._open_store = open_store
         #: None until store() opens it.
         self._store: SecurityStore | None = None
-        #: When the stored facts were last read.
+        #: When the registry was last read.
         self._loaded_ms: int | None = None
         tokens = None
         if settings.oauth_jwks is not None:
@@ -125,7 +126,7 @@ class Security:
                 settings.oauth_claim,
             )
         self.authenticator = Authenticator(
-            facts=lambda: self.facts,
+            snapshot=lambda: self.snapshot,
             random=random,
             passwords=PasswordCache(random(32)),
             iterations=settings.scram_iterations,
@@ -139,7 +140,7 @@ class Security:
 
     @property
     def has_store(self) -> bool:
-        """Whether stored facts are used."""
+        """Whether stored users, rules or quotas are used."""
         return self._store is not None
 
     # -- in worker threads, one at a time -----------------------------------------------
@@ -150,8 +151,8 @@ class Security:
             self._store = self._open_store()
         return self._store
 
-    def refresh(self, now_ms: int) -> SecurityFacts | None:
-        """Return the stored facts if they may have changed. May block.
+    def refresh(self, now_ms: int) -> SecuritySnapshot | None:
+        """Return the stored users, rules and quotas if they may have changed. May block.
 
         `now_ms` is a monotonic clock. Returns None while no store is open.
         """
@@ -195,12 +196,12 @@ class Security:
     def _index(self, acls: tuple[Acl, ...]) -> AclIndex:
         return AclIndex(acls, (*self.settings.super_users, BROKER_PRINCIPAL))
 
-    def publish(self, facts: SecurityFacts) -> None:
-        """Use stored facts from now on."""
-        if facts == self.facts:
+    def publish(self, snapshot: SecuritySnapshot) -> None:
+        """Use these users, rules and quotas from now on."""
+        if snapshot == self.snapshot:
             return
-        if self.acls is not None and facts.acls != self.acls.acls:
-            self.acls = self._index(facts.acls)
+        if self.acls is not None and snapshot.acls != self.acls.acls:
+            self.acls = self._index(snapshot.acls)
             self.rules_version += 1
-        self.quotas.set_bounds(facts.quotas)
-        self.facts = facts
+        self.quotas.set_bounds(snapshot.quotas)
+        self.snapshot = snapshot

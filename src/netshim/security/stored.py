@@ -24,7 +24,7 @@ Rules:
 - A damaged node of a user or a quota is reported and skipped: that user cannot log in.
   A damaged node of an access control list counts as a rule that denies everything to
   all users of the resource, because skipping a DENY rule would grant access.
-- If the registry does not answer, load() fails, and its caller keeps the former facts.
+- If the registry does not answer, load() fails, and its caller keeps the former snapshot.
 
 All functions block on the disk.
 """
@@ -60,7 +60,7 @@ from logcore.registry.paths import (
 )
 from netshim.security import scram
 from netshim.security.acls import (
-    ANYBODY,
+    ANY_USER,
     WILDCARD,
     Acl,
     AclOperation,
@@ -133,7 +133,7 @@ class BrokerLogin:
 
 
 @attrs.frozen
-class SecurityFacts:
+class SecuritySnapshot:
     """Everything that is stored, at one moment."""
 
     #: User name -> mechanism -> credential.
@@ -142,7 +142,7 @@ class SecurityFacts:
     acls: tuple[Acl, ...] = ()
     #: Entity -> key -> bound.
     quotas: Mapping[Entity, Mapping[str, float]] = attrs.Factory(dict)
-    #: The secret of made-up salts. Empty if none was made.
+    #: The secret of the salts of mock credentials. Empty if none was created.
     salt_secret: bytes = b""
     #: None if no broker logs in to another one.
     brokers: BrokerLogin | None = None
@@ -152,7 +152,7 @@ class SecurityFacts:
 
     @forms.default  # pyright: ignore
     def _forms(self) -> Mapping[str, frozenset[CredentialForm]]:
-        found: dict[str, set[CredentialForm]] = {}
+        by_mechanism: dict[str, set[CredentialForm]] = {}
         for credentials in self.users.values():
             forms = [
                 CredentialForm.of(name, credentials[name])
@@ -160,10 +160,10 @@ class SecurityFacts:
                 if name in credentials
             ]
             for form in forms:
-                found.setdefault(form.mechanism, set()).add(form)
+                by_mechanism.setdefault(form.mechanism, set()).add(form)
             for form in forms[:1]:
-                found.setdefault("", set()).add(form)
-        return {key: frozenset(forms) for key, forms in found.items()}
+                by_mechanism.setdefault("", set()).add(form)
+        return {key: frozenset(forms) for key, forms in by_mechanism.items()}
 
 
 class SecurityStore:
@@ -178,9 +178,9 @@ class SecurityStore:
     ) -> None:
         """Open the registry of a log directory, or of an existing cluster.
 
-        A cluster is found by the directory of `netshim cluster`, or by the path or the
-        zk:// address that its brokers have as `--registry`. The registry of a log directory is created if it
-        does not exist, unless `read_only` is true.
+        A cluster is identified by the directory of `netshim cluster`, or by the path or
+        the zk:// address that its brokers have as `--registry`. The registry of a log
+        directory is created if it does not exist, unless `read_only` is true.
 
         Raises:
             CorruptRegistryError, UnsupportedRegistryError, LogNotFoundError: see
@@ -196,7 +196,8 @@ class SecurityStore:
     def of_cluster(cls, registry: Callable[[], Registry]) -> SecurityStore:
         """Return the store of a broker in a cluster.
 
-        `registry` returns the registry of its present session. close() leaves it open.
+        `registry` returns the registry of the broker's current session. close() leaves
+        it open.
         """
         store = cls.__new__(cls)
         store._use(registry, lambda: None)
@@ -205,7 +206,7 @@ class SecurityStore:
     def _use(
         self, registry: Callable[[], Registry], close_registry: Callable[[], None]
     ) -> None:
-        self._present_registry = registry
+        self._current_registry = registry
         self._close_registry = close_registry
         self._watch: Watch | None = None
         #: The registry of the watch, and the watched nodes and parents.
@@ -216,11 +217,11 @@ class SecurityStore:
 
     @property
     def _registry(self) -> Registry:
-        return self._present_registry()
+        return self._current_registry()
 
     # -- reading -----------------------------------------------------------------------
 
-    def load(self) -> SecurityFacts:
+    def load(self) -> SecuritySnapshot:
         """Read everything.
 
         Raises:
@@ -228,11 +229,11 @@ class SecurityStore:
             RegistryError: the registry does not answer.
         """
         registry = self._registry
-        reading = _FactsReading(registry, self._reported)
-        facts = reading.read_all()
-        self._reported = frozenset(reading.reported)
-        self._watch_again(registry, reading.paths, reading.parents)
-        return facts
+        reader = _SnapshotReader(registry, self._reported)
+        snapshot = reader.read_all()
+        self._reported = frozenset(reader.reported)
+        self._renew_watches(registry, reader.paths, reader.parents)
+        return snapshot
 
     def has_changed(self) -> bool:
         """Return whether something may have changed since load(). Does not block."""
@@ -242,7 +243,10 @@ class SecurityStore:
 
     @property
     def has_quotas(self) -> bool:
-        """Whether a user, a client id or an address may have a quota. This reads only three lists of names."""
+        """Whether a user, a client id or an address may have a quota.
+
+        This reads only three lists of names.
+        """
         return any(self._registry.children(path) for path in (USERS, CLIENTS, IPS))
 
     def close(self) -> None:
@@ -252,7 +256,7 @@ class SecurityStore:
             self._watch = None
         self._close_registry()
 
-    def _watch_again(
+    def _renew_watches(
         self, registry: Registry, paths: list[str], parents: list[str]
     ) -> None:
         """Watch the nodes that load() has read.
@@ -306,7 +310,7 @@ class SecurityStore:
     def set_credentials(
         self, user: str, changes: Mapping[str, Credential | None]
     ) -> bool:
-        """Set the credentials of a user for some mechanisms; None removes one.
+        """Set the credentials of a user for some mechanisms; None removes a credential.
 
         Returns False, and changes nothing, if a credential to remove does not exist.
         """
@@ -368,8 +372,8 @@ class SecurityStore:
 
         node = self._update(path, replace)
         if node is not None and not (node.value and unpack_config(node.value, path)):
-            # A user with quotas for client ids has children, and remains. So does a
-            # node that another process has changed since.
+            # The node of a user with quotas for client ids has children, so it cannot be
+            # deleted. A node that another process has changed since must not be.
             with contextlib.suppress(RegistryError):
                 self._registry.delete(path, version=node.version)
 
@@ -388,7 +392,7 @@ class SecurityStore:
     # -- access control lists ----------------------------------------------------------
 
     def add_acls(self, acls: Iterable[Acl]) -> None:
-        """Store rules. A rule that exists is stored once."""
+        """Store rules. A rule that exists already is not stored again."""
         for path, added in _by_path(acls).items():
             self._change_acls(path, added=added)
 
@@ -404,30 +408,34 @@ class SecurityStore:
         added: frozenset[Acl] = frozenset(),
         removed: frozenset[Acl] = frozenset(),
     ) -> None:
-        kind, pattern, name = _resource_of(path)
+        resource_type, pattern, name = _resource_of(path)
 
         def replace(data: bytes | None) -> bytes | None:
-            present = frozenset(_unpack_acls(data or b"", path, kind, pattern, name))
-            wanted = (present | added) - removed
-            if wanted == present:
+            current = frozenset(
+                _unpack_acls(data or b"", path, resource_type, pattern, name)
+            )
+            target = (current | added) - removed
+            if target == current:
                 return None
-            return _pack_acls(wanted)
+            return _pack_acls(target)
 
         node = self._update(path, replace)
-        if node is not None and not _unpack_acls(node.value, path, kind, pattern, name):
+        if node is not None and not _unpack_acls(
+            node.value, path, resource_type, pattern, name
+        ):
             # Another process may have added a rule since.
             with contextlib.suppress(RegistryError):
                 self._registry.delete(path, version=node.version)
 
 
-class _FactsReading:
+class _SnapshotReader:
     """One reading of everything that is stored."""
 
     def __init__(
         self, registry: Registry, reported: frozenset[tuple[str, str]]
     ) -> None:
         self._registry = registry
-        self._former = reported
+        self._reported_before = reported
         #: The damaged nodes, and the text of each.
         self.reported: set[tuple[str, str]] = set()
         #: The nodes that were read, and the nodes whose children were listed.
@@ -435,7 +443,7 @@ class _FactsReading:
         self.parents: list[str] = []
         self._quotas: dict[Entity, Mapping[str, float]] = {}
 
-    def read_all(self) -> SecurityFacts:
+    def read_all(self) -> SecuritySnapshot:
         users: dict[str, Mapping[str, Credential]] = {}
         for name, path in self._nodes(USERS):
             config = self._config(path)
@@ -455,15 +463,15 @@ class _FactsReading:
             (PREFIXED_ACLS, Pattern.PREFIXED),
         ):
             self.parents.append(root)
-            for kind_name in self._registry.children(root):
-                kind = _TYPES.get(kind_name)
-                if kind is None:
+            for type_name in self._registry.children(root):
+                resource_type = _TYPES.get(type_name)
+                if resource_type is None:
                     raise CorruptRegistryError(
-                        "unknown kind of resource", path=f"{root}/{kind_name}"
+                        "unknown kind of resource", path=f"{root}/{type_name}"
                     )
-                for name, path in self._nodes(f"{root}/{kind_name}"):
-                    acls += self._acls(path, kind, pattern, name)
-        return SecurityFacts(
+                for name, path in self._nodes(f"{root}/{type_name}"):
+                    acls += self._acls(path, resource_type, pattern, name)
+        return SecuritySnapshot(
             users=users,
             acls=tuple(sorted(acls)),
             quotas=self._quotas,
@@ -474,17 +482,17 @@ class _FactsReading:
     def _nodes(self, parent: str) -> list[tuple[str, str]]:
         """Return (name, path) of the children of a node."""
         self.parents.append(parent)
-        found = [
+        nodes = [
             (element_name(child), f"{parent}/{child}")
             for child in self._registry.children(parent)
         ]
-        self.paths += [path for _, path in found]
-        return found
+        self.paths += [path for _, path in nodes]
+        return nodes
 
     def _report(self, path: str, text: str, *values: object) -> None:
         """Log a damaged node, unless the former reading has logged the same."""
         line = path, text % values
-        if line not in self._former:
+        if line not in self._reported_before:
             _log.error("%s: %s", *line)
         self.reported.add(line)
 
@@ -499,20 +507,20 @@ class _FactsReading:
     def _credentials(
         self, config: Mapping[str, str], path: str
     ) -> Mapping[str, Credential]:
-        found = {}
+        credentials = {}
         for mechanism in scram.HASHES:
             text = config.get(mechanism)
             if text is None:
                 continue
             try:
-                found[mechanism] = scram.parse_credential(text)
+                credentials[mechanism] = scram.parse_credential(text)
             except (KeyError, ValueError):
                 self._report(
                     path,
                     "the credential for %s is damaged, so the user cannot log in with it",
                     mechanism,
                 )
-        return found
+        return credentials
 
     def _add_quotas(self, entity: Entity, config: Mapping[str, str], path: str) -> None:
         values = {}
@@ -527,10 +535,12 @@ class _FactsReading:
             self._quotas[entity] = values
 
     def _acls(
-        self, path: str, kind: ResourceType, pattern: Pattern, name: str
+        self, path: str, resource_type: ResourceType, pattern: Pattern, name: str
     ) -> list[Acl]:
         try:
-            return _unpack_acls(_value(self._registry, path), path, kind, pattern, name)
+            return _unpack_acls(
+                _value(self._registry, path), path, resource_type, pattern, name
+            )
         except _DAMAGE as error:
             self._report(
                 path,
@@ -539,10 +549,10 @@ class _FactsReading:
             )
         return [
             Acl(
-                kind,
+                resource_type,
                 pattern,
                 name,
-                ANYBODY,
+                ANY_USER,
                 WILDCARD,
                 AclOperation.ALL,
                 Permission.DENY,
@@ -615,16 +625,16 @@ def _acl_path(acl: Acl) -> str:
 
 def _resource_of(path: str) -> tuple[ResourceType, Pattern, str]:
     parent, _, name = path.rpartition("/")
-    root, _, kind = parent.rpartition("/")
+    root, _, type_name = parent.rpartition("/")
     pattern = Pattern.PREFIXED if root == PREFIXED_ACLS else Pattern.LITERAL
-    return _TYPES[kind], pattern, element_name(name)
+    return _TYPES[type_name], pattern, element_name(name)
 
 
 def _by_path(acls: Iterable[Acl]) -> dict[str, frozenset[Acl]]:
-    found: dict[str, set[Acl]] = {}
+    by_path: dict[str, set[Acl]] = {}
     for acl in acls:
-        found.setdefault(_acl_path(acl), set()).add(acl)
-    return {path: frozenset(group) for path, group in found.items()}
+        by_path.setdefault(_acl_path(acl), set()).add(acl)
+    return {path: frozenset(group) for path, group in by_path.items()}
 
 
 def _pack_acls(acls: Iterable[Acl]) -> bytes:
@@ -645,22 +655,22 @@ def _pack_acls(acls: Iterable[Acl]) -> bytes:
 
 
 def _unpack_acls(
-    data: bytes, path: str, kind: ResourceType, pattern: Pattern, name: str
+    data: bytes, path: str, resource_type: ResourceType, pattern: Pattern, name: str
 ) -> list[Acl]:
     if not data:
         return []
-    found = unpack_json(data, path)
-    if found.get("version") != 1:
+    value = unpack_json(data, path)
+    if value.get("version") != 1:
         raise CorruptRegistryError(
             "access control lists of another version",
             path=path,
             expected="version 1",
-            found=found.get("version"),
+            found=value.get("version"),
         )
     try:
         return [
             Acl(
-                kind,
+                resource_type,
                 pattern,
                 name,
                 str(acl["principal"]),
@@ -668,7 +678,7 @@ def _unpack_acls(
                 _OPERATIONS[acl["operation"]],
                 _PERMISSIONS[acl["permissionType"]],
             )
-            for acl in found["acls"]
+            for acl in value["acls"]
         ]
     except (KeyError, TypeError) as error:
         raise CorruptRegistryError(
@@ -677,12 +687,12 @@ def _unpack_acls(
 
 
 def _unpack_brokers(data: bytes) -> BrokerLogin:
-    found = unpack_json(data, BROKERS)
+    value = unpack_json(data, BROKERS)
     try:
-        if found["version"] != 1:
+        if value["version"] != 1:
             raise ValueError
         return BrokerLogin(
-            str(found["password"]), scram.parse_credential(found[BROKER_MECHANISM])
+            str(value["password"]), scram.parse_credential(value[BROKER_MECHANISM])
         )
     except (AttributeError, KeyError, ValueError) as error:
         raise CorruptRegistryError(

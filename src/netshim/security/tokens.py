@@ -37,7 +37,7 @@ _SKEW_S: Final = 30
 #: Time after which the keys are read again.
 _KEEP_S: Final = 3_600
 #: Minimum time between two reads, after an unknown key or an error.
-_AGAIN_S: Final = 10
+_RETRY_S: Final = 10
 #: Maximum time of a download.
 _DOWNLOAD_S: Final = 5
 #: Maximum size of the keys.
@@ -86,7 +86,7 @@ class JwtVerifier:
     _keys: dict[str | None, Any] = attrs.Factory(dict)
     #: When the keys were read, and when a read was last attempted.
     _read_s: float | None = None
-    _tried_s: float | None = None
+    _last_attempt_s: float | None = None
 
     def __attrs_post_init__(self) -> None:
         try:
@@ -167,9 +167,11 @@ class JwtVerifier:
         with self._lock:
             now_s = time.monotonic()
             is_old = self._read_s is None or now_s - self._read_s > _KEEP_S
-            may_try = self._tried_s is None or now_s - self._tried_s > _AGAIN_S
+            may_try = (
+                self._last_attempt_s is None or now_s - self._last_attempt_s > _RETRY_S
+            )
             if may_try and (is_old or key_id not in self._keys):
-                self._tried_s = now_s
+                self._last_attempt_s = now_s
                 try:
                     self._read()
                     self._read_s = now_s

@@ -136,12 +136,12 @@ def fetch(request: Any, requester: Requester) -> Any:
 
     def complete(response: Any) -> Any:
         if requester.index is not rules:  # they have changed while the request waited
-            response.responses, late = split(response.responses, is_allowed)
+            response.responses, newly_refused = split(response.responses, is_allowed)
             response.responses += [
                 refusal(
                     topic, [partition.partition_index for partition in topic.partitions]
                 )
-                for topic in late
+                for topic in newly_refused
             ]
         response.responses.extend(refused)
         return response
@@ -200,7 +200,7 @@ def metadata(request: Any, requester: Requester) -> Any:
         requester.version == 0 and not request.topics
     )
     refused: list[Any] = []
-    named: set[str] = set()
+    requested_names: set[str] = set()
     if not names_all:
         may_create = requester.may_cluster(AclOperation.CREATE)
 
@@ -212,9 +212,9 @@ def metadata(request: Any, requester: Requester) -> Any:
             if has_id(topic):
                 if requester.version < 12:  # the handler refuses each of these
                     return True
-                known = requester.topic_of(bytes(topic.topic_id))
-                return known is None or requester.may_topic(
-                    AclOperation.DESCRIBE, known
+                topic_name = requester.topic_of(bytes(topic.topic_id))
+                return topic_name is None or requester.may_topic(
+                    AclOperation.DESCRIBE, topic_name
                 )
             if not requester.may_topic(AclOperation.DESCRIBE, name):
                 return False
@@ -227,9 +227,11 @@ def metadata(request: Any, requester: Requester) -> Any:
             )
 
         request.topics, parts = split(request.topics or (), is_allowed)
-        named = {topic.name for topic in request.topics if topic.name is not None}
+        requested_names = {
+            topic.name for topic in request.topics if topic.name is not None
+        }
         # A topic that is named twice has one entry.
-        shown = {
+        refused_keys = {
             (None, bytes(part.topic_id)) if has_id(part) else (part.name, _NO_ID): None
             for part in parts
         }
@@ -239,7 +241,7 @@ def metadata(request: Any, requester: Requester) -> Any:
                 name=name,
                 topic_id=topic_id,
             )
-            for name, topic_id in shown
+            for name, topic_id in refused_keys
         ]
 
     def complete(response: Any) -> Any:
@@ -251,7 +253,7 @@ def metadata(request: Any, requester: Requester) -> Any:
                 if requester.may_topic(AclOperation.DESCRIBE, topic.name)
             ]
         elif requester.version == 0:  # without names, the handler returned all topics
-            topics = [topic for topic in topics if topic.name in named]
+            topics = [topic for topic in topics if topic.name in requested_names]
         response.topics = [*_with_operations(topics, requester), *refused]
         return _cluster_operations(response, requester)
 
@@ -260,13 +262,13 @@ def metadata(request: Any, requester: Requester) -> Any:
 
 def _with_operations(topics: Iterable[Any], requester: Requester) -> list[Any]:
     """Return topics with the operations that the user may perform on each."""
-    found = list(topics)
-    for topic in found:
+    listed = list(topics)
+    for topic in listed:
         if topic.topic_authorized_operations != NOT_REQUESTED and topic.name:
             topic.topic_authorized_operations = requester.operations(
                 ResourceType.TOPIC, topic.name
             )
-    return found
+    return listed
 
 
 def _cluster_operations(response: Any, requester: Requester) -> Any:
@@ -383,8 +385,8 @@ def delete_topics(request: Any, requester: Requester) -> Any:
 
     request.topics, parts = split(request.topics, is_allowed)
     refused = []
-    named = Counter((part.name, bytes(part.topic_id)) for part in parts)
-    for (topic_name, topic_id), count in named.items():
+    counts = Counter((part.name, bytes(part.topic_id)) for part in parts)
+    for (topic_name, topic_id), count in counts.items():
         # An entry that is repeated, or has both a name and an id, is invalid for every
         # user.
         code = codes.TOPIC_AUTHORIZATION_FAILED
@@ -450,10 +452,10 @@ def configs(api: wire.Api[Any, Any], operation: AclOperation, field: str) -> Gua
     """Return the guard of an API that lists resources with settings."""
 
     def is_allowed(requester: Requester, resource: Any) -> bool:
-        kind, _ = _CONFIG_KINDS.get(resource.resource_type, (None, 0))
-        if kind is None:
+        resource_type, _ = _CONFIG_KINDS.get(resource.resource_type, (None, 0))
+        if resource_type is None:
             return requester.may_cluster(operation)
-        return requester.may(operation, kind, resource.resource_name)
+        return requester.may(operation, resource_type, resource.resource_name)
 
     def guard(request: Any, requester: Requester) -> Any:
         request.resources, parts = split(

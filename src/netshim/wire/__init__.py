@@ -3,13 +3,13 @@ back.
 
     header = wire.decode_header(frame)                     # the frame without its size
     request = wire.decode_request(header, frame)
-    pieces = wire.encode_response(wire.APIS[header.api_key], header.api_version, header.correlation_id, response)
+    buffers = wire.encode_response(wire.APIS[header.api_key], header.api_version, header.correlation_id, response)
 
 Values are small objects whose fields have Kafka's names and defaults:
 `wire.PRODUCE.Response(throttle_time_ms=5)`,
 `wire.PRODUCE.Response.Topic.Partition(index=0)`. They have the fields of all served
-versions, so a handler is written once. A field that a version lacks has its default
-after decoding, and is left out by encoding.
+versions, so a handler is written once. If a version lacks a field, decoding sets it to
+its default, and encoding omits it.
 
 Rules:
 - Invalid bytes of a peer raise only ProtocolError. Its subclass UnsupportedVersionError
@@ -43,9 +43,9 @@ from netshim.wire.codec import (
 from netshim.wire.compiler import Buffer, Malformed, skip_tags
 from netshim.wire.table import *  # noqa: F403  (all messages, by Kafka's names; table.__all__ lists them)
 
-_REQUEST_HEAD: Final = struct.Struct(">hhih")
-_RESPONSE_HEAD: Final = struct.Struct(">ii")
-_RESPONSE_HEAD_FLEXIBLE: Final = struct.Struct(">iix")
+_REQUEST_HEADER: Final = struct.Struct(">hhih")
+_RESPONSE_HEADER: Final = struct.Struct(">ii")
+_FLEXIBLE_RESPONSE_HEADER: Final = struct.Struct(">iix")
 _VERSION: Final = struct.Struct(">h")
 
 
@@ -55,10 +55,10 @@ class UnsupportedVersionError(ProtocolError):
     """
 
     def __init__(
-        self, reason: str, *, header: Header | None = None, **where: Any
+        self, reason: str, *, header: Header | None = None, **details: Any
     ) -> None:
         self.header = header
-        super().__init__(reason, **where)
+        super().__init__(reason, **details)
 
 
 class Header:
@@ -100,14 +100,16 @@ def decode_header(frame: memoryview) -> Header:
     response contains the served versions. Its `body_start` is then undefined. For other
     APIs, it raises UnsupportedVersionError.
     """
-    if len(frame) < _REQUEST_HEAD.size:
+    if len(frame) < _REQUEST_HEADER.size:
         raise ProtocolError(
             "request header: the frame is too short",
             position=0,
             expected="10 bytes or more",
             found=len(frame),
         )
-    api_key, api_version, correlation_id, size_bytes = _REQUEST_HEAD.unpack_from(frame)
+    api_key, api_version, correlation_id, size_bytes = _REQUEST_HEADER.unpack_from(
+        frame
+    )
     api = table.APIS.get(api_key)
     if api is None:
         raise ProtocolError(
@@ -161,46 +163,46 @@ def decode_request(header: Header, frame: memoryview) -> Any:
     """Return the request after a header. Its records are views of the frame: use or copy
     them before the frame is overwritten.
     """
-    request, _ = decode_counted_request(header, frame, sys.maxsize)
+    request, _ = decode_and_count_request(header, frame, sys.maxsize)
     return request
 
 
-def decode_counted_request(
-    header: Header, frame: memoryview, most_entries: int
+def decode_and_count_request(
+    header: Header, frame: memoryview, max_entries: int
 ) -> tuple[Any, int]:
     """Decode like decode_request(), and also return the number of elements of all arrays.
-    A request with more than most_entries elements is refused.
+    A request with more than max_entries elements is refused.
     """
     api = table.APIS[header.api_key]
     _check(api.request, header.api_version, header)
-    return api.request.decode_counted(
-        header.api_version, frame, header.body_start, most_entries
+    return api.request.decode_and_count(
+        header.api_version, frame, header.body_start, max_entries
     )
 
 
 def encode_response(
     api: Api[Any, ResponseT], version: int, correlation_id: int, body: ResponseT
 ) -> list[Buffer]:
-    """Return a response frame with its size, as pieces to send one after the other.
+    """Return a response frame with its size, as buffers to send one after the other.
 
-    Records may be bytes, a memoryview or a list of buffers, which become pieces without
-    a copy. None is encoded as null records. librdkafka drops a Fetch response that
-    contains null records, so a handler of Fetch must use empty bytes.
+    Records may be bytes, a memoryview or a list of buffers. These buffers become part of
+    the result without a copy. None is encoded as null records. librdkafka drops a Fetch
+    response that contains null records, so a handler of Fetch must use empty bytes.
     """
     buffers = api.response.encode(version, body)
-    # The response to ApiVersions has no tagged fields in its header, because its reader
-    # may not know the served versions yet.
+    # The response to ApiVersions has no tagged fields in its header, because the
+    # client that reads it does not have the served versions yet.
     if api.flexible is None or version < api.flexible or api is table.API_VERSIONS:
-        head = _RESPONSE_HEAD
-        # The size does not count itself, but the correlation id.
+        header = _RESPONSE_HEADER
+        # The size excludes its own four bytes and includes the correlation id.
         size_bytes = 4
     else:
-        head = _RESPONSE_HEAD_FLEXIBLE
+        header = _FLEXIBLE_RESPONSE_HEADER
         # One byte more, for the empty tagged fields of the header.
         size_bytes = 5
     for buffer in buffers:
         size_bytes += len(buffer)
-    buffers[0] = head.pack(size_bytes, correlation_id) + buffers[0]
+    buffers[0] = header.pack(size_bytes, correlation_id) + buffers[0]
     return buffers
 
 
@@ -218,7 +220,7 @@ def encode_request(
         name = client_id.encode()
     content = b"".join(
         (
-            _REQUEST_HEAD.pack(
+            _REQUEST_HEADER.pack(
                 api.key, version, correlation_id, -1 if name is None else len(name)
             ),
             name or b"",
@@ -289,14 +291,14 @@ def decode_versioned(message: Message[ValueT], data: Buffer) -> tuple[int, Value
             found=len(data),
         )
     version = int.from_bytes(data[:2], "big", signed=True)
-    known = version
+    read_version = version
     if message in (
         table.CONSUMER_PROTOCOL_SUBSCRIPTION,
         table.CONSUMER_PROTOCOL_ASSIGNMENT,
     ):
-        known = min(version, message.max_version)
-    _check(message, known)
-    return version, message.decode(known, data, 2)
+        read_version = min(version, message.max_version)
+    _check(message, read_version)
+    return version, message.decode(read_version, data, 2)
 
 
 def _check(message: Message[Any], version: int, header: Header | None = None) -> None:
@@ -317,7 +319,7 @@ __all__ = [
     "ProtocolError",
     "UnsupportedVersionError",
     "codes",
-    "decode_counted_request",
+    "decode_and_count_request",
     "decode_data",
     "decode_header",
     "decode_request",

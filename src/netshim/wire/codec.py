@@ -32,9 +32,15 @@ RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
 #: The errors that a generated function raises for foreign bytes.
-_FOREIGN: Final = (Malformed, IndexError, struct.error, UnicodeDecodeError)
+_DECODE_ERRORS: Final = (Malformed, IndexError, struct.error, UnicodeDecodeError)
 #: The errors that a generated function raises for a value of the wrong shape.
-_WRONG: Final = (struct.error, TypeError, AttributeError, ValueError, OverflowError)
+_ENCODE_ERRORS: Final = (
+    struct.error,
+    TypeError,
+    AttributeError,
+    ValueError,
+    OverflowError,
+)
 
 
 class ProtocolError(LogcoreError):
@@ -75,10 +81,10 @@ class Message(Generic[ValueT]):
         return f"<{self.name}{self.kind and ' ' + self.kind} {self.min_version}-{self.max_version}>"
 
     @cached_property
-    def shape(self) -> Struct:
-        shape = parse(self._table)
-        make_class(shape, f"{self.name}.{self.kind.capitalize() or 'Value'}")
-        return shape
+    def schema(self) -> Struct:
+        schema = parse(self._table)
+        make_class(schema, f"{self.name}.{self.kind.capitalize() or 'Value'}")
+        return schema
 
     @property
     def type_name(self) -> str:
@@ -88,17 +94,17 @@ class Message(Generic[ValueT]):
     @cached_property
     def Value(self) -> type[ValueT]:
         """The class of the values of this message."""
-        return self.shape.cls
+        return self.schema.cls
 
     @cached_property
     def has_records(self) -> bool:
-        return has_records(self.shape)
+        return has_records(self.schema)
 
     def is_flexible(self, version: int) -> bool:
         return version >= self._flexible
 
     def encode(self, version: int, value: ValueT) -> list[Buffer]:
-        """Return the pieces of the body: encoded fields, and the given records between
+        """Return the buffers of the body: encoded fields, and the given records between
         them.
 
         Raises ValueError with the name of the field for a value of the wrong shape.
@@ -108,35 +114,36 @@ class Message(Generic[ValueT]):
         )
         try:
             return encode(value)
-        except _WRONG as error:
-            field, _ = self._place(error)
+        except _ENCODE_ERRORS as error:
+            field, _ = self._locate_error(error)
             raise ValueError(f"{self._title(version, field)}: {error}") from error
 
     def decode(self, version: int, data: Buffer, position: int = 0) -> ValueT:
         """Return the value whose bytes start at `position`. Bytes after it are ignored,
         as in Kafka.
 
-        Records are views of data and valid as long as it is. All other fields are
-        copied.
+        Records are views of `data`, and are valid as long as `data` is. All other
+        fields are copied.
         """
-        value, _ = self.decode_counted(version, data, position, sys.maxsize)
+        value, _ = self.decode_and_count(version, data, position, sys.maxsize)
         return value
 
-    def decode_counted(
-        self, version: int, data: Buffer, position: int, most: int
+    def decode_and_count(
+        self, version: int, data: Buffer, position: int, max_elements: int
     ) -> tuple[ValueT, int]:
         """Decode like decode(), and also return the number of elements of all arrays.
-        If there are more than `most`, raise ProtocolError before the next array is read.
+        If there are more than `max_elements`, raise ProtocolError before the next array
+        is read.
         """
         decode = self._decoders.get(version) or self._compile(
             version, Decoder, self._decoders
         )
         content = memoryview(data) if self.has_records else bytes(data)
         try:
-            value, left = decode(content, position, len(content), most)
-            return value, most - left
-        except _FOREIGN as error:
-            field, found_at = self._place(error)
+            value, remaining = decode(content, position, len(content), max_elements)
+            return value, max_elements - remaining
+        except _DECODE_ERRORS as error:
+            field, error_position = self._locate_error(error)
             reason = (
                 "the bytes end too early"
                 if isinstance(error, IndexError | struct.error)
@@ -144,7 +151,7 @@ class Message(Generic[ValueT]):
             )
             raise ProtocolError(
                 f"{self._title(version, field)}: {reason}",
-                position=position if found_at is None else found_at,
+                position=position if error_position is None else error_position,
                 expected=getattr(error, "expected", None),
                 found=getattr(error, "found", None),
             ) from None
@@ -157,7 +164,7 @@ class Message(Generic[ValueT]):
     ) -> Callable[..., Any]:
         if not self.min_version <= version <= self.max_version:
             raise ValueError(f"{self!r} has no version {version}")
-        writer = compiler(self.shape, version, self.is_flexible(version))
+        writer = compiler(self.schema, version, self.is_flexible(version))
         filename = f"<netshim.wire {compiler.__name__} {self._title(version, '')}>"
         self._fields[filename] = writer.source.fields
         functions[version] = writer.source.function(filename)
@@ -166,7 +173,7 @@ class Message(Generic[ValueT]):
     def _title(self, version: int, field: str) -> str:
         return f"{self.name} v{version}{self.kind and ' ' + self.kind}{field and ', ' + field}"
 
-    def _place(self, error: BaseException) -> tuple[str, int | None]:
+    def _locate_error(self, error: BaseException) -> tuple[str, int | None]:
         """Return the field whose line of generated code raised an error, and the position
         in the bytes.
         """

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from netshim.wire.fields import NO_UUID, Field, Struct
 
-#: One or several stored pieces of a response, which are sent unchanged.
+#: One or several stored buffers of a response, which are sent unchanged.
 Buffer = bytes | bytearray | memoryview
 
 #: Types of fixed size, with their codes of the struct module.
@@ -189,15 +189,15 @@ class _Source:
         self.fields.append(".".join(self.path))
 
     def temporary(self, stem: str) -> str:
-        """Return an unused name of a variable. Structs inline would share names."""
+        """Return an unused variable name. Otherwise, inlined structs would share names."""
         self._count += 1
         return f"{stem}{self._count}"
 
     def constant(self, stem: str, value: Any) -> str:
-        """Return the global name of an object, which generated code cannot spell."""
+        """Return the global name of an object that has no literal form."""
         # The same class or default is used for many fields.
-        for name, known in self.names.items():
-            if known is value:
+        for name, existing in self.names.items():
+            if existing is value:
                 return name
         name = f"{stem}_{len(self.names)}"
         self.names[name] = value
@@ -230,19 +230,19 @@ class _Compiler:
     """The common part of both directions: one message in one version."""
 
     def __init__(
-        self, shape: Struct, version: int, flexible: bool, signature: str
+        self, schema: Struct, version: int, flexible: bool, signature: str
     ) -> None:
-        self.shape = shape
+        self.schema = schema
         self.version = version
         self.flexible = flexible
-        self.has_records = has_records(shape)
+        self.has_records = has_records(schema)
         self.source = _Source(signature)
         self.add = self.source.add
 
     def block(self, line: str) -> _Block:
         return _Block(self.source, line)
 
-    def smallest(self, field: Field, element: bool = False) -> int:
+    def min_bytes(self, field: Field, element: bool = False) -> int:
         """Return the fewest bytes of a field, or of one element of an array."""
         # An empty array, bytes or text has only its count: a varint in flexible
         # versions.
@@ -254,7 +254,7 @@ class _Compiler:
             if field.is_nullable_in(self.version) and not element:
                 return 1
             inner = sum(
-                self.smallest(inner) for inner in field.struct.present(self.version)
+                self.min_bytes(inner) for inner in field.struct.untagged(self.version)
             )
             # A struct of a flexible version ends with its tagged section.
             return inner + self.flexible
@@ -266,9 +266,9 @@ class _Compiler:
             return 2
         return 4
 
-    def tagged(self, shape: Struct) -> list[Field]:
+    def tagged(self, schema: Struct) -> list[Field]:
         if self.flexible:
-            return shape.tagged(self.version)
+            return schema.tagged(self.version)
         return []
 
 
@@ -277,14 +277,16 @@ class Decoder(_Compiler):
     remaining number of allowed elements of arrays.
     """
 
-    def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
-        super().__init__(shape, version, flexible, "def decode(data, pos, size, left):")
+    def __init__(self, schema: Struct, version: int, flexible: bool) -> None:
+        super().__init__(
+            schema, version, flexible, "def decode(data, pos, size, left):"
+        )
         #: Variables of consecutive fields of fixed size, and their format. One unpack
         #: reads them, when a field of another kind follows.
         self.targets: list[str] = []
         self.format = ">"
         value = self.source.temporary("v")
-        self.fill(shape, value)
+        self.fill(schema, value)
         self.flush()
         self.add(f"return {value}, left")
 
@@ -303,17 +305,17 @@ class Decoder(_Compiler):
             self.targets = []
             self.format = ">"
 
-    def fill(self, shape: Struct, value: str) -> None:
+    def fill(self, schema: Struct, value: str) -> None:
         """Create a value of a struct and fill all its fields."""
         # object.__new__ skips the constructor, because all fields are set below.
-        self.add(f"{value} = new({self.source.constant('C', shape.cls)})")
-        present = shape.present(self.version)
-        tagged = self.tagged(shape)
+        self.add(f"{value} = new({self.source.constant('C', schema.cls)})")
+        untagged = schema.untagged(self.version)
+        tagged = self.tagged(schema)
         # Fields that this version does not have, and tagged fields, keep their defaults.
-        for field in shape.fields:
-            if field not in present:
+        for field in schema.fields:
+            if field not in untagged:
                 self.add(f"{value}.{field.name} = {self.default(field)}")
-        for field in present:
+        for field in untagged:
             self.source.path.append(field.name)
             self.field(field, f"{value}.{field.name}")
             self.source.path.pop()
@@ -330,7 +332,7 @@ class Decoder(_Compiler):
             return "[]"
         assert field.struct
         if field.tag is not None:
-            return self.source.constant("D", field.struct.unchanged)
+            return self.source.constant("D", field.struct.shared_default)
         return f"{self.source.constant('C', field.struct.cls)}()"
 
     def tags(self, tagged: list[Field], value: str) -> None:
@@ -375,7 +377,7 @@ class Decoder(_Compiler):
         elif field.type in _FIXED:
             self.fixed(_FIXED[field.type], target)
         else:
-            self.sized(field.type, target, field.is_nullable_in(self.version))
+            self.length_prefixed(field.type, target, field.is_nullable_in(self.version))
 
     def inner_struct(self, field: Field, target: str) -> None:
         assert field.struct
@@ -409,7 +411,7 @@ class Decoder(_Compiler):
             self.add("n, pos = varint(data, pos - 1)")
             self.add("n -= 1")
 
-    def sized(self, type_: str, target: str, nullable: bool) -> None:
+    def length_prefixed(self, type_: str, target: str, nullable: bool) -> None:
         """Read a string, bytes or records."""
         self.length("h" if type_ == "string" else "i")
         if nullable:
@@ -422,7 +424,7 @@ class Decoder(_Compiler):
 
     def content(self, type_: str, target: str) -> None:
         self.add("end = pos + n")
-        # Compared with `pos` too, because a negative length would move backwards.
+        # The lower bound matters, because a negative length would move `pos` backwards.
         with self.block("if not pos <= end <= size:"):
             self.add(
                 f"raise Malformed('{type_} of {{}} bytes'.format(n), f'0 to {{size - pos}}', n)"
@@ -456,12 +458,12 @@ class Decoder(_Compiler):
             self.elements(field, target)
 
     def elements(self, field: Field, target: str) -> None:
-        smallest = self.smallest(field, element=True)
+        min_bytes = self.min_bytes(field, element=True)
         # Otherwise, a few bytes could request an array of 2^31 elements.
-        assert smallest > 0, field.name
-        with self.block(f"if not 0 <= n * {smallest} <= size - pos:"):
+        assert min_bytes > 0, field.name
+        with self.block(f"if not 0 <= n * {min_bytes} <= size - pos:"):
             self.add(
-                f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {smallest}}}', n)"
+                f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {min_bytes}}}', n)"
             )
         # Nested arrays could multiply a small request into millions of objects.
         self.add("left -= n")
@@ -474,7 +476,7 @@ class Decoder(_Compiler):
             self.add(
                 f"{target} = list(unpack_from(f'>{{n}}{code}', data, pos)) if n else []"
             )
-            self.add(f"pos += n * {smallest}")
+            self.add(f"pos += n * {min_bytes}")
             return
         elements = self.source.temporary("a")
         self.add(f"{target} = {elements} = []")
@@ -485,18 +487,18 @@ class Decoder(_Compiler):
             elif code:
                 self.fixed(code, value)
             else:
-                self.sized(field.type, value, nullable=False)
+                self.length_prefixed(field.type, value, nullable=False)
             self.flush()
             self.add(f"{elements}.append({value})")
 
 
 class Encoder(_Compiler):
-    """Generates `encode(v0)`, which returns a list of pieces: encoded fields, and the given
+    """Generates `encode(v0)`, which returns a list of buffers: encoded fields, and the given
     records.
     """
 
-    def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
-        super().__init__(shape, version, flexible, "def encode(v0):")
+    def __init__(self, schema: Struct, version: int, flexible: bool) -> None:
+        super().__init__(schema, version, flexible, "def encode(v0):")
         #: Expressions for the next `out +=`, until a loop or a branch follows.
         self.parts: list[str] = []
         #: Consecutive fields of fixed size for the next pack, and their format.
@@ -504,12 +506,12 @@ class Encoder(_Compiler):
         self.format = ">"
         self.add("out = []")
         if self.has_records:
-            self.add("pieces = []")
-        self.struct(shape, "v0")
+            self.add("buffers = []")
+        self.struct(schema, "v0")
         self.flush()
         if self.has_records:
-            self.add("pieces.append(b''.join(out))")
-            self.add("return pieces")
+            self.add("buffers.append(b''.join(out))")
+            self.add("return buffers")
         else:
             self.add("return [b''.join(out)]")
 
@@ -537,13 +539,13 @@ class Encoder(_Compiler):
             self.add(f"out += ({', '.join(self.parts)},)")
             self.parts = []
 
-    def struct(self, shape: Struct, value: str) -> None:
-        for field in shape.present(self.version):
+    def struct(self, schema: Struct, value: str) -> None:
+        for field in schema.untagged(self.version):
             self.source.path.append(field.name)
             self.field(field, f"{value}.{field.name}")
             self.source.path.pop()
         if self.flexible:
-            self.tags(self.tagged(shape), value)
+            self.tags(self.tagged(schema), value)
 
     def tags(self, tagged: list[Field], value: str) -> None:
         if not tagged:
@@ -556,7 +558,7 @@ class Encoder(_Compiler):
             name = self.source.temporary("t")
             self.add(f"{name} = {value}.{field.name}")
             tests.append((name, self.is_default(field, name)))
-        # All tagged fields have their defaults: the section is one byte, 0.
+        # If all tagged fields have their defaults, the section is one zero byte.
         with self.block(f"if {' and '.join(test for _, test in tests)}:"):
             self.add("out += (b'\\0',)")
         with self.block("else:"):
@@ -584,8 +586,8 @@ class Encoder(_Compiler):
                 return f"{name} == []"
             return f"(not {name})"
         if field.struct:
-            unchanged = self.source.constant("D", field.struct.unchanged)
-            return f"({name} is {unchanged} or {name} == {unchanged})"
+            shared_default = self.source.constant("D", field.struct.shared_default)
+            return f"({name} is {shared_default} or {name} == {shared_default})"
         if field.type == "uuid":
             default = "NO_UUID"
         else:
@@ -603,20 +605,20 @@ class Encoder(_Compiler):
         elif field.type in _FIXED:
             self.fixed(_FIXED[field.type], value)
         else:
-            self.sized(field.type, value, nullable)
+            self.length_prefixed(field.type, value, nullable)
 
-    def inner_struct(self, shape: Struct, value: str, nullable: bool) -> None:
+    def inner_struct(self, schema: Struct, value: str, nullable: bool) -> None:
         name = self.source.temporary("v")
         self.add(f"{name} = {value}")
         if not nullable:
-            self.struct(shape, name)
+            self.struct(schema, name)
             return
         self.flush()
         with self.block(f"if {name} is None:"):
             self.add("out += (b'\\xff',)")
         with self.block("else:"):
             self.part("b'\\1'")
-            self.struct(shape, name)
+            self.struct(schema, name)
             self.flush()
 
     def length(self, code: str, count: str) -> None:
@@ -633,7 +635,7 @@ class Encoder(_Compiler):
                 else f"{count} - 1",
             )
 
-    def sized(self, type_: str, value: str, nullable: bool) -> None:
+    def length_prefixed(self, type_: str, value: str, nullable: bool) -> None:
         if type_ == "records":
             self.records(value, nullable)
             return
@@ -670,10 +672,10 @@ class Encoder(_Compiler):
             self.add(f"{name}n += 1")
         self.length("i", f"{name}n")
         self.flush()
-        # Empty records have no piece of their own.
+        # Empty records have no buffer of their own.
         with self.block(f"if {name}n > 1:"):
-            self.add("pieces.append(b''.join(out))")
-            self.add(f"pieces += {name}")
+            self.add("buffers.append(b''.join(out))")
+            self.add(f"buffers += {name}")
             self.add("out = []")
 
     def array(self, field: Field, value: str, nullable: bool) -> None:
@@ -699,15 +701,15 @@ class Encoder(_Compiler):
             elif code:
                 self.fixed(code, f"check_uuid({element})")
             else:
-                self.sized(field.type, element, nullable=False)
+                self.length_prefixed(field.type, element, nullable=False)
             self.flush()
 
 
-def has_records(shape: Struct) -> bool:
+def has_records(schema: Struct) -> bool:
     """Return whether a message contains records. It is then decoded from a view of the
-    frame and encoded into several pieces.
+    frame and encoded into several buffers.
     """
     return any(
         field.type == "records" or (field.struct and has_records(field.struct))
-        for field in shape.fields
+        for field in schema.fields
     )

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-#: The last version: they are an int16.
+#: The largest version. Versions are int16.
 LAST: Final = 32767
 NO_UUID: Final = bytes(16)
 
@@ -48,22 +48,22 @@ class Field:
         "type",
     )
 
-    def __init__(self, name: str, type_: str, rest: str, inner: Struct | None) -> None:
-        base, mark, nullable = type_.partition("?")
+    def __init__(self, name: str, type_: str, spec: str, inner: Struct | None) -> None:
+        base, nullable_mark, null_versions = type_.partition("?")
         self.name = name
         self.is_array = base.startswith("[]")
         self.type = base.removeprefix("[]")
         self.struct = inner
-        words = re.fullmatch(
-            r"(?:(\d+(?:\+|-\d+)?) ?)?(?:tag (\d+) ?)?(?:= (\S+))?", rest
+        match = re.fullmatch(
+            r"(?:(\d+(?:\+|-\d+)?) ?)?(?:tag (\d+) ?)?(?:= (\S+))?", spec
         )
-        assert words, (name, type_, rest)
-        versions, tag, default = words.groups()
+        assert match, (name, type_, spec)
+        versions, tag, default = match.groups()
         # Without versions, the field is in all of them.
         self.first, self.last = _versions(versions or "0+")
         self.null_first, self.null_last = (
             # An empty range: the field is null in no version.
-            _versions(nullable or "0+") if mark else (LAST, -1)
+            _versions(null_versions or "0+") if nullable_mark else (LAST, -1)
         )
         if tag is None:
             self.tag = None
@@ -71,25 +71,25 @@ class Field:
             self.tag = int(tag)
         self.default = self._default(default)
 
-    def _default(self, word: str | None) -> Any:
+    def _default(self, text: str | None) -> Any:
         """Return None, an immutable value, or `...` for arrays and structs, which are
         created each time.
         """
-        if word == "null":
+        if text == "null":
             return None
         if self.is_array or self.struct:
             return ...
         if self.type == "string":
-            return word or ""
+            return text or ""
         if self.type in ("bytes", "records"):
             return b""
         if self.type == "uuid":
             return NO_UUID
         if self.type == "bool":
-            return word == "true"
+            return text == "true"
         if self.type == "float64":
-            return float(word or 0)
-        return int(word or 0)
+            return float(text or 0)
+        return int(text or 0)
 
     def exists_in(self, version: int) -> bool:
         return self.first <= version <= self.last
@@ -101,16 +101,16 @@ class Field:
 class Struct:
     """The rows of one struct, in order, and the class of its values."""
 
-    __slots__ = ("cls", "fields", "name", "unchanged")
+    __slots__ = ("cls", "fields", "name", "shared_default")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.fields: list[Field] = []
         self.cls: type[Any] = object
         #: The default of a tagged field of this struct. All values share it.
-        self.unchanged: Any = None
+        self.shared_default: Any = None
 
-    def present(self, version: int) -> list[Field]:
+    def untagged(self, version: int) -> list[Field]:
         return [
             field
             for field in self.fields
@@ -137,14 +137,14 @@ def _versions(text: str) -> tuple[int, int]:
 def parse(text: str) -> Struct:
     """Return the struct of a message from its table."""
     root = Struct("")
-    known: dict[str, Struct] = {}
+    structs: dict[str, Struct] = {}
     parents: list[tuple[int, Struct]] = [(-1, root)]
     rows = [
         (len(line) - len(line.lstrip()), line.split())
         for line in text.splitlines()
         if line.strip()
     ]
-    for (depth, (name, type_, *rest)), (next_depth, _) in zip(
+    for (depth, (name, type_, *spec)), (next_depth, _) in zip(
         rows, [*rows[1:], (-1, [])]
     ):
         # A row belongs to the nearest row above with a smaller indentation.
@@ -156,9 +156,9 @@ def parse(text: str) -> Struct:
             inner_name = type_.lstrip("[]").partition("?")[0]
             # A struct that is used again has no rows of its own.
             if next_depth > depth:
-                known[inner_name] = Struct(inner_name)
-            inner = known[inner_name]
-        parents[-1][1].fields.append(Field(name, type_, " ".join(rest), inner))
+                structs[inner_name] = Struct(inner_name)
+            inner = structs[inner_name]
+        parents[-1][1].fields.append(Field(name, type_, " ".join(spec), inner))
         if inner:
             parents.append((depth, inner))
     return root
@@ -177,13 +177,13 @@ class _Fresh:
 _FRESH: Final = _Fresh()
 
 
-def _unchangeable(self: object, name: str, _: object) -> None:
+def _refuse_change(self: object, name: str, _: object) -> None:
     raise AttributeError(
         f"{self!r} is the default that all messages share: assign a new one instead of changing its {name}"
     )
 
 
-def make_class(shape: Struct, qualname: str) -> type[Any]:
+def make_class(schema: Struct, qualname: str) -> type[Any]:
     """Return the class of a struct's values. Its attributes are the classes of its
     inner structs.
     """
@@ -191,7 +191,7 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
     body = []
     namespace: dict[str, Any] = {"FRESH": _FRESH}
     inner: dict[str, type[Any]] = {}
-    for slot, field in enumerate(shape.fields):
+    for slot, field in enumerate(schema.fields):
         if field.struct:
             if field.struct.cls is object:
                 make_class(field.struct, f"{qualname}.{field.struct.name}")
@@ -209,7 +209,7 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
                 default = f"D{slot}"
             if field.struct:
                 namespace[f"C{slot}"] = field.struct.cls
-                namespace[f"D{slot}"] = field.struct.unchanged
+                namespace[f"D{slot}"] = field.struct.shared_default
         parameters.append(f"{field.name}={default}")
         if fresh:
             value = f"{fresh} if {field.name} is FRESH else {field.name}"
@@ -220,9 +220,9 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
     if parameters:
         signature = f"self, *, {', '.join(parameters)}"
     source = f"def __init__({signature}):\n{''.join(body) or '    pass'}\n"
-    names = tuple(field.name for field in shape.fields)
-    own = "".join(f"self.{name}, " for name in names)
-    source += f"def values(self):\n    return ({own})\n"
+    names = tuple(field.name for field in schema.fields)
+    items = "".join(f"self.{name}, " for name in names)
+    source += f"def values(self):\n    return ({items})\n"
     # The code is generated from the tables of this package and contains no foreign text.
     exec(compile(source, f"<netshim.wire {qualname}>", "exec"), namespace)
     values = namespace["values"]
@@ -233,13 +233,13 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
         return bool(values(self) == values(other))
 
     def __repr__(self: object) -> str:
-        plain = values(cls())
-        shown = [
+        defaults = values(cls())
+        changed = [
             f"{n}={v!r}"
-            for n, v, default in zip(names, values(self), plain)
+            for n, v, default in zip(names, values(self), defaults)
             if v != default
         ]
-        return f"{qualname}({', '.join(shown)})"
+        return f"{qualname}({', '.join(changed)})"
 
     members = {
         "__slots__": names,
@@ -251,10 +251,10 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
         "__repr__": __repr__,
         **inner,
     }
-    cls = shape.cls = type(qualname.rpartition(".")[2], (), members)
-    if not inner and not any(field.is_array for field in shape.fields):
-        shape.unchanged = cls()
-        shape.unchanged.__class__ = type(
-            cls.__name__, (cls,), {"__slots__": (), "__setattr__": _unchangeable}
+    cls = schema.cls = type(qualname.rpartition(".")[2], (), members)
+    if not inner and not any(field.is_array for field in schema.fields):
+        schema.shared_default = cls()
+        schema.shared_default.__class__ = type(
+            cls.__name__, (cls,), {"__slots__": (), "__setattr__": _refuse_change}
         )
     return cls

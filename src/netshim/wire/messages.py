@@ -12,18 +12,18 @@ from netshim.wire import table
 from netshim.wire.codec import Api, Message
 
 
-def _all() -> list[Message[Any]]:
+def _all_messages() -> list[Message[Any]]:
     entries = [getattr(table, name) for name in table.__all__]
-    found = [
+    bodies = [
         message
         for entry in entries
         if isinstance(entry, Api)
         for message in (entry.request, entry.response)
     ]
-    return [*found, *(entry for entry in entries if isinstance(entry, Message))]
+    return [*bodies, *(entry for entry in entries if isinstance(entry, Message))]
 
 
-_MESSAGES: Final = {message.type_name: message for message in _all()}
+_MESSAGES: Final = {message.type_name: message for message in _all_messages()}
 
 
 def __getattr__(name: str) -> type[Any]:

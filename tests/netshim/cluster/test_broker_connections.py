@@ -25,7 +25,7 @@ from netshim.cluster_command import _check_ports, _numbered
 from netshim.follow.connection import ClientSettings, LoginError, SourceConnection
 from netshim.listeners import Listener, TlsSettings
 from netshim.security.service import SecuritySettings
-from netshim.security.stored import SecurityFacts, SecurityStore
+from netshim.security.stored import SecuritySnapshot, SecurityStore
 from netshim.session import BROKER_PRINCIPAL
 from support.clusters import until
 
@@ -150,7 +150,7 @@ def test_brokers_with_client_certificates_are_super_users(files: Files) -> None:
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Iterator[SecurityFacts]:
+def snapshot(tmp_path: Path) -> Iterator[SecuritySnapshot]:
     with open_registry(tmp_path / "cluster", topics="truth") as registry:
         store = SecurityStore.of_cluster(lambda: registry)
         store.ensure_broker_login()
@@ -160,24 +160,24 @@ def facts(tmp_path: Path) -> Iterator[SecurityFacts]:
 
 
 def publish(
-    server: netshim.Server, facts: SecurityFacts, monkeypatch: pytest.MonkeyPatch
+    server: netshim.Server, snapshot: SecuritySnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let a server use these facts instead of reading its own."""
     monkeypatch.setattr(server.security, "refresh", lambda now_ms: None)
-    server.security.publish(facts)
+    server.security.publish(snapshot)
 
 
 def test_refused_broker_reports_the_refusal_once(
-    facts: SecurityFacts,
+    snapshot: SecuritySnapshot,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert facts.brokers is not None
+    assert snapshot.brokers is not None
     with netshim.serve(
         tmp_path / "data", listeners=["SASL_PLAINTEXT://127.0.0.1:0"]
     ) as alone:
-        logins = [facts.brokers]
+        logins = [snapshot.brokers]
         connections = BrokerConnections(
             choose("SASL_PLAINTEXT://127.0.0.1:1"),
             lambda _: ("127.0.0.1", alone.port),
@@ -188,10 +188,10 @@ def test_refused_broker_reports_the_refusal_once(
             with pytest.raises(RemoteUnavailableError, match="broker 2 cannot be used"):
                 connections.connect(2)
         assert caplog.text.count("cannot log in to broker 2") == 1
-        assert facts.brokers.password not in caplog.text
+        assert snapshot.brokers.password not in caplog.text
         # Later the broker joins the cluster.
         server = alone.server
-        alone.call(lambda: publish(server, facts, monkeypatch))
+        alone.call(lambda: publish(server, snapshot, monkeypatch))
         connection = connections.connect(2)
         assert caplog.text.count("logged in to broker 2 again") == 1
         principals = [peer.session.principal for peer in server._peers if peer.session]
@@ -203,12 +203,12 @@ def test_refused_broker_reports_the_refusal_once(
 
 
 def test_brokers_log_in_by_one_mechanism_without_expiration(
-    facts: SecurityFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    snapshot: SecuritySnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The login of brokers never expires. No client can delete it, and replication
     would stop briefly at each expiration.
     """
-    assert facts.brokers is not None
+    assert snapshot.brokers is not None
     options = SecuritySettings(
         mechanisms=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
         connections_max_reauth_ms=1,
@@ -216,8 +216,10 @@ def test_brokers_log_in_by_one_mechanism_without_expiration(
     with netshim.serve(
         tmp_path / "data", listeners=["SASL_PLAINTEXT://127.0.0.1:0"], security=options
     ) as alone:
-        alone.call(lambda: publish(alone.server, facts, monkeypatch))
-        settings = choose("SASL_PLAINTEXT://127.0.0.1:1").client_settings(facts.brokers)
+        alone.call(lambda: publish(alone.server, snapshot, monkeypatch))
+        settings = choose("SASL_PLAINTEXT://127.0.0.1:1").client_settings(
+            snapshot.brokers
+        )
         connection = SourceConnection("127.0.0.1", alone.port, settings)
         for _ in range(20):  # for longer than the lifetime of an ordinary login
             connection.request(wire.METADATA, wire.METADATA.Request())
@@ -329,5 +331,5 @@ def test_a_cluster_without_security_reads_no_users_until_a_quota_is_set(
         store = SecurityStore(tmp_path / "cluster")
         store.set_quotas(("alice", None, None), {"producer_byte_rate": 1e6})
         store.close()
-        until(lambda: security.facts.quotas, "the broker has read the quota")
-        assert security.facts.brokers is None
+        until(lambda: security.snapshot.quotas, "the broker has read the quota")
+        assert security.snapshot.brokers is None

@@ -72,8 +72,8 @@ class ClusterSide(Side):
             ),
         )
         state.leadership = self.replicas
-        state.logs.check_leads = self.replicas.check_leads
-        self.replicas.take_view(self.view)
+        state.logs.check_leader = self.replicas.check_leader
+        self.replicas.apply_view(self.view)
         self.broker_harness.run()
         #: Requests that the general path handles from the beginning.
         self.in_general = 0
@@ -107,12 +107,12 @@ class ClusterSide(Side):
     def change_state(self, key: tuple[str, int], **changes: Any) -> None:
         """Publish a newer state of a partition."""
         stored = self.view.states[key]
-        led = self.replicas._led.get(key)
+        led = self.replicas._led_partitions.get(key)
         version = max(stored.version, 0 if led is None else led.book.version)
         state = attrs.evolve(stored.state, **changes)
         changed = attrs.evolve(stored, state=state, version=version + 1)
         self.view = attrs.evolve(self.view, states={**self.view.states, key: changed})
-        self.replicas.take_view(self.view)
+        self.replicas.apply_view(self.view)
 
 
 class Follower:
@@ -274,7 +274,7 @@ def test_view_is_applied_although_a_log_has_failed(
     failures: list[Exception] = []
     roles = attrs.evolve(replicas._roles, on_failure=failures.append)
     monkeypatch.setattr(replicas, "_roles", roles)
-    log = replicas._led["t", 0].log
+    log = replicas._led_partitions["t", 0].log
     error = LogFailedError("an earlier write or sync failed")
     pair.produce(partition=0)
     pair.run()
@@ -288,11 +288,11 @@ def test_view_is_applied_although_a_log_has_failed(
         for key, stored in side.view.states.items()
     }
     # The leader alone is in sync, so its high watermark rises to its end.
-    for led in replicas._led.values():
+    for led in replicas._led_partitions.values():
         led.book = led.book._replace(min_insync_replicas=1)
-    replicas.take_view(attrs.evolve(side.view, states=states))
+    replicas.apply_view(attrs.evolve(side.view, states=states))
     assert failures == [error]
-    assert {len(led.book.state.isr) for led in replicas._led.values()} == {1}
+    assert {len(led.book.state.isr) for led in replicas._led_partitions.values()} == {1}
 
 
 def raising(error: Exception) -> Any:

@@ -136,6 +136,6 @@ def refusal(cluster: Cluster) -> Any:
             )
         ],
     )
-    response = cluster.ask(3, wire.PRODUCE, request, most_version=9)
+    response = cluster.ask(3, wire.PRODUCE, request, max_version=9)
     answer = response.responses[0].partition_responses[0]
     return answer if answer.error_code else None

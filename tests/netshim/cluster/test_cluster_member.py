@@ -76,7 +76,7 @@ def join(tmp_path: Path) -> Iterator[Join]:
 def create(member: ClusterMember, name: str, *replicas: tuple[int, ...]) -> None:
     node = TopicNode(uuid.uuid4(), dict(enumerate(replicas)))
     member.registry.create(paths.topic(name), nodes.pack_topic(node))
-    member.note([(name, WHOLE_TOPIC)])
+    member.publish_changes([(name, WHOLE_TOPIC)])
 
 
 def expire(other: ClusterMember, member: ClusterMember) -> None:
@@ -180,8 +180,8 @@ def test_the_session_is_renewed_during_long_work(
 
     def is_done() -> bool:
         # The controller may have reviewed its view before the function was replaced.
-        member._reviewed = None
-        member.note([])
+        member._reviewed_view = None
+        member.publish_changes([])
         return len(renewed) >= 3
 
     until(is_done, "the work is done")
@@ -223,7 +223,7 @@ def test_change_is_found_although_its_note_was_lost(
     first, second = join(1), join(2)
     wait(second, lambda view: set(view.brokers) == {1, 2})
     with monkeypatch.context() as patch:
-        patch.setattr(first, "note", lambda changes: None)
+        patch.setattr(first, "publish_changes", lambda changes: None)
         create(first, "t", (1,))
     assert "t" not in second.view.topics
     join(3)  # a change of the brokers makes each member read everything
@@ -306,12 +306,12 @@ def test_a_damaged_topic_is_offline_and_others_continue(
     node.write_bytes(data[:100] + bytes(len(data) - 100))
     with pytest.raises(CorruptRegistryError):
         first.registry.get(path)
-    first.note([("bad", 0)])
+    first.publish_changes([("bad", 0)])
     wait(first, lambda view: ("bad", 0) in view.damaged)
     assert ("bad", 0) not in first.view.states
     assert ("good", 0) in first.view.states
     node.write_bytes(data)
-    first.note([("bad", 0)])
+    first.publish_changes([("bad", 0)])
     wait(first, lambda view: ("bad", 0) in view.states and not view.damaged)
 
 
@@ -328,7 +328,7 @@ def test_the_lag_time_is_longer_than_the_session(tmp_path: Path) -> None:
             new_id=str,
             broker_login=lambda: None,
             call_in_loop=lambda step: None,
-            loop_turns=lambda: 0,
+            loop_iterations=lambda: 0,
             on_failure=lambda error: None,
         )
 
@@ -489,7 +489,7 @@ def test_a_blocked_event_loop_ends_the_session(
     is_blocked = threading.Event()
     last = [0]
 
-    def loop_turns() -> int:
+    def loop_iterations() -> int:
         if not is_blocked.is_set():
             last[0] = next(turns)
         return last[0]
@@ -503,7 +503,7 @@ def test_a_blocked_event_loop_ends_the_session(
             defaults={},
         ),
         lambda view: None,
-        loop_turns,
+        loop_iterations,
     )
     request.addfinalizer(member.close)
     member.open()
@@ -527,7 +527,7 @@ def test_deletion_is_recorded_before_the_topic_is_missing(join: Join) -> None:
     topic_id = str(first.view.topics["t"].node.topic_id)
     first._on_view = views.append
     first.registry.create(paths.deletion("t"))
-    first.note([("t", WHOLE_TOPIC)])
+    first.publish_changes([("t", WHOLE_TOPIC)])
     wait(first, lambda view: "t" not in view.topics)
     until(lambda: views and "t" not in views[-1].topics, "the last view")
     assert all(topic_id in view.deleted_ids for view in views if "t" not in view.topics)
@@ -561,11 +561,11 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
             registry.set(paths.topic("t"), nodes.pack_topic(other))
             registry.delete(former_path)
             registry.create(nodes.state_path("t", 0, other.topic_id), state)
-            member.note([("t", WHOLE_TOPIC)])
+            member.publish_changes([("t", WHOLE_TOPIC)])
         return found
 
     monkeypatch.setattr(ClusterMember, "_read_nodes", read_late)
-    first.note([("t", WHOLE_TOPIC)])
+    first.publish_changes([("t", WHOLE_TOPIC)])
     until(lambda: replaced, "the topic was read")
     until(
         lambda: views and views[-1].topics["t"].node.topic_id == other.topic_id,
@@ -597,7 +597,7 @@ def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
     for path in (state, partition, nodes.partitions_path("t")):
         registry.delete(path)
     registry.delete(paths.topic("t"))
-    first.note([("t", WHOLE_TOPIC)])
+    first.publish_changes([("t", WHOLE_TOPIC)])
     wait(first, lambda view: "t" not in view.topics)
     assert not first.view.deleted_ids
 
@@ -608,7 +608,7 @@ def test_a_member_whose_node_is_missing_registers_again(join: Join) -> None:
     first.registry.delete(paths.broker(1))
     # The member may have noticed it already, and be between two sessions.
     with contextlib.suppress(RegistryClosedError):
-        first.note([])
+        first.publish_changes([])
     until(lambda: first.epoch not in (None, before), "a new epoch")
 
 

@@ -31,7 +31,7 @@ from netshim.cluster.nodes import (
     DELETED,
     WHOLE_TOPIC,
     BrokerNode,
-    ChangeNote,
+    PublishedChanges,
     TopicNode,
 )
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
@@ -110,7 +110,9 @@ def test_no_partitions_are_added_to_another_topic(found: TopicNode | None) -> No
 
 
 def test_a_note_lists_the_changes_since_a_number() -> None:
-    note = ChangeNote().with_changes([("t", 0), ("t", 1)]).with_changes([("u", -1)])
+    note = (
+        PublishedChanges().with_changes([("t", 0), ("t", 1)]).with_changes([("u", -1)])
+    )
     note = nodes.unpack_changes(nodes.pack_changes(note), "/p")
     assert note.last == 3
     assert note.since(3) == set()
@@ -119,9 +121,11 @@ def test_a_note_lists_the_changes_since_a_number() -> None:
 
 
 def test_a_reader_that_missed_too_much_reads_all() -> None:
-    note = ChangeNote().with_changes([(str(ID), DELETED)])
+    note = PublishedChanges().with_changes([(str(ID), DELETED)])
     assert note.deleted_ids == {str(ID)}
-    note = ChangeNote().with_changes([("t", n) for n in range(nodes.MAX_CHANGES + 5)])
+    note = PublishedChanges().with_changes(
+        [("t", n) for n in range(nodes.MAX_CHANGES + 5)]
+    )
     assert note.since(3) is None
     assert note.since(-1) is None
     assert note.since(6) is not None
@@ -172,7 +176,7 @@ def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
 
 def review(registry: FileRegistry, brokers: Any = None) -> list[Any]:
     view = read_view(registry, brokers)
-    return list(review_cluster(registry, view, 4, waits=True))
+    return list(review_cluster(registry, view, 4, waits_for_disk=True))
 
 
 def test_the_controller_creates_the_states_of_a_new_topic(
@@ -205,7 +209,9 @@ def test_a_decision_from_an_old_view_writes_nothing(registry: FileRegistry) -> N
     newer = attrs.evolve(old.states["t", 0].state, leader_epoch=9)
     registry.set(path, pack_state(newer))
     # The partition is reported, so that its node is read again.
-    assert list(review_cluster(registry, old, 4, waits=True)) == [("t", WHOLE_TOPIC)]
+    assert list(review_cluster(registry, old, 4, waits_for_disk=True)) == [
+        ("t", WHOLE_TOPIC)
+    ]
     assert unpack_state(registry.get(path).value, path).leader_epoch == 9
 
 
@@ -224,7 +230,9 @@ def test_states_that_were_written_before_an_error_are_reported(
     monkeypatch.setattr(FileRegistry, "create", fail)
     changes = []
     with pytest.raises(DiskFullError):
-        for change in review_cluster(registry, read_view(registry), 4, waits=True):
+        for change in review_cluster(
+            registry, read_view(registry), 4, waits_for_disk=True
+        ):
             changes.append(change)
     assert ("t", 0) in changes
     assert read_view(registry).states.keys() == {("t", 0)}
@@ -303,4 +311,4 @@ def test_write_for_a_deleted_topic_does_not_reach_the_next_topic(
 def test_a_damaged_state_is_left_alone(registry: FileRegistry) -> None:
     put_topic(registry, "t", TopicNode(ID, {0: (1,), 1: (2,)}))
     view = attrs.evolve(read_view(registry), damaged=frozenset({("t", 0)}))
-    assert list(review_cluster(registry, view, 4, waits=True)) == [("t", 1)]
+    assert list(review_cluster(registry, view, 4, waits_for_disk=True)) == [("t", 1)]

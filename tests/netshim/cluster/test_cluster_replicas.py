@@ -61,7 +61,7 @@ class Replicas:
         )
 
     def take(self, version: int, state: LeaderAndIsr | None) -> None:
-        self.found.take_view(view_of(version, state))
+        self.found.apply_view(view_of(version, state))
 
     @property
     def has_replica(self) -> bool:
@@ -81,7 +81,7 @@ def replicas(tmp_path: Path) -> Iterator[Replicas]:
     made = Replicas(tmp_path)
     made.take(1, ASSIGNED)
     made.broker_harness.run()
-    assert made.found.leads(KEY)
+    assert made.found.is_leader(KEY)
     made.append()
     yield made
     made.found.close()
@@ -90,7 +90,7 @@ def replicas(tmp_path: Path) -> Iterator[Replicas]:
 
 def test_unassigned_broker_removes_its_replica(replicas: Replicas) -> None:
     replicas.take(2, UNASSIGNED)
-    assert not replicas.found.leads(KEY)
+    assert not replicas.found.is_leader(KEY)
     replicas.broker_harness.run()
     assert not replicas.has_replica
 
@@ -99,7 +99,7 @@ def test_replica_without_a_state_is_kept(replicas: Replicas) -> None:
     """The registry may have lost the state, or it may be damaged."""
     replicas.take(2, None)
     replicas.broker_harness.run()
-    assert not replicas.found.leads(KEY)
+    assert not replicas.found.is_leader(KEY)
     assert replicas.log_end == 1
 
 
@@ -112,10 +112,10 @@ def test_replica_has_no_role_until_its_removal_is_complete(replicas: Replicas) -
     replicas.take(3, attrs.evolve(ASSIGNED, leader_epoch=6))
     replicas.broker_harness.run()
     assert replicas.has_replica
-    assert not replicas.found.leads(KEY)
+    assert not replicas.found.is_leader(KEY)
     replicas.broker_harness.submitted.append(removal)
     replicas.broker_harness.run()
-    assert replicas.found.leads(KEY)
+    assert replicas.found.is_leader(KEY)
     assert replicas.log_end == 0
 
 

@@ -241,7 +241,7 @@ def test_a_client_cannot_fetch_as_a_follower(secured: SecuredCluster) -> None:
         (as_follower(topic_id, other, 1, 1_000), 17),
         (fetch_request(topic_id, replica_id=other), 13),
     ):
-        found = secured.ask(leader, wire.FETCH, request, alice, most_version=version)
+        found = secured.ask(leader, wire.FETCH, request, alice, max_version=version)
         assert code_of(found) == codes.TOPIC_AUTHORIZATION_FAILED
         assert not found.responses[0].partitions[0].records
     assert secured.until_in_sync("followed", 3).leader_id == leader
@@ -309,7 +309,7 @@ def test_an_old_broker_epoch_is_refused(secured: SecuredCluster) -> None:
         (99, 1, codes.UNKNOWN_LEADER_EPOCH),
     ):
         request = as_follower(topic_id, replica, epoch)
-        found = secured.ask(leader, wire.FETCH, request, broker, most_version=17)
+        found = secured.ask(leader, wire.FETCH, request, broker, max_version=17)
         assert code_of(found) == expected, (replica, epoch)
 
 

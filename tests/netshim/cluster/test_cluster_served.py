@@ -231,12 +231,12 @@ def test_refusals_of_other_brokers_name_the_leader(calm: Cluster) -> None:
         [(first.leader_id, calm.ports[first.leader_id])],
     )
     for version in (9, 10, 13):
-        response = calm.ask(other, wire.PRODUCE, produce, most_version=version)
+        response = calm.ask(other, wire.PRODUCE, produce, max_version=version)
         part = response.responses[0].partition_responses[0]
         assert part.error_code == codes.NOT_LEADER_OR_FOLLOWER
         assert leader(response, part) == (named if version >= 10 else (-1, -1, []))
     for version in (15, 16, 18):
-        response = calm.ask(other, wire.FETCH, fetch, most_version=version)
+        response = calm.ask(other, wire.FETCH, fetch, max_version=version)
         part = response.responses[0].partitions[0]
         assert part.error_code == codes.NOT_LEADER_OR_FOLLOWER
         assert leader(response, part) == (named if version >= 16 else (-1, -1, []))

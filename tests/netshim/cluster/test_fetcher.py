@@ -39,7 +39,7 @@ class PlayedLeader:
         #: The time that the last request may wait.
         self.wait_ms = 0
 
-    def request(self, api: object, request: Any, *, most_version: int) -> Any:
+    def request(self, api: object, request: Any, *, max_version: int) -> Any:
         self.requests.put(request)
         response = self.responses.get(timeout=LIMIT_S)
         if response is None:
@@ -293,7 +293,7 @@ def test_session_continues_while_partitions_are_added(
     """A starting broker adds a thousand partitions. Only the first addition interrupts
     a fetch.
     """
-    monkeypatch.setattr("netshim.cluster.fetcher._GROWS_FOR_MS", 3_600_000)
+    monkeypatch.setattr("netshim.cluster.fetcher._GROWTH_MS", 3_600_000)
     fetcher._added_ms = -3_600_000
     follow(fetcher, [followed(0, logs[0])])
     leader.next_request()

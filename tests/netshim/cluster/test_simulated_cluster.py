@@ -53,7 +53,7 @@ BUGS = [
         (
             (
                 ClusterReplicas._read_end,
-                "is_durable=not self._waits",
+                "is_durable=not self._waits_for_disk",
                 "is_durable=True",
             ),
         ),
@@ -79,9 +79,9 @@ BUGS = [
         20,
         (
             (
-                ClusterReplicas._token,
-                "if placed is None or key[1] not in placed.numbers:",
-                "if placed is None:",
+                ClusterReplicas._role_in_view,
+                "if local_topic is None or key[1] not in local_topic.numbers:",
+                "if local_topic is None:",
             ),
         ),
         options=("move_back",),

@@ -20,7 +20,7 @@ OTHER_BROKER = 2
 class Questions:
     """A coordinator on another broker, whose answers the test gives."""
 
-    own_number = 1
+    own_node_id = 1
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -46,7 +46,7 @@ def led() -> set[tuple[str, int]]:
 @pytest.fixture
 def shards(led: set[tuple[str, int]]) -> Any:
     state = SimpleNamespace(
-        leadership=SimpleNamespace(leads=lambda key: key in led),
+        leadership=SimpleNamespace(is_leader=lambda key: key in led),
         logs=SimpleNamespace(numbers_of=lambda topic: range(1)),
         now_ms=0,
     )

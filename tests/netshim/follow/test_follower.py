@@ -378,14 +378,14 @@ def test_lost_connections_repeat_and_lose_nothing(
         fill(kafka, "t", 200, partition=partition)
     monkeypatch.setattr("netshim.follow.follower._FIRST_RETRY_S", 0.001)
     chance = random.Random(seed)
-    exactly = SourceConnection._exactly
+    exactly = SourceConnection._receive_exactly
 
     def unreliable(connection: SourceConnection, size: int) -> memoryview:
         if not chance.randrange(20):
             raise ConnectionError("a lost connection")
         return exactly(connection, size)
 
-    monkeypatch.setattr(SourceConnection, "_exactly", unreliable)
+    monkeypatch.setattr(SourceConnection, "_receive_exactly", unreliable)
     monkeypatch.setattr("netshim.follow.source._PARTITION_BYTES", 2_000)
     follower = follow(copy, source, "t")
     assert follower.metrics().lag_records == 0
@@ -477,7 +477,7 @@ def test_interrupts_repeat_and_lose_nothing(
     for partition in range(3):
         fill(kafka, "t", 200, partition=partition)
     chance = random.Random(seed)
-    exactly = SourceConnection._exactly
+    exactly = SourceConnection._receive_exactly
     apply = Follower._apply
 
     def read(connection: SourceConnection, size: int) -> memoryview:
@@ -490,7 +490,7 @@ def test_interrupts_repeat_and_lose_nothing(
             raise KeyboardInterrupt
         return apply(follower, *arguments)
 
-    monkeypatch.setattr(SourceConnection, "_exactly", read)
+    monkeypatch.setattr(SourceConnection, "_receive_exactly", read)
     monkeypatch.setattr(Follower, "_apply", interrupted)
     monkeypatch.setattr("netshim.follow.follower._FIRST_RETRY_S", 0.001)
     monkeypatch.setattr("netshim.follow.source._PARTITION_BYTES", 2_000)

@@ -15,12 +15,12 @@ import pytest
 import logcore
 from netshim import wire
 from netshim.broker import Broker
-from netshim.handlers.authentication import SaslGate
+from netshim.handlers.authentication import SaslAuthentication
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.security import scram
 from netshim.security.service import Security, SecuritySettings
 from netshim.security.stored import SecurityStore
-from netshim.session import UNAUTHENTICATED_BYTES, ClientSession
+from netshim.session import MAX_UNAUTHENTICATED_BYTES, ClientSession
 from netshim.settings import Settings
 from netshim.wire import codes
 
@@ -54,8 +54,10 @@ class Client:
 
     def connect(self) -> None:
         self.session = ClientSession("127.0.0.1", 9092, "127.0.0.1")
-        self.session.gate = SaslGate(self.session, self.broker.state)
-        self.session.frame_limit_bytes = UNAUTHENTICATED_BYTES
+        self.session.authentication = SaslAuthentication(
+            self.session, self.broker.state
+        )
+        self.session.frame_limit_bytes = MAX_UNAUTHENTICATED_BYTES
 
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         try:
@@ -186,7 +188,7 @@ def test_bad_plain_token_is_answered_late_and_closes(
     assert response.error_code == codes.SASL_AUTHENTICATION_FAILED
     assert response.error_message == "Authentication failed with PLAIN"
     assert client.now_ms - began_ms == 100
-    assert client.session.is_ending and client.session.principal == "User:ANONYMOUS"
+    assert client.session.is_closing and client.session.principal == "User:ANONYMOUS"
 
 
 def scram_messages(client: Client, password: str, user: str = "alice") -> Any:
@@ -227,7 +229,7 @@ def test_unknown_mechanism_is_answered_with_the_list(client: Client) -> None:
     response = client.handshake("GSSAPI")
     assert response.error_code == codes.UNSUPPORTED_SASL_MECHANISM
     assert response.mechanisms == ["PLAIN", "SCRAM-SHA-256"]
-    assert client.session.is_ending
+    assert client.session.is_closing
 
 
 @pytest.mark.parametrize("mechanism", ["plain", "", "x" * 30_000])
@@ -267,7 +269,7 @@ def test_other_request_after_handshake_is_answered_and_closes(
     client.handshake()
     response = client.ask(api, version, request_)
     assert response.error_code == codes.ILLEGAL_SASL_STATE
-    assert client.session.is_ending
+    assert client.session.is_closing
 
 
 @pytest.mark.parametrize("version", [-1, 99])
@@ -352,7 +354,7 @@ def test_deleted_user_cannot_log_in_again(client: Client) -> None:
 def test_credential_changed_during_an_exchange_is_refused(client: Client) -> None:
     client.handshake("SCRAM-SHA-256")
     client.token(b"n,,n=alice,r=abc")
-    exchange = client.session.gate._exchange  # type: ignore[union-attr]
+    exchange = client.session.authentication._exchange  # type: ignore[union-attr]
     salted = scram.salted_password("SCRAM-SHA-256", "new", b"n" * 16, 4_096)
     changed = scram.credential_of("SCRAM-SHA-256", salted, b"n" * 16, 4_096)
     client.security.store().set_credentials("alice", {"SCRAM-SHA-256": changed})

@@ -126,9 +126,9 @@ def test_credential_is_stored_without_the_password(mechanism: str) -> None:
 def test_made_up_credential_is_always_the_same_for_a_name() -> None:
     secret = b"s" * 32
     form = scram.CredentialForm("SCRAM-SHA-256", 4_096)
-    first = scram.made_up_credential(secret, "nobody", form)
-    assert first == scram.made_up_credential(secret, "nobody", form)
-    other = scram.made_up_credential(secret, "other", form)
+    first = scram.mock_credential(secret, "nobody", form)
+    assert first == scram.mock_credential(secret, "nobody", form)
+    other = scram.mock_credential(secret, "other", form)
     assert first.salt != other.salt
     assert scram.CredentialForm.of("SCRAM-SHA-256", first) == form
 

@@ -25,9 +25,9 @@ ANONYMOUS: Entity = ("ANONYMOUS", None, None)
 def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
     found = BrokerHarness(tmp_path / "data")
     found.logdir.create_topic("t")
-    SESSION.mutes = 0
+    SESSION.pause_count = 0
     yield found
-    SESSION.mutes = 0
+    SESSION.pause_count = 0
     found.logdir.close()
 
 
@@ -47,13 +47,13 @@ def test_producer_above_its_quota_is_delayed_and_muted(
     assert response.responses[0].partition_responses[0].error_code == 0
     delay_ms = response.throttle_time_ms
     assert 0 < delay_ms < 10_000
-    assert SESSION.mutes == 1
+    assert SESSION.pause_count == 1
     broker_harness.now_ms += delay_ms - 1
     broker_harness.broker.tick(broker_harness.now_ms)
-    assert SESSION.mutes == 1
+    assert SESSION.pause_count == 1
     broker_harness.now_ms += 1
     broker_harness.broker.tick(broker_harness.now_ms)
-    assert SESSION.mutes == 0
+    assert SESSION.pause_count == 0
 
 
 def test_pipelined_producer_is_delayed_at_the_first_excess(
@@ -90,7 +90,7 @@ def test_fetch_above_its_quota_has_no_records(broker_harness: BrokerHarness) -> 
     limit(broker_harness, quotas.FETCH, 10)
     response = fetch(broker_harness)
     assert response.responses == [] and response.throttle_time_ms > 0
-    assert SESSION.mutes == 1
+    assert SESSION.pause_count == 1
 
 
 def test_fetch_within_its_quota_has_records(broker_harness: BrokerHarness) -> None:
@@ -148,7 +148,7 @@ def test_old_version_of_creation_is_delayed_only(broker_harness: BrokerHarness) 
     response = create(broker_harness, "a", 30, 5)
     assert response.topics[0].error_code == 0
     assert response.throttle_time_ms == 19_000
-    assert "a" in broker_harness.logdir and SESSION.mutes == 1
+    assert "a" in broker_harness.logdir and SESSION.pause_count == 1
 
 
 @pytest.mark.parametrize("version", [4, 6])

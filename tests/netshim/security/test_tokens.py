@@ -22,7 +22,7 @@ from netshim.security.sasl import (
     Work,
 )
 from netshim.security.service import SecuritySettings
-from netshim.security.stored import SecurityFacts
+from netshim.security.stored import SecuritySnapshot
 from netshim.security.tokens import JwtVerifier
 
 NOW_MS = 1_700_000_000_000
@@ -174,7 +174,7 @@ def test_oauthbearer_needs_keys() -> None:
 
 def exchange(verifier: JwtVerifier) -> Any:
     authenticator = Authenticator(
-        SecurityFacts, bytes, PasswordCache(b"s"), 4_096, verifier
+        SecuritySnapshot, bytes, PasswordCache(b"s"), 4_096, verifier
     )
     return authenticator.begin("OAUTHBEARER")
 

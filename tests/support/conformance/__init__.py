@@ -153,14 +153,14 @@ class Asker:
         """
         try:
             answer = self._client.ask(
-                self.api, self.version, build(self.api.request.shape, fields)
+                self.api, self.version, build(self.api.request.schema, fields)
             )
         except (EOFError, ConnectionError):
             return self._lost(step, "hung up")
         except TimeoutError:
             return self._lost(step, "no answer")
         self.recorded.append(
-            (step, plain(self.api.response.shape, answer, self.version, self._names))
+            (step, plain(self.api.response.schema, answer, self.version, self._names))
         )
         return answer
 
@@ -177,7 +177,7 @@ class Asker:
     def other(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
         """Send a request of another API as a preparation. Its response is not compared."""
         client = self._admin or self._client
-        return client.ask(api, version, build(api.request.shape, fields))
+        return client.ask(api, version, build(api.request.schema, fields))
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
         """Repeat a request until its error code does not report that the coordinator is

@@ -86,9 +86,7 @@ from netshim.wire.table.transactions import (
 APIS: Final[Mapping[int, Api[Any, Any]]] = MappingProxyType(
     dict(
         sorted(
-            (each.key, each)
-            for each in list(globals().values())
-            if isinstance(each, Api)
+            (api.key, api) for api in list(globals().values()) if isinstance(api, Api)
         )
     )
 )

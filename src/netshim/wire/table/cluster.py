@@ -55,8 +55,8 @@ METADATA = api(
 
 #: Version 3 adds the name of the client software (KIP-511), and features (KIP-584).
 #: Until version 3, a feature could not have the minimum 0 (KAFKA-17011). The header of
-#: the response has no tagged fields in any version, because a client reads it before it
-#: knows the versions.
+#: the response has no tagged fields in any version, because a client parses
+#: the response before it has the served versions.
 API_VERSIONS = api(
     18,
     "ApiVersions",

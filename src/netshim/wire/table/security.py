@@ -54,7 +54,7 @@ DESCRIBE_ACLS = api(
     """,
 )
 
-#: The versions add the same as those of DescribeAcls.
+#: Its versions add the same fields as those of DescribeAcls.
 CREATE_ACLS = api(
     30,
     "CreateAcls",
@@ -78,7 +78,7 @@ CREATE_ACLS = api(
     """,
 )
 
-#: The versions add the same as those of DescribeAcls.
+#: Its versions add the same fields as those of DescribeAcls.
 DELETE_ACLS = api(
     31,
     "DeleteAcls",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from netshim.wire.codec import api, data
 
-#: Added by KIP-98. Version 3 adds the present id and epoch of the producer (KIP-360).
+#: Added by KIP-98. Version 3 adds the current id and epoch of the producer (KIP-360).
 INIT_PRODUCER_ID = api(
     22,
     "InitProducerId",
