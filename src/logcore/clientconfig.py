@@ -39,17 +39,16 @@ def words(text: str) -> frozenset[str]:
 
 @attrs.frozen
 class Vocabulary:
-    """The settings of one kind of client.
+    """The settings of one kind of client."""
 
-    `settings` is the attrs class that contains them. `network` contains more names that
-    need a network. `renamed` maps names of other clients to ours. `kept` contains
-    settings whose text is not converted, because they have a check of their own.
-    """
-
+    #: The attrs class that contains the settings.
     settings: type[Any]
+    #: Names that need a network, in addition to those of all clients.
     network: frozenset[str]
+    #: Names of other clients, with the name here.
     renamed: Mapping[str, str]
-    kept: frozenset[str] = frozenset()
+    #: Settings whose text is not converted, because they have a check of their own.
+    unconverted: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,8 +92,8 @@ class Vocabulary:
                 )
             chosen[name] = self._typed(name, value)
         if ignored:
-            what = f"settings that need a network are ignored: {', '.join(sorted(ignored))}"
-            warnings.warn(what, UserWarning, stacklevel=4)
+            message = f"settings that need a network are ignored: {', '.join(sorted(ignored))}"
+            warnings.warn(message, UserWarning, stacklevel=4)
         return chosen
 
     def _typed(self, name: str, value: object) -> object:
@@ -102,7 +101,7 @@ class Vocabulary:
         if not isinstance(value, str):
             return value
         kind = str(getattr(attrs.fields(self.settings), name).type)
-        if name in self.kept or kind not in _FROM_TEXT:
+        if name in self.unconverted or kind not in _FROM_TEXT:
             return value
         if "bool" in kind:
             if value.lower() not in ("true", "false"):

@@ -1010,7 +1010,7 @@ class ActiveSegment(GrowingSegment):
     def begins_recent_batch(self, offset: int) -> bool:
         """Return whether a batch that was appended recently begins at an offset.
 
-        No file is read: a follower asks after each append, and a read takes 30 us.
+        No file is read: a follower calls this after each append, and a read takes 30 us.
         """
         return self.find_recent(offset) > self.find_recent(offset - 1) >= 0
 
@@ -1026,7 +1026,7 @@ class ActiveSegment(GrowingSegment):
     def reload(self) -> None:
         """Read the size again after another writer added bytes.
 
-        They are unchecked, so a roll must not certify them with a seal.
+        They are unchecked, so a roll must not write a checksum file for them.
         """
         self.refresh()
         self.is_own = False

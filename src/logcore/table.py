@@ -42,7 +42,7 @@ class Table(Mapping[bytes, bytes]):
         self._isolation: Isolation = isolation
         self._values: dict[bytes, bytes | None] = {}
         self._offset = log.log_start_offset
-        self._cuts = log.times_truncated
+        self._times_truncated = log.times_truncated
         self._make_lock()
         # A thread of the parent may hold it, and does not run in the child.
         fs_of(log).after_fork(self._make_lock)
@@ -76,14 +76,14 @@ class Table(Mapping[bytes, bytes]):
             return self._catch_up()
 
     def _restart(self) -> None:
-        self._cuts = self._log.times_truncated
+        self._times_truncated = self._log.times_truncated
         self._values = {}
         self._offset = self._log.log_start_offset
 
     def _catch_up(self) -> int:
         log = self._log
         if (
-            self._cuts != log.times_truncated
+            self._times_truncated != log.times_truncated
             or not log.log_start_offset <= self._offset <= log.log_end_offset
         ):
             self._restart()

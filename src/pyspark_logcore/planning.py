@@ -27,7 +27,7 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
     Raises:
         LogcoreError: the offsets cannot be read, or records were deleted.
     """
-    requested = wanted_partitions(options, origin)
+    requested = requested_partitions(options, origin)
     check_names(options.start, requested, "startingOffsets")
     check_names(options.end, requested, "endingOffsets")
     bounds = origin.bounds(requested)
@@ -45,11 +45,11 @@ def plan(options: ReadOptions, origin: Origin) -> list[list[OffsetRange]]:
 
 
 def present_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
-    """Return wanted_partitions() without missing partitions."""
+    """Return requested_partitions() without missing partitions."""
     known = {
         topic: origin.partitions(topic)
         for topic in origin.topics()
-        if _is_wanted(options, topic)
+        if _is_requested(options, topic)
     }
     found = [
         (topic, partition)
@@ -61,7 +61,7 @@ def present_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartit
     return [key for key in found if key in options.assign]
 
 
-def _is_wanted(options: ReadOptions, topic: str) -> bool:
+def _is_requested(options: ReadOptions, topic: str) -> bool:
     if options.assign is not None:
         return any(topic == name for name, _ in options.assign)
     if options.pattern is not None:
@@ -69,7 +69,7 @@ def _is_wanted(options: ReadOptions, topic: str) -> bool:
     return topic in (options.subscribe or ())
 
 
-def wanted_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
+def requested_partitions(options: ReadOptions, origin: Origin) -> list[TopicPartition]:
     """Return the present partitions that assign, subscribe or subscribePattern name.
 
     Raises:

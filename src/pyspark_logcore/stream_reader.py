@@ -31,8 +31,8 @@ from pyspark_logcore.origin import Origin, origin_of
 from pyspark_logcore.planning import (
     check_names,
     present_partitions,
+    requested_partitions,
     starting_offsets,
-    wanted_partitions,
 )
 from pyspark_logcore.ranges import Bounds, TopicPartition, report_loss
 from pyspark_logcore.reader import read_share, shares
@@ -309,7 +309,7 @@ class LogcoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options.read
         origin = self._origin
         origin.refresh()
-        requested = wanted_partitions(options, origin)
+        requested = requested_partitions(options, origin)
         check_names(options.start, requested, "startingOffsets")
         return starting_offsets(options, origin, origin.bounds(requested))
 

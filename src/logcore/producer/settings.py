@@ -380,7 +380,7 @@ class ProducerSettings:
 
 
 _VOCABULARY: Final = Vocabulary(
-    ProducerSettings, _NETWORK_SETTINGS, _ALIASES, kept=frozenset({"acks"})
+    ProducerSettings, _NETWORK_SETTINGS, _ALIASES, unconverted=frozenset({"acks"})
 )
 
 
