@@ -1097,8 +1097,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "positions_use_an_earlier_end", "logcore/consumer/consumer.py",
-        "            start = self._fetcher.start(reading.log)\n",
-        "            start = reading.log.log_start_offset\n",
+        "            start = self._fetcher.start(read_position.log)\n",
+        "            start = read_position.log.log_start_offset\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -1154,7 +1154,7 @@ MISTAKES: Final = (
         "partition_is_released_before_the_commit", "logcore/consumer/assignment.py",
         "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
         "        if self._ownership is not None:\n"
-        "            self._ownership.settle(self._read() & self._share, self._place.group_metadata())\n"
+        "            self._ownership.settle(self._read() & self._share, self._membership.group_metadata())\n"
         "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
         "consumer/test_member_nodes.py",
     ),
@@ -1167,7 +1167,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "live_owner_is_ignored", "logcore/consumer/registry_identity.py",
-        "        if node is not None and self._counts(registry, group, node):\n",
+        "        if node is not None and self._is_valid_owner(registry, group, node):\n",
         "        if node is not None and node.value == self._name:\n",
         "consumer/test_shared_groups_exploration.py",
     ),
@@ -1179,8 +1179,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_read_while_another_owns_it", "logcore/consumer/assignment.py",
-        "            owned = self._ownership.claim(self._share, self._place.group_metadata())\n",
-        "            self._ownership.claim(self._share, self._place.group_metadata())\n",
+        "            owned = self._ownership.claim(\n"
+        "                self._share, self._membership.group_metadata()\n            )\n",
+        "            self._ownership.claim(self._share, self._membership.group_metadata())\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -1192,8 +1193,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "dual_commits_are_read_from_the_log_alone", "logcore/consumer/offset_stores.py",
-        "            if key not in found or found[key].offset < offset:\n",
-        "            if key not in found:\n",
+        "            if key not in stored or stored[key].offset < offset:\n",
+        "            if key not in stored:\n",
         "consumer/test_offset_stores.py",
     ),
     Mistake(
@@ -1210,7 +1211,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "rewind_is_stored_in_the_log_only", "logcore/consumer/offset_stores.py",
-        "in the meantime.\n        _set_back(registry, group_id, rows)",
+        "in the meantime.\n        _rewind_registry(registry, group_id, rows)",
         "in the meantime.\n        pass",
         "consumer/test_offset_stores.py",
     ),
@@ -1286,8 +1287,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "position_is_finished_at_once", "logcore/consumer/commits.py",
-        "            partition: OffsetAndMetadata(reading.finished)\n",
-        "            partition: OffsetAndMetadata(reading.position or 0)\n",
+        "            partition: OffsetAndMetadata(read_position.finished)\n",
+        "            partition: OffsetAndMetadata(read_position.position or 0)\n",
         "consumer/test_consumer.py consumer/test_consumer_groups.py",
     ),
     Mistake(
@@ -1401,14 +1402,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "waiting_commits_are_stored_after_later_ones", "logcore/consumer/commits.py",
-        "        self.store_queued()\n        self._commit(chosen, timeout)\n",
-        "        self._commit(chosen, timeout)\n        self.store_queued()\n",
+        "        self.store_queued()\n        self._commit(offsets, timeout)\n",
+        "        self._commit(offsets, timeout)\n        self.store_queued()\n",
         "consumer/test_consumer_commits.py",
     ),
     Mistake(
         "commit_of_a_listener_waits_for_the_next_generation", "logcore/consumer/assignment.py",
-        "belong to the generation that ends.\n            self._commits.store_queued()\n",
-        "belong to the generation that ends.\n",
+        "belong to the ending generation.\n            self._commits.store_queued()\n",
+        "belong to the ending generation.\n",
         "consumer/test_consumer_commits.py",
     ),
     Mistake(
@@ -1455,19 +1456,19 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_skips_damage", "logcore/consumer/fetcher.py",
-        "        if not taken.is_last or is_cut:\n",
-        "        if not (taken.is_last or taken.is_stopped):\n",
+        "        if not next_records.is_last or stopped_early:\n",
+        "        if not (next_records.is_last or next_records.is_stopped):\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
         "iteration_skips_damage", "logcore/consumer/fetcher.py",
-        "            if taken.is_stopped:\n                reading.drop()\n                return\n",
+        "            if next_records.is_stopped:\n                read_position.drop()\n                return\n",
         "",
         "consumer/test_consumer.py",
     ),
     Mistake(
         "damage_hides_the_records_before_it", "logcore/consumer/positions.py",
-        "                return Taken(found, size_bytes, is_stopped=True)\n",
+        "                return NextRecords(records, size_bytes, is_stopped=True)\n",
         "                raise\n",
         "consumer/test_consumer.py",
     ),
@@ -1485,7 +1486,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "iteration_hides_what_it_read_ahead", "logcore/consumer/fetcher.py",
-        "            reading.is_ahead = True\n",
+        "            read_position.has_undelivered = True\n",
         "",
         "consumer/test_consumer.py",
     ),
@@ -1497,8 +1498,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "columns_undo_a_seek", "logcore/consumer/fetcher.py",
-        "            if reading is None or reading.position != each.start:\n",
-        "            if reading is None:\n",
+        "            if read_position is None or read_position.position != columns.start:\n",
+        "            if read_position is None:\n",
         "aio/test_aio_consumer.py",
     ),
     Mistake(
@@ -1573,12 +1574,12 @@ MISTAKES: Final = (
         "    return {\n"
         "        member_id: [\n"
         "            partition\n"
-        "            for partition in those\n"
+        "            for partition in owned\n"
         "            if claims.claimants.get(partition, {member_id}) == {member_id}\n"
         "        ]\n"
-        "        for member_id, those in found.items()\n"
+        "        for member_id, owned in assignment.items()\n"
         "    }",
-        "    return {member_id: [partition for partition in those] for member_id, those in found.items()}",
+        "    return {member_id: [partition for partition in owned] for member_id, owned in assignment.items()}",
         "consumer/test_assignors.py",
     ),
     Mistake(
@@ -2509,8 +2510,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "records_of_a_run_are_skipped", "logcore/consumer/positions.py",
-        "            self._at = min(most - len(found), len(self._records))\n",
-        "            self._at = len(self._records)\n",
+        "            self._next_index = min(max_records - len(records), len(self._records))\n",
+        "            self._next_index = len(self._records)\n",
         "consumer/test_consumer.py",
     ),
     # -- interrupts, cancellation, and topics that are replaced
@@ -2530,26 +2531,26 @@ MISTAKES: Final = (
     ),
     Mistake(
         "positions_stay_moved_after_an_interrupt", "logcore/consumer/fetcher.py",
-        "                reading.place(start)\n            raise",
+        "                read_position.seek_to(start)\n            raise",
         "                pass\n            raise",
         "faults/test_interrupted_calls.py -k fetcher",
     ),
     Mistake(
         "records_that_were_taken_are_not_counted", "logcore/consumer/fetcher.py",
-        "        reading.is_ahead = True\n        try:\n",
+        "        read_position.has_undelivered = True\n        try:\n",
         "        try:\n",
         "faults/test_interrupted_calls.py -k fetcher",
     ),
     Mistake(
         "position_moves_past_a_refused_record", "logcore/consumer/fetcher.py",
-        "        if not taken.is_last or is_cut:\n            end = found[-1].offset + 1\n",
-        "        if not taken.is_last:\n            end = taken.records[-1].offset + 1\n",
+        "        if not next_records.is_last or stopped_early:\n            end = delivered[-1].offset + 1\n",
+        "        if not next_records.is_last:\n            end = next_records.records[-1].offset + 1\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
         "columns_move_a_position_after_a_seek", "logcore/consumer/fetcher.py",
-        "            if reading is None or reading.position != each.start:\n",
-        "            if reading is None:\n",
+        "            if read_position is None or read_position.position != columns.start:\n",
+        "            if read_position is None:\n",
         "aio/test_aio_consumer.py consumer/test_consumer.py",
     ),
     Mistake(
@@ -2560,22 +2561,22 @@ MISTAKES: Final = (
     ),
     Mistake(
         "join_is_not_recorded_before_its_request", "logcore/consumer/group_member.py",
-        "        self._sent_join = answer\n",
+        "        self._sent_join = pending\n",
         "",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
         "replaced_topic_continues_at_old_positions", "logcore/consumer/positions.py",
-        "            if is_other:\n                reading.begin_again(topic_id)\n",
-        "            reading.topic_id = topic_id\n",
+        "            if is_other:\n                read_position.restart_in_new_topic(topic_id)\n",
+        "            read_position.topic_id = topic_id\n",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
         "offsets_of_a_deleted_topic_are_committed", "logcore/consumer/commits.py",
-        "            if reading.finished is not None\n"
-        "            and reading.finished != reading.stored\n"
-        "            and not self.is_void(partition)",
-        "            if reading.finished is not None and reading.finished != reading.stored",
+        "            if read_position.finished is not None\n"
+        "            and read_position.finished != read_position.stored\n"
+        "            and not self.is_of_deleted_topic(partition)",
+        "            if read_position.finished is not None and read_position.finished != read_position.stored",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(

@@ -721,10 +721,10 @@ def test_metrics_are_countable_while_partitions_are_revoked(
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         consumer.poll()
-        readings = consumer._assignment._readings
+        readings = consumer._assignment._read_positions
 
         def give_up(_: object) -> bool:
-            readings.choose(frozenset())
+            readings.set_partitions(frozenset())
             return False
 
         with monkeypatch.context() as patch:

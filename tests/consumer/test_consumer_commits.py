@@ -22,7 +22,7 @@ from logcore.consumer import (
     RebalanceListener,
     TopicPartition,
 )
-from logcore.consumer.commits import _MAX_WAITING
+from logcore.consumer.commits import _MAX_QUEUED
 from logcore.coordination.group_requests import Committer
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG
@@ -130,11 +130,11 @@ def test_auto_commit_is_stored_after_pending_commits(data: LogDir) -> None:
 def test_full_queue_of_pending_commits_is_stored_at_once(data: LogDir) -> None:
     callback = CommitCallback()
     with joined(data) as consumer:
-        for offset in range(_MAX_WAITING):
+        for offset in range(_MAX_QUEUED):
             assert not callback.calls
             consumer.commit_async({ONE: offset}, callback)
-        assert len(callback.calls) == _MAX_WAITING
-        assert stored(data) == _MAX_WAITING - 1
+        assert len(callback.calls) == _MAX_QUEUED
+        assert stored(data) == _MAX_QUEUED - 1
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "error", "assign"])
@@ -259,8 +259,8 @@ def test_refused_commit_is_reported_to_every_callback(
 ) -> None:
     callback = CommitCallback()
     with joined(data) as consumer:
-        assert consumer._place.member is not None
-        monkeypatch.setattr(consumer._place.member, "generation", 99)
+        assert consumer._membership.member is not None
+        monkeypatch.setattr(consumer._membership.member, "generation", 99)
         consumer.commit_async({ONE: 1}, callback)
         consumer.commit_async({TWO: 1}, callback)
         with pytest.raises(CommitFailedError):
@@ -276,8 +276,8 @@ def test_refused_commit_without_a_callback_is_logged(
     data: LogDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with joined(data) as consumer:
-        assert consumer._place.member is not None
-        monkeypatch.setattr(consumer._place.member, "generation", 99)
+        assert consumer._membership.member is not None
+        monkeypatch.setattr(consumer._membership.member, "generation", 99)
         consumer.commit_async({ONE: 1})
         consumer.poll()
         assert "processed up to offset 1, which is not committed" in caplog.text

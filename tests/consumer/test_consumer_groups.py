@@ -169,8 +169,8 @@ def test_close_during_a_rebalance_commits(
         leader, follower = sorted(
             members,
             key=lambda member: (
-                member._place.member is not None
-                and member._place.member._divided is None
+                member._membership.member is not None
+                and member._membership.member._assigned_counts is None
             ),
         )
         closing, other = (

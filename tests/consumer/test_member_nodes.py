@@ -74,13 +74,13 @@ def test_member_registers_its_identity_and_partitions(
     assert consumer.poll(0).count == 6
     ((consumer_id, node),) = ids(registry).items()
     assert consumer_id.startswith(f"simulated-{os.getpid()}-")
-    assert consumer._place.member is not None
+    assert consumer._membership.member is not None
     assert node == {
         "version": 1,
         "subscription": {"t": 1, "u": 1},
         "pattern": "static",
         "timestamp": str(disk.now_ms()),
-        "members": {"0": consumer._place.member.member_id},
+        "members": {"0": consumer._membership.member.member_id},
     }
     assert owners(registry) == {0: f"{consumer_id}-0", 1: f"{consumer_id}-0"}
     assert owners(registry, "u") == {0: f"{consumer_id}-0"}

@@ -242,8 +242,8 @@ def join_group(data: LogDir, **settings: Any) -> logcore.Consumer:
 
 def generation_of(data: LogDir) -> int:
     with join_group(data) as consumer:
-        assert consumer._place.member is not None
-        return consumer._place.member.generation
+        assert consumer._membership.member is not None
+        return consumer._membership.member.generation
 
 
 def test_recreated_topic_begins_without_the_offsets_of_the_deleted_one(
@@ -324,8 +324,8 @@ def test_generation_is_never_reused_after_a_power_cut() -> None:
     generation = 0
     for is_last in (False, False, True):
         consumer = join_group(data)
-        assert consumer._place.member is not None
-        generation = consumer._place.member.generation
+        assert consumer._membership.member is not None
+        generation = consumer._membership.member.generation
         if not is_last:
             consumer.close()
     disk.crash()
@@ -335,8 +335,8 @@ def test_generation_is_never_reused_after_a_power_cut() -> None:
             logcore.open_dir("data", shared=True, fs=after) as again,
             join_group(again) as consumer,
         ):
-            assert consumer._place.member is not None
-            assert consumer._place.member.generation > generation
+            assert consumer._membership.member is not None
+            assert consumer._membership.member.generation > generation
 
 
 def test_acknowledged_commit_survives_a_power_cut() -> None:
@@ -489,12 +489,12 @@ def test_member_that_polls_in_time_is_kept() -> None:
         create_shared(disk) as data,
         join_group(data, max_poll_interval_ms=1_000) as consumer,
     ):
-        assert consumer._place.member is not None
-        member_id = consumer._place.member.member_id
+        assert consumer._membership.member is not None
+        member_id = consumer._membership.member.member_id
         for _ in range(12):
             disk.advance(400)
             consumer.poll(0)
-        assert consumer._place.member.member_id == member_id
+        assert consumer._membership.member.member_id == member_id
 
 
 def test_members_paused_together_are_kept() -> None:
@@ -513,15 +513,16 @@ def test_members_paused_together_are_kept() -> None:
             first.poll(0)
             other.poll(0)
             disk.advance(10)
-        assert first._place.member is not None
-        assert other._place.member is not None
-        generation = first._place.member.generation
+        assert first._membership.member is not None
+        assert other._membership.member is not None
+        generation = first._membership.member.generation
         for _ in range(5):
             disk.advance(3_600_000)
             first.poll(0)
             other.poll(0)
         assert [
-            member.generation for member in (first._place.member, other._place.member)
+            member.generation
+            for member in (first._membership.member, other._membership.member)
         ] == [generation] * 2
         for _ in range(9):
             disk.advance(400)
@@ -529,7 +530,7 @@ def test_members_paused_together_are_kept() -> None:
         while len(first.assignment()) < 2:  # the other member does not poll any more
             disk.advance(10)
             first.poll(0)
-        assert first._place.member.generation > generation
+        assert first._membership.member.generation > generation
 
 
 def test_commit_of_a_removed_member_is_refused() -> None:

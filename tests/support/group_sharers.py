@@ -99,7 +99,7 @@ class HastyAssignor:
         return found
 
 
-class Ownership(RebalanceListener):
+class OwnerNodes(RebalanceListener):
     """Reports the partitions of a member to the ledger. With `is_late`, it commits when
     partitions must be given up.
     """
@@ -263,7 +263,7 @@ class Group:
         ):
             self.readers.append((cast(SimulatedProcess, fs), consumer))
             consumer.subscribe(
-                ["t"], listener=Ownership(self, consumer, is_late=self.is_hasty)
+                ["t"], listener=OwnerNodes(self, consumer, is_late=self.is_hasty)
             )
             yield consumer
             self.leaving.add(consumer)
@@ -390,7 +390,7 @@ class Group:
         last_offsets: set[TopicPartition],
     ) -> None:
         members = node.group.members
-        mine = consumer._place.member
+        mine = consumer._membership.member
         if mine is None or mine.member_id not in members:
             return
         for offset in last_offsets:
@@ -402,15 +402,15 @@ class Group:
                 f"one living owner: {offset}, {owner}"
             )
         for other in self._running():
-            if other is consumer or other._place.member is None:
+            if other is consumer or other._membership.member is None:
                 continue
             both = (
                 last_offsets & other.assignment()
-                if other._place.member.member_id in members
+                if other._membership.member.member_id in members
                 else set()
             )
             assert not both, (
-                f"one living owner: {both} of {mine.member_id} and {other._place.member.member_id}"
+                f"one living owner: {both} of {mine.member_id} and {other._membership.member.member_id}"
             )
 
     def _check_heirs(self, node: GroupNode, began_ms: int) -> None:
@@ -441,7 +441,7 @@ class Group:
             ):
                 continue
             # A new member joined under its instance id.
-            if consumer._place.instance_id in node.group.static:
+            if consumer._membership.instance_id in node.group.static:
                 del self.known_as[consumer]
             elif process in self.freed_ms:
                 del self.known_as[consumer]
@@ -455,12 +455,12 @@ class Group:
         for consumer in self._running():
             member_id = (
                 ""
-                if consumer._place.member is None
-                else consumer._place.member.member_id
+                if consumer._membership.member is None
+                else consumer._membership.member.member_id
             )
             was_member = bool(member_id) and self.known_as.get(consumer) == member_id
             was_member = (
-                was_member and consumer._place.instance_id not in node.group.static
+                was_member and consumer._membership.instance_id not in node.group.static
             )
             if (
                 was_member
@@ -487,11 +487,11 @@ class Group:
         }
         for consumer in self._running():
             if (
-                consumer._place.member is None
-                or consumer._place.member.member_id not in node.group.members
+                consumer._membership.member is None
+                or consumer._membership.member.member_id not in node.group.members
             ):
                 continue
-            member_id = consumer._place.member.member_id
+            member_id = consumer._membership.member.member_id
             other = {
                 partition: given[partition]
                 for partition in consumer.assignment()
@@ -503,13 +503,13 @@ class Group:
         return [consumer for process, consumer in self.readers if not process.is_killed]
 
     def _record_owners(self, consumer: logcore.Consumer) -> None:
-        member = consumer._place.member
+        member = consumer._membership.member
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
         # A static member that came back has another member id, and otherwise the facts
         # of its predecessor.
-        name = consumer._place.instance_id or member.member_id
+        name = consumer._membership.instance_id or member.member_id
         for partition in consumer.assignment():
             owner = self.owners.setdefault((member.generation, partition), name)
             assert owner == name, (
@@ -588,8 +588,8 @@ class Group:
             consumer.subscribe(["t"])
             while not consumer.assignment():
                 consumer.poll(0.01)
-            assert consumer._place.member is not None
-            found = consumer._place.member.generation
+            assert consumer._membership.member is not None
+            found = consumer._membership.member.generation
             assert found > self.generation, (
                 f"generation: {found} behind {self.generation}"
             )

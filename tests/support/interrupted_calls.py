@@ -500,7 +500,7 @@ def interrupt_at(case: Callable[[], Case], nth: int) -> bool:
         gc.collect(0)
         made.judge()
     except BaseException as error:
-        error.add_note(f"interrupted at line {nth} of {case.__name__}: {trace.place}")
+        error.add_note(f"interrupted at line {nth} of {case.__name__}: {trace.seek_to}")
         raise
     finally:
         with contextlib.suppress(Exception):

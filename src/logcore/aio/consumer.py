@@ -559,7 +559,7 @@ class Consumer:
                     given = intercepted(
                         self._sync.settings.interceptors, ConsumerRecords(found)
                     )
-        return self._sync.fetcher.hand_out(moves, given)
+        return self._sync.fetcher.deliver(moves, given)
 
     poll = getmany
 
@@ -613,10 +613,10 @@ class Consumer:
             deadline = self._loop.time() + timeout_ms / 1000
             while not moves and await self._prepare(deadline):
                 found, made = await self._begin_step(find)
-                moves = self._sync.fetcher.moves_after(found)
+                moves = self._sync.fetcher.moves_for(found)
                 if moves:
                     given = made
-        return self._sync.fetcher.hand_out(moves, given)
+        return self._sync.fetcher.deliver(moves, given)
 
     def __aiter__(self) -> Self:
         return self
@@ -652,7 +652,7 @@ class Consumer:
                     is_more = False
                 if not is_more:
                     raise StopAsyncIteration
-                chosen = self._sync.fetcher.opened()
+                chosen = self._sync.fetcher.open_next()
                 if chosen is not None:
                     runs = self._sync.fetcher.runs(chosen)
                     self._records = chain.from_iterable(runs)

@@ -2,8 +2,8 @@
 
     subscribe() --> member of the group --> share --> owned --> read
 
-The group assigns the share. A partition of the share is owned once no other member
-reads it.
+The group assigns the share. A partition of the share is owned after no other member
+reads the partition any more.
 
 Rules (clients reference 5):
 - Before a partition is given up, its finished offset is committed and the listener is
@@ -14,9 +14,9 @@ Rules (clients reference 5):
 - A partition that was added to a topic later is read from its start (is_added()).
   Otherwise, its first records would be lost.
 
-All methods run while the consumer works for a single caller: under its lock, or in an
-operation of logcore.aio. So no field has its own lock. The listener is called during an
-operation, and may seek and commit.
+All methods run under the consumer's lock or in an operation of logcore.aio, so the
+fields need no lock. The listener is called during such an operation, and may seek and
+commit.
 
 This module does not divide the partitions of a group (group_member.py, assignors.py) or write
 the owner nodes of the registry (registry_identity.py). It does not define the committed offsets
@@ -37,8 +37,8 @@ from logcore.consumer.group_member import (
     MembershipEvent,
     Share,
 )
-from logcore.consumer.positions import Readings
-from logcore.consumer.registry_identity import Ownership, Registration
+from logcore.consumer.positions import ReadPositions
+from logcore.consumer.registry_identity import OwnerNodes, Registration
 from logcore.consumer.settings import ConsumerSettings, RebalanceListener
 from logcore.consumer.topic_partition import TopicPartition
 from logcore.coordinators.process_groups import ProcessGroups
@@ -51,11 +51,7 @@ from logcore.registry.paths import Pattern
 
 
 class Assignment:
-    """The assignment of one consumer.
-
-    It also changes the consumer's Place in its group, which its Commits hold. No other
-    class changes that.
-    """
+    """The assignment of one consumer. Only this class changes its GroupMembership."""
 
     def __init__(
         self,
@@ -63,40 +59,41 @@ class Assignment:
         directory: ClientDirectory,
         settings: ConsumerSettings,
         groups: ProcessGroups | None,
-        readings: Readings,
+        read_positions: ReadPositions,
         commits: Commits,
     ) -> None:
         self.rebalances = 0  # for the metrics
-        self.is_telling = False  # the listener is running
+        self.is_calling_listener = False
         self._fs = fs
         self._forks = fs.forks
         self._directory = directory
         self._has_foreign_writers = directory.is_read_only or directory.is_shared
         self._settings = settings
         self._groups = groups
-        self._readings = readings
+        self._read_positions = read_positions
         self._commits = commits
-        self._place = commits.place
+        self._membership = commits.membership
         #: The subscription: topics or a pattern. At most one of them is set.
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
         self._listener = RebalanceListener()
         #: The partitions that the group has assigned.
         self._share: frozenset[TopicPartition] = frozenset()
-        #: True if all of the share is read. Otherwise, each poll tries to claim
+        #: Whether the consumer owns its whole share. Otherwise, each poll tries to claim
         #: partitions that another member still owns.
-        self._is_share_taken = True
-        # Assigned partitions that the listener was not called for yet.
-        self._untold: frozenset[TopicPartition] = frozenset()
+        self._owns_share = True
+        # Assigned partitions for which the listener was not called yet.
+        self._unannounced: frozenset[TopicPartition] = frozenset()
         #: Topic -> number of partitions when it was first subscribed to.
-        self._first_seen: dict[str, int] = {}
+        self._initial_partition_counts: dict[str, int] = {}
         #: Node of the consumer in the registry, for members of a shared group.
         self._registration: Registration | None = None
-        #: Number of the stream of the registration that this consumer is.
+        #: Number of this consumer among the streams of the registration.
         self._number = 0
-        # Whether it writes its own subscription to the registry, and not a connector.
+        # Whether this consumer, and not a connector, writes the subscription to the
+        # registry.
         self._announces = False
-        self._ownership: Ownership | None = None
+        self._ownership: OwnerNodes | None = None
 
     # -- subscription ------------------------------------------------------------------
 
@@ -106,17 +103,17 @@ class Assignment:
         return bool(self._topics) or self._pattern is not None
 
     def subscription(self) -> frozenset[str]:
-        """Return the subscribed topics, or those that match the pattern now."""
+        """Return the subscribed topics, or the topics that match the pattern now."""
         if self._pattern is None:
             return self._topics
-        left_out = (
+        excluded = (
             INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
         )
         names = self._directory.topics()
         return frozenset(
             name
             for name in names
-            if name not in left_out and self._pattern.fullmatch(name)
+            if name not in excluded and self._pattern.fullmatch(name)
         )
 
     def subscribe(
@@ -134,20 +131,22 @@ class Assignment:
         self._pattern = pattern
         self._listener = listener or RebalanceListener()
         self._register()
-        if self._groups is not None and self._place.member is None:
-            self._place.member = GroupMember(self._groups, self._settings, self._count)
+        if self._groups is not None and self._membership.member is None:
+            self._membership.member = GroupMember(
+                self._groups, self._settings, self._count
+            )
 
     def unsubscribe(self) -> None:
-        """Give up all partitions and leave the group."""
+        """Stop reading all partitions, and leave the group."""
         self._drop_assigned()
-        if self._place.member is not None:
+        if self._membership.member is not None:
             self.leave()
-            self._place.member = None
-        self._readings.choose(frozenset())
+            self._membership.member = None
+        self._read_positions.set_partitions(frozenset())
         self._topics = frozenset()
         self._pattern = None
 
-    def assign(self, wanted: frozenset[TopicPartition]) -> None:
+    def assign(self, partitions: frozenset[TopicPartition]) -> None:
         """Read these partitions.
 
         Raises:
@@ -158,27 +157,27 @@ class Assignment:
             raise ConsumerStateError(
                 "this consumer has subscribed to topics", expected="unsubscribe() first"
             )
-        for partition in wanted:
+        for partition in partitions:
             if partition.partition not in self._directory.partitions(partition.topic):
                 raise TopicNotFoundError(
                     f"topic {partition.topic!r} has no such partition",
                     found=partition.partition,
                 )
-        self._stop_reading(self._read() - wanted)
-        self._readings.choose(wanted)
+        self._stop_reading(self._read() - partitions)
+        self._read_positions.set_partitions(partitions)
 
     def _drop_assigned(self) -> None:
         if self._read() and not self.is_subscribed:
             self._stop_reading(self._read())
 
     def _read(self) -> frozenset[TopicPartition]:
-        return frozenset(self._readings.by_partition)
+        return frozenset(self._read_positions.by_partition)
 
     # -- in the registry ---------------------------------------------------------------
 
     def register_with(
         self,
-        of: Registration | None,
+        registration: Registration | None,
         number: int,
         subscription: Mapping[str, int],
         pattern: Pattern,
@@ -186,13 +185,13 @@ class Assignment:
         """Register the consumer for Consumer.register_with(), which documents this."""
         if not isinstance(self._groups, SharedGroups):
             return None
-        if of is None:
-            of = self._new_registration()
-            of.announce(subscription, pattern)
-        self._registration = of
+        if registration is None:
+            registration = self._new_registration()
+            registration.announce(subscription, pattern)
+        self._registration = registration
         self._number = number
-        self._ownership = Ownership(self._groups, of, number)
-        return of
+        self._ownership = OwnerNodes(self._groups, registration, number)
+        return registration
 
     def _register(self) -> None:
         """Write the current subscription to the registry."""
@@ -206,22 +205,20 @@ class Assignment:
         elif self._announces and self._pattern is not None:
             self._registration.announce({self._pattern.pattern: 1}, "white_list")
         if self._ownership is None:
-            self._ownership = Ownership(self._groups, self._registration, self._number)
+            self._ownership = OwnerNodes(self._groups, self._registration, self._number)
         self._ownership.reannounce()
 
     def _new_registration(self) -> Registration:
         return Registration(cast(SharedFS, self._fs), str(self._settings.group_id))
 
     def watched_paths(self) -> list[str]:
-        """Return the directories that change when other members move.
-
-        These are the directory of the group and, while part of the share is not owned,
-        the directories of its owners.
+        """Return the directories to watch: the directory of the group and, while part of
+        the share is not owned, the directories of the partitions' owners.
         """
         paths: list[str] = []
         if isinstance(self._groups, SharedGroups):
             paths.append(self._groups.watched(str(self._settings.group_id)))
-        if self._ownership is not None and not self._is_share_taken:
+        if self._ownership is not None and not self._owns_share:
             paths += self._ownership.watched(self._share)
         return paths
 
@@ -240,40 +237,42 @@ class Assignment:
         """
         if self.is_subscribed:
             self._check_group()
-        self._readings.open_again(may_be_gone=self.is_subscribed)
+        self._read_positions.open_again(ignore_deleted=self.is_subscribed)
 
     def _check_group(self) -> None:
         if self._has_foreign_writers:
             self._directory.refresh()
-        wanted = self.subscription()
-        for topic in wanted:
+        topics = self.subscription()
+        for topic in topics:
             count = self._count(topic)
             # 0 after a deletion
-            self._first_seen[topic] = min(count, self._first_seen.get(topic, count))
+            self._initial_partition_counts[topic] = min(
+                count, self._initial_partition_counts.get(topic, count)
+            )
         # A consumer without a group reads all partitions of its topics.
-        member = self._place.member
+        member = self._membership.member
         if member is None:
             self._share = frozenset(
                 TopicPartition(topic, n)
-                for topic in wanted
+                for topic in topics
                 for n in range(self._count(topic))
             )
             self._apply_share()
             return
         assert self._groups is not None
-        member.subscribe(wanted)
+        member.subscribe(topics)
         self._groups.poll()
         while True:
             event = member.step()
             if event is None:
                 break
             self._apply_membership(member, event)
-        if not self._is_share_taken:
+        if not self._owns_share:
             self._apply_share()
 
     def is_added(self, topic_partition: TopicPartition) -> bool:
         """Return whether a partition is newer than the subscription to its topic."""
-        return topic_partition.partition >= self._first_seen.get(
+        return topic_partition.partition >= self._initial_partition_counts.get(
             topic_partition.topic, topic_partition.partition + 1
         )
 
@@ -284,42 +283,42 @@ class Assignment:
     def _apply_membership(
         self, member: GroupMember, event: MembershipEvent | Share
     ) -> None:
-        own = self._read()
+        current = self._read()
         if event is LOST:
             if self._settings.enable_auto_commit:
                 self._commits.log_uncommitted(
                     self._commits.finished(), "this consumer was removed from its group"
                 )
-            self._readings.choose(frozenset())
+            self._read_positions.set_partitions(frozenset())
             self._share = frozenset()
             if self._ownership is not None:
                 self._ownership.forget()
-            if own:
-                self._call_listener(self._listener.on_partitions_lost, own)
-                # The group refuses these commits now. After the member has joined
-                # again, it would accept them.
+            if current:
+                self._call_listener(self._listener.on_partitions_lost, current)
+                # These commits are stored now, because the group refuses them now. After
+                # the member has joined again, the group would accept them.
                 self._commits.store_queued()
         elif event is REJOIN:
             if not member.is_cooperative:
-                self._stop_reading(own)
+                self._stop_reading(current)
             self._share = self._read()
-            # This releases the partitions that were given up, before the member joins.
+            # This releases the revoked partitions before the member joins.
             self._read_owned()
             member.join(self._read())
         elif isinstance(event, Share):
             self.rebalances += 1
-            if own - event.partitions and member.is_cooperative:
-                # This is first: if a later step fails, the member joins with its
-                # present partitions.
+            if current - event.partitions and member.is_cooperative:
+                # This is the first step: if a later one fails, the member still joins
+                # with its current partitions.
                 member.rejoin()
             self._share = event.partitions
             # If the listener raises, the next poll continues.
-            self._is_share_taken = False
+            self._owns_share = False
             member.clear_share()
             self._apply_share()
 
     def _apply_share(self) -> None:
-        """Give up the partitions outside of the share, and read the others."""
+        """Stop reading the partitions outside of the share, and read the others."""
         self._stop_reading(self._read() - self._share)
         self._read_owned()
 
@@ -331,23 +330,27 @@ class Assignment:
         """
         owned = self._share
         if self._ownership is not None:
-            self._is_share_taken = False
-            owned = self._ownership.claim(self._share, self._place.group_metadata())
-        self._untold = (self._untold & owned) | (owned - self._read())
-        self._readings.choose(owned)
-        if self._untold:
+            self._owns_share = False
+            owned = self._ownership.claim(
+                self._share, self._membership.group_metadata()
+            )
+        self._unannounced = (self._unannounced & owned) | (owned - self._read())
+        self._read_positions.set_partitions(owned)
+        if self._unannounced:
             # If an interrupt stops the listener, the next poll calls it again.
-            self._is_share_taken = False
+            self._owns_share = False
             try:
-                self._call_listener(self._listener.on_partitions_assigned, self._untold)
+                self._call_listener(
+                    self._listener.on_partitions_assigned, self._unannounced
+                )
             except Exception:
-                self._untold = frozenset()
-                self._is_share_taken = owned == self._share
+                self._unannounced = frozenset()
+                self._owns_share = owned == self._share
                 raise
-            self._untold = frozenset()
-        self._is_share_taken = owned == self._share
+            self._unannounced = frozenset()
+        self._owns_share = owned == self._share
 
-    # -- giving up partitions ----------------------------------------------------------
+    # -- revoking partitions -----------------------------------------------------------
 
     def _stop_reading(self, partitions: frozenset[TopicPartition]) -> None:
         """Commit finished offsets of partitions, call the listener, and stop reading."""
@@ -355,10 +358,10 @@ class Assignment:
             self._commits.commit_finished()
         try:
             self._revoke(partitions)
-            # The commits of the listener belong to the generation that ends.
+            # The commits of the listener belong to the ending generation.
             self._commits.store_queued()
         finally:
-            self._readings.choose(self._read() - partitions)
+            self._read_positions.set_partitions(self._read() - partitions)
 
     def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
         if partitions and self.is_subscribed:
@@ -369,11 +372,11 @@ class Assignment:
         method: Callable[[frozenset[TopicPartition]], None],
         partitions: frozenset[TopicPartition],
     ) -> None:
-        self.is_telling = True
+        self.is_calling_listener = True
         try:
             method(partitions)
         finally:
-            self.is_telling = False
+            self.is_calling_listener = False
 
     def leave(self, timeout: float | None = None) -> None:
         """Commit finished offsets, call the listener, and leave the group.
@@ -381,29 +384,28 @@ class Assignment:
         The consumer leaves even if the listener raises. `timeout` has the meaning of
         Consumer.commit().
         """
-        member = self._place.member
+        member = self._membership.member
         if member is None:
             self._commits.commit_finished(timeout)
             return
-        self._place.is_leaving = True
+        self._membership.is_leaving = True
         try:
             self._commits.commit_finished(timeout)
             self._revoke(self._read())
             self._commits.store_queued()
         finally:
-            self._place.is_leaving = False
-            self._readings.choose(frozenset())
+            self._membership.is_leaving = False
+            self._read_positions.set_partitions(frozenset())
             self._share = frozenset()
             # In a forked child, the place belongs to the parent process.
             if self._fs.forks == self._forks:
                 self._end_ownership(member)
 
     def end(self) -> None:
-        """Release the logs of a closed consumer.
-
-        They wake it no more, and an iteration ends.
+        """Remove the listeners of the logs after the consumer was closed, and end an
+        iteration.
         """
-        self._readings.end()
+        self._read_positions.end()
 
     def _end_ownership(self, member: GroupMember) -> None:
         """Release the owner nodes in the registry, and leave the group."""

@@ -67,7 +67,7 @@ class RangeAssignor:
         self, partitions: Mapping[str, int], members: Iterable[Member]
     ) -> Assignment:
         ordered = sorted(members, key=Member.order)
-        found: Assignment = {member.member_id: [] for member in ordered}
+        assignment: Assignment = {member.member_id: [] for member in ordered}
         topics = {topic for member in ordered for topic in member.topics}
         for topic in sorted(topics, key=java_order):
             subscribed = [member for member in ordered if topic in member.topics]
@@ -76,11 +76,11 @@ class RangeAssignor:
             first = 0
             for number, member in enumerate(subscribed):
                 last = first + each + (number < surplus)
-                found[member.member_id] += [
+                assignment[member.member_id] += [
                     TopicPartition(topic, number) for number in range(first, last)
                 ]
                 first = last
-        return found
+        return assignment
 
 
 @attrs.frozen
@@ -92,7 +92,7 @@ class RoundRobinAssignor:
         self, partitions: Mapping[str, int], members: Iterable[Member]
     ) -> Assignment:
         ordered = sorted(members, key=Member.order)
-        found: Assignment = {member.member_id: [] for member in ordered}
+        assignment: Assignment = {member.member_id: [] for member in ordered}
         topics = {topic for member in ordered for topic in member.topics}
         ring = itertools.cycle(ordered)
         for topic in sorted(topics, key=java_order):
@@ -100,8 +100,8 @@ class RoundRobinAssignor:
                 member = next(
                     candidate for candidate in ring if topic in candidate.topics
                 )
-                found[member.member_id].append(TopicPartition(topic, number))
-        return found
+                assignment[member.member_id].append(TopicPartition(topic, number))
+        return assignment
 
 
 @attrs.frozen
@@ -123,21 +123,23 @@ class CooperativeStickyAssignor:
     def assign(
         self, partitions: Mapping[str, int], members: Iterable[Member]
     ) -> Assignment:
-        given = list(members)
-        return withheld(Claims.of(given, partitions), _sticky(partitions, given))
+        member_list = list(members)
+        return withheld(
+            Claims.of(member_list, partitions), _sticky(partitions, member_list)
+        )
 
 
-def withheld(claims: Claims, found: Assignment) -> Assignment:
+def withheld(claims: Claims, assignment: Assignment) -> Assignment:
     """Return an assignment without the partitions that another member still has. Their
     owners revoke them first.
     """
     return {
         member_id: [
             partition
-            for partition in those
+            for partition in owned
             if claims.claimants.get(partition, {member_id}) == {member_id}
         ]
-        for member_id, those in found.items()
+        for member_id, owned in assignment.items()
     }
 
 
@@ -171,42 +173,44 @@ def _constrained(
     total = sum(known[topic] for topic in topics)
     low, extra = divmod(total, len(ordered))
     bounds = _Bounds(low, low + bool(extra), extra)
-    found: Assignment = {member.member_id: [] for member in ordered}
+    assignment: Assignment = {member.member_id: [] for member in ordered}
     under: list[str] = []
     exact: list[str] = []
     full = 0
     for member in ordered:
-        mine = sorted(
-            claims.kept(member),
+        previous_partitions = sorted(
+            claims.retained_by(member),
             key=lambda partition: (partition.partition, java_order(partition.topic)),
         )
-        if len(mine) < bounds.low:
-            kept = mine
+        if len(previous_partitions) < bounds.low:
+            retained = previous_partitions
             under.append(member.member_id)
-        elif len(mine) >= bounds.high and full < bounds.extra:
-            kept = mine[: bounds.high]
+        elif len(previous_partitions) >= bounds.high and full < bounds.extra:
+            retained = previous_partitions[: bounds.high]
             full += 1
             if full == bounds.extra:
                 exact.clear()
         else:
-            kept = mine[: bounds.low]
+            retained = previous_partitions[: bounds.low]
             if full < bounds.extra:
                 exact.append(member.member_id)
-        found[member.member_id] = kept
-    taken = {partition for those in found.values() for partition in those}
+        assignment[member.member_id] = retained
+    assigned_partitions = {
+        partition for owned in assignment.values() for partition in owned
+    }
     free = [
         TopicPartition(topic, number)
         for topic in topics
         for number in range(known[topic])
-        if TopicPartition(topic, number) not in taken
+        if TopicPartition(topic, number) not in assigned_partitions
     ]
-    _deal(free, found, under, exact, bounds)
-    return found
+    _assign_remaining(free, assignment, under, exact, bounds)
+    return assignment
 
 
-def _deal(
+def _assign_remaining(
     free: list[TopicPartition],
-    found: Assignment,
+    assignment: Assignment,
     under: list[str],
     exact: list[str],
     bounds: _Bounds,
@@ -220,14 +224,14 @@ def _deal(
         if waiting:
             at %= len(waiting)
             member_id = waiting[at]
-            found[member_id].append(partition)
-            if len(found[member_id]) == bounds.low:
+            assignment[member_id].append(partition)
+            if len(assignment[member_id]) == bounds.low:
                 waiting.pop(at)
                 exact.append(member_id)
             else:
                 at += 1
         else:
-            found[exact.pop(0)].append(partition)
+            assignment[exact.pop(0)].append(partition)
 
 
 COOPERATIVE_STICKY: Final = CooperativeStickyAssignor()

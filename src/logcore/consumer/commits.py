@@ -3,11 +3,11 @@
 Rules:
 - A commit is durable when it returns. A commit of a consumer that lost its partitions
   is refused and changes no offset.
-- Commits are applied in the order of the calls. Those of commit_async() are queued and
-  stored together by the next operation: another commit, a check of the group, or the
-  end. No other operation changes the place in the group, so they are commits of the
-  member that made them. Of several for one partition only the last is written, because
-  no reader could have seen the others.
+- Commits are applied in the order of the calls. Commits of commit_async() are queued,
+  and the next operation stores them together: another commit, a check of the group, or
+  the end. Only these operations change the membership, so the commits are stored with
+  the generation in which they were queued. Of several commits for a partition, only the
+  last one is written.
 - Auto-commit stores finished offsets, and skips partitions without new ones.
 - Callbacks run inside calls of the consumer, in the order of the commits.
 - No offset is committed for a topic that was deleted since it was read. A new topic of
@@ -32,7 +32,7 @@ import attrs
 from logcore.callbacks import call
 from logcore.consumer.group_member import GroupMember
 from logcore.consumer.offset_stores import OffsetStores
-from logcore.consumer.positions import Readings
+from logcore.consumer.positions import ReadPositions
 from logcore.consumer.settings import ConsumerSettings, GroupMetadata, OffsetAndMetadata
 from logcore.consumer.topic_partition import TopicPartition
 from logcore.coordination.group_requests import (
@@ -58,15 +58,15 @@ from logcore.reporting import WARNING, log_line
 OnCommit = Callable[
     [Exception | None, Mapping[TopicPartition, OffsetAndMetadata]], object
 ]
-#: Maximum number of queued commits of commit_async(). With a thousand, a sync of 1 ms
-#: costs each commit 1 us. The rest of a commit costs 10 us.
-_MAX_WAITING: Final = 1_000
-#: 68 years. A caller that passes more probably means no timeout.
-_LONGEST_SECONDS: Final = 2**31 - 1
+#: Maximum number of queued commits of commit_async(). With 1,000, a sync of 1 ms adds
+#: 1 us to the 10 us of each commit.
+_MAX_QUEUED: Final = 1_000
+#: 68 years. A larger timeout is refused, because a lock cannot wait longer.
+_MAX_TIMEOUT_SECONDS: Final = 2**31 - 1
 
 
 @attrs.frozen
-class _Waiting:
+class _QueuedCommit:
     """A queued commit of commit_async()."""
 
     offsets: Mapping[TopicPartition, OffsetAndMetadata]
@@ -74,14 +74,14 @@ class _Waiting:
 
 
 @attrs.define
-class GroupPlace:
-    """A consumer's place in its group."""
+class GroupMembership:
+    """The membership of a consumer in its group."""
 
     group_id: str
     instance_id: str | None
     #: None while the consumer has no subscription.
     member: GroupMember | None = None
-    #: The commits that the consumer makes now are its last ones.
+    #: Whether the current commits are the last ones of the consumer.
     is_leaving: bool = False
 
     def group_metadata(self) -> GroupMetadata:
@@ -106,7 +106,7 @@ class GroupPlace:
 class Commits:
     """The commits of one consumer.
 
-    `readings` are its read positions, `place` is its identity, and `stores` is None
+    `read_positions` contains its read positions. `stores` is None
     without a group.
     """
 
@@ -114,21 +114,22 @@ class Commits:
         self,
         fs: FS,
         settings: ConsumerSettings,
-        readings: Readings,
-        place: GroupPlace,
+        read_positions: ReadPositions,
+        membership: GroupMembership,
         stores: OffsetStores | None,
     ) -> None:
         self._fs = fs
         self._settings = settings
-        self.is_void = readings.is_of_another_topic
-        self._readings = readings.by_partition
-        self.place = place
+        self.is_of_deleted_topic = read_positions.is_of_another_topic
+        self._read_positions = read_positions.by_partition
+        self.membership = membership
         self._stores = stores
-        self._due_ms = 0  # time of the next auto-commit
+        self._next_auto_commit_ms = 0  # time of the next auto-commit
         self.stored = 0  # number of commits, for the metrics
         self.refused = 0
-        # The oldest first; an event loop may append while its thread removes.
-        self._waiting: deque[_Waiting] = deque()
+        # In FIFO order. With logcore.aio, the event loop appends while another thread
+        # removes.
+        self._queued: deque[_QueuedCommit] = deque()
 
     def _offsets(self) -> OffsetStores:
         if self._stores is None:
@@ -145,155 +146,160 @@ class Commits:
 
     def commit(
         self,
-        chosen: Mapping[TopicPartition, OffsetAndMetadata],
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout: float | None = None,
     ) -> None:
         """Commit offsets after the queued commits.
 
-        While another process holds the group, retry for `timeout` seconds.
+        While another process has locked the group, retry for `timeout` seconds.
         """
         self.store_queued()
-        self._commit(chosen, timeout)
+        self._commit(offsets, timeout)
 
     def _commit(
         self,
-        chosen: Mapping[TopicPartition, OffsetAndMetadata],
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout: float | None = None,
     ) -> None:
         """Commit offsets, in the next generation if necessary.
 
-        A member that keeps its partitions during a rebalance may commit for the
-        generation that began since it joined. It enters that generation first.
+        A member that keeps its partitions during a rebalance may commit in the
+        generation that began after it joined. It enters that generation first.
         """
-        error = self._store_in_time(chosen, timeout)
+        error = self._store_in_time(offsets, timeout)
         is_outdated = error is GroupError.ILLEGAL_GENERATION
-        if is_outdated and self.place.enter_generation():
-            error = self._store_in_time(chosen, timeout)
+        if is_outdated and self.membership.enter_generation():
+            error = self._store_in_time(offsets, timeout)
         if error is not None:
-            raise self._refusal(error)
+            raise self._commit_error(error)
 
     def _store_in_time(
-        self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None
     ) -> GroupError | None:
         """Commit offsets, and retry while the registry is locked, until the timeout.
 
-        Each attempt waits for the lock of the group as long as the registry does.
+        Each attempt waits for the lock of the group for the timeout of the registry.
         """
         until_ms = self._fs.monotonic_ms()
         if timeout is not None:
-            if not 0 <= timeout <= _LONGEST_SECONDS:
+            if not 0 <= timeout <= _MAX_TIMEOUT_SECONDS:
                 raise InvalidConfigError(
                     "timeout",
-                    expected=f"seconds, 0 to {_LONGEST_SECONDS}",
+                    expected=f"seconds, 0 to {_MAX_TIMEOUT_SECONDS}",
                     found=repr(timeout),
                 )
             until_ms += milliseconds(timeout)
         while True:
             try:
-                return self._store(chosen)
+                return self._store(offsets)
             except RegistryLockedError:
                 if self._fs.monotonic_ms() >= until_ms:
                     raise
 
     def add(
         self,
-        chosen: Mapping[TopicPartition, OffsetAndMetadata],
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
         callback: OnCommit | None,
     ) -> bool:
-        """Queue a commit, and return whether store_queued() is due because the queue is long.
+        """Queue a commit. Return whether the queue is full, so that the caller must call
+        store_queued().
 
         Raises:
             ConsumerStateError: the consumer has no group.
         """
         self._offsets()
-        self._waiting.append(_Waiting(dict(chosen), callback))
-        return len(self._waiting) >= _MAX_WAITING
+        self._queued.append(_QueuedCommit(dict(offsets), callback))
+        return len(self._queued) >= _MAX_QUEUED
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queued)
 
     def store_queued(self) -> None:
         """Store the queued commits with one sync, and call their callbacks."""
-        if not self._waiting:
+        if not self._queued:
             return
-        taken: list[_Waiting] = []
+        queued_commits: list[_QueuedCommit] = []
         chosen: dict[TopicPartition, OffsetAndMetadata] = {}
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            taken.append(waiting)
-            chosen.update(waiting.offsets)
+        while self._queued:
+            queued_commit = self._queued.popleft()
+            queued_commits.append(queued_commit)
+            chosen.update(queued_commit.offsets)
         failure: Exception | None = None
         try:
             self._commit(chosen)
         except (LogcoreError, OSError) as error:
             failure = error
-            if any(waiting.callback is None for waiting in taken):
+            if any(queued_commit.callback is None for queued_commit in queued_commits):
                 self.log_uncommitted(chosen, error)
-        for waiting in taken:
-            if waiting.callback is not None:
-                call(waiting.callback, failure, waiting.offsets)
+        for queued_commit in queued_commits:
+            if queued_commit.callback is not None:
+                call(queued_commit.callback, failure, queued_commit.offsets)
 
     def commit_elsewhere(
-        self, chosen: Mapping[TopicPartition, OffsetAndMetadata]
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> bool:
-        """Commit from another thread than the reading one.
+        """Commit like commit(), in another thread than the one that reads.
 
-        The place in the group does not change. Return False while a new generation
-        begins that the reading thread has not entered yet. Otherwise, this is commit().
+        The membership does not change. Return False while a new generation begins that
+        the reading thread has not entered yet.
         """
-        error = self._store(chosen)
+        error = self._store(offsets)
         if error in (GroupError.REBALANCE_IN_PROGRESS, GroupError.ILLEGAL_GENERATION):
             return False
         if error is not None:
-            raise self._refusal(error)
+            raise self._commit_error(error)
         return True
 
     def _store(
-        self, chosen: Mapping[TopicPartition, OffsetAndMetadata]
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> GroupError | None:
         stores = self._offsets()
-        if not chosen:
+        if not offsets:
             return None
-        member = self.place.member
+        member = self.membership.member
         if member is not None and member.is_removed:
-            # The member has no id now. A group without members would accept the commit.
+            # The member has no id, and a group without members would accept its commit.
             return GroupError.UNKNOWN_MEMBER_ID
-        void = [partition for partition in chosen if self.is_void(partition)]
+        void = [
+            partition for partition in offsets if self.is_of_deleted_topic(partition)
+        ]
         if void:
             raise CommitFailedError(
-                "the topic was deleted since its records were read; an offset of it would make the group pass over "
-                "records of a new topic of that name",
+                "the topic was deleted since its records were read; with this offset, the group would skip records of "
+                "a new topic with the same name",
                 found=", ".join(str(partition) for partition in void),
             )
         now_ms = self._fs.now_ms()
         rows: dict[OffsetKey, Committed] = {
-            partition: Committed(each.offset, each.leader_epoch, each.metadata, now_ms)
-            for partition, each in chosen.items()
+            partition: Committed(
+                offset.offset, offset.leader_epoch, offset.metadata, now_ms
+            )
+            for partition, offset in offsets.items()
         }
-        error = stores.commit(self.place.committer(), rows)
+        error = stores.commit(self.membership.committer(), rows)
         if error is not None:
             self.refused += 1
             return error
         self.stored += 1
-        for partition, each in chosen.items():
-            reading = self._readings.get(partition)
-            if reading is not None:
-                reading.stored = each.offset
+        for partition, offset in offsets.items():
+            read_position = self._read_positions.get(partition)
+            if read_position is not None:
+                read_position.stored = offset.offset
         for interceptor in self._settings.interceptors:
-            call(interceptor.on_commit, chosen)
+            call(interceptor.on_commit, offsets)
         return None
 
-    def _refusal(self, error: GroupError) -> Exception:
+    def _commit_error(self, error: GroupError) -> Exception:
         group = f"of group {self._settings.group_id!r}"
         match error:
             case GroupError.REBALANCE_IN_PROGRESS:
                 return RebalanceInProgressError(
-                    f"the partitions {group} are being divided: poll, then commit again"
+                    f"the partitions {group} are being reassigned: poll, then commit again"
                 )
             case GroupError.FENCED_INSTANCE_ID:
                 return FencedInstanceError(
-                    f"another consumer took the place of this one {group}"
+                    f"another consumer {group} uses the same group_instance_id"
                 )
             case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
                 return CommitFailedError(
@@ -311,15 +317,15 @@ class Commits:
     def finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that auto-commit must store."""
         return {
-            partition: OffsetAndMetadata(reading.finished)
-            for partition, reading in self._readings.items()
-            if reading.finished is not None
-            and reading.finished != reading.stored
-            and not self.is_void(partition)
+            partition: OffsetAndMetadata(read_position.finished)
+            for partition, read_position in self._read_positions.items()
+            if read_position.finished is not None
+            and read_position.finished != read_position.stored
+            and not self.is_of_deleted_topic(partition)
         }
 
     def commit_finished(self, timeout: float | None = None) -> None:
-        """Commit finished offsets before partitions are given up.
+        """Commit finished offsets before partitions are revoked.
 
         If the group refuses the commit, the next owner processes the records again. A
         failing disk is reported by local_groups.py.
@@ -329,30 +335,30 @@ class Commits:
         self.store_queued()
         if not self._settings.enable_auto_commit:
             return
-        chosen = self.finished()
+        offsets = self.finished()
         try:
-            self._commit(chosen, timeout)
+            self._commit(offsets, timeout)
         except (
             CommitFailedError,
             RebalanceInProgressError,
             FencedInstanceError,
         ) as error:
-            self.log_uncommitted(chosen, error)
+            self.log_uncommitted(offsets, error)
 
     def log_uncommitted(
-        self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], reason: object
     ) -> None:
         """Log offsets that were processed but not committed.
 
         Their records are processed again.
         """
         group_id = self._settings.group_id
-        for partition, each in chosen.items():
+        for partition, offset in offsets.items():
             text = (
                 "group %s: %s was processed up to offset %d, which is not committed: %s"
             )
             log_line(
-                "consumer", WARNING, text, group_id, partition, each.offset, reason
+                "consumer", WARNING, text, group_id, partition, offset.offset, reason
             )
 
     def commit_when_due(self) -> None:
@@ -361,11 +367,11 @@ class Commits:
         if self._stores is None or not settings.enable_auto_commit:
             return
         now_ms = self._fs.monotonic_ms()
-        if not self._due_ms:
-            self._due_ms = now_ms + settings.auto_commit_interval_ms
-        if now_ms >= self._due_ms:
-            self._due_ms = now_ms + settings.auto_commit_interval_ms
-            # Refused offsets are stored before the partitions are given up.
+        if not self._next_auto_commit_ms:
+            self._next_auto_commit_ms = now_ms + settings.auto_commit_interval_ms
+        if now_ms >= self._next_auto_commit_ms:
+            self._next_auto_commit_ms = now_ms + settings.auto_commit_interval_ms
+            # After a refusal, the offsets are committed again before the revocation.
             with contextlib.suppress(
                 CommitFailedError, RebalanceInProgressError, FencedInstanceError
             ):

@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from logcore.consumer.assignment import Assignment
 from logcore.consumer.change_watch import ChangeWatch
-from logcore.consumer.commits import Commits, GroupPlace, OnCommit
+from logcore.consumer.commits import Commits, GroupMembership, OnCommit
 from logcore.consumer.fetcher import (
     MAX_COLUMN_BYTES,
     Fetcher,
     check_at_least_1,
     columns_of,
-    misplaced,
+    position_error,
 )
 from logcore.consumer.offset_stores import OffsetStores
-from logcore.consumer.positions import Move, PartitionPosition, Readings
+from logcore.consumer.positions import Move, PartitionPosition, ReadPositions
 from logcore.consumer.registry_identity import Registration
 from logcore.consumer.settings import (
     ConsumerMetrics,
@@ -90,7 +90,7 @@ _CHECK_SECONDS: Final = 1.0
 #: process.
 _CHECK_SHARED_SECONDS: Final = 0.05
 #: Number and interval of the attempts of commit_elsewhere() while a generation begins.
-_ELSEWHERE_CHECKS: Final = 100
+_ELSEWHERE_ATTEMPTS: Final = 100
 _ELSEWHERE_SECONDS: Final = 0.1
 
 
@@ -119,14 +119,18 @@ class Consumer:
         self._is_shared = directory.is_shared
         self._groups = groups
         self._settings = settings
-        self._place = GroupPlace(str(settings.group_id), settings.group_instance_id)
+        self._membership = GroupMembership(
+            str(settings.group_id), settings.group_instance_id
+        )
         # Weak, because logs and groups hold this callback longer than the user holds
         # the consumer.
         myself = weakref.WeakMethod(self._wake)
         self._listening = functools.partial(_call, myself)
-        readings = Readings(directory, self._listening, is_read_only=self._is_read_only)
-        self._readings: Mapping[TopicPartition, PartitionPosition] = (
-            readings.by_partition
+        read_positions = ReadPositions(
+            directory, self._listening, is_read_only=self._is_read_only
+        )
+        self._read_positions: Mapping[TopicPartition, PartitionPosition] = (
+            read_positions.by_partition
         )
         self._is_closed = False
         self._checks = 0
@@ -141,7 +145,7 @@ class Consumer:
             groups.listen(self._listening)
         self._fetcher = Fetcher(
             fs,
-            self._readings,
+            self._read_positions,
             settings,
             is_read_only=self._is_read_only,
             is_shared=self._is_shared,
@@ -151,9 +155,9 @@ class Consumer:
             stores = OffsetStores(
                 groups, registry, settings.offsets_storage, settings.dual_commit
             )
-        self._commits = Commits(fs, settings, readings, self._place, stores)
+        self._commits = Commits(fs, settings, read_positions, self._membership, stores)
         self._assignment = Assignment(
-            fs, directory, settings, groups, readings, self._commits
+            fs, directory, settings, groups, read_positions, self._commits
         )
 
     # -- opening and closing -----------------------------------------------------------
@@ -169,7 +173,7 @@ class Consumer:
         if (
             is_open
             and self._groups is not None
-            and self._readings
+            and self._read_positions
             and self._fs.forks == self._forks
         ):
             # No lock is acquired here: the garbage collector runs in any thread, at any
@@ -178,7 +182,9 @@ class Consumer:
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{len(self._readings)} partitions"
+        state = (
+            "closed" if self._is_closed else f"{len(self._read_positions)} partitions"
+        )
         return f"<Consumer of group {self._settings.group_id}, {state}>"
 
     def close(self, timeout: float | None = None) -> None:
@@ -231,7 +237,7 @@ class Consumer:
                 "a consumer is used by one thread at a time, and another uses this one"
             )
         try:
-            if is_whole and self._assignment.is_telling:
+            if is_whole and self._assignment.is_calling_listener:
                 raise ConsumerStateError(
                     "a listener may seek and commit, and not poll, subscribe, assign or close"
                 )
@@ -322,14 +328,14 @@ class Consumer:
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that this consumer reads now."""
-        return frozenset(self._readings)
+        return frozenset(self._read_positions)
 
     def pause(self, *partitions: tuple[str, int]) -> None:
         """Make poll() skip these partitions until resume()."""
         for partition in partitions:
-            reading = self._reading(partition)
-            reading.is_paused = True
-            reading.drop()  # ends an iteration
+            read_position = self._reading(partition)
+            read_position.is_paused = True
+            read_position.drop()  # ends an iteration
 
     def resume(self, *partitions: tuple[str, int]) -> None:
         for partition in partitions:
@@ -337,18 +343,20 @@ class Consumer:
 
     def paused(self) -> frozenset[TopicPartition]:
         # A copy, because another thread may remove some; see logcore.aio.
-        readings = list(self._readings.items())
+        read_positions = list(self._read_positions.items())
         return frozenset(
-            partition for partition, reading in readings if reading.is_paused
+            partition
+            for partition, read_position in read_positions
+            if read_position.is_paused
         )
 
     def _reading(self, partition: tuple[str, int]) -> PartitionPosition:
         self._check_open()
-        found = self._readings.get(TopicPartition(*partition))
+        found = self._read_positions.get(TopicPartition(*partition))
         if found is None:
             raise ConsumerStateError(
                 "this consumer does not read that partition",
-                expected=f"one of {sorted(self._readings)}",
+                expected=f"one of {sorted(self._read_positions)}",
                 found=tuple(partition),
             )
         return found
@@ -365,18 +373,18 @@ class Consumer:
             self._set_missing_positions([TopicPartition(*partition)])
             return self._placed(self._reading(partition))
 
-    def _placed(self, reading: PartitionPosition) -> int:
-        if reading.position is None:
+    def _placed(self, read_position: PartitionPosition) -> int:
+        if read_position.position is None:
             raise NoOffsetError(
                 "an open transaction may commit an offset of this partition: poll until it has ended",
-                path=reading.log.path,
+                path=read_position.log.path,
             )
-        return reading.position
+        return read_position.position
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Continue from an offset. The next poll() checks whether the log contains it."""
         with self._exclusively():
-            self._sought(partition, offset).place(offset)
+            self._sought(partition, offset).seek_to(offset)
 
     def _sought(self, partition: tuple[str, int], offset: int) -> PartitionPosition:
         if offset < 0:
@@ -386,15 +394,15 @@ class Consumer:
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Move to the start of these partitions, or of all that the consumer reads."""
         with self._exclusively():
-            for partition in partitions or tuple(self._readings):
-                reading = self._reading(partition)
-                reading.place(self._fetcher.start(reading.log))
+            for partition in partitions or tuple(self._read_positions):
+                read_position = self._reading(partition)
+                read_position.seek_to(self._fetcher.start(read_position.log))
 
     def seek_to_end(self, *partitions: tuple[str, int]) -> None:
         with self._exclusively():
-            for partition in partitions or tuple(self._readings):
-                reading = self._reading(partition)
-                reading.place(self._fetcher.end(reading.log))
+            for partition in partitions or tuple(self._read_positions):
+                read_position = self._reading(partition)
+                read_position.seek_to(self._fetcher.end(read_position.log))
 
     def lag(self, partition: tuple[str, int] | None = None) -> int:
         """Return the number of offsets from the position to the end.
@@ -406,15 +414,18 @@ class Consumer:
         """
         with self._exclusively():
             wanted = (
-                list(self._readings)
+                list(self._read_positions)
                 if partition is None
                 else [TopicPartition(*partition)]
             )
             self._set_missing_positions(wanted)
             found = 0
             for topic_partition in wanted:
-                reading = self._reading(topic_partition)
-                found += max(0, self._fetcher.end(reading.log) - self._placed(reading))
+                read_position = self._reading(topic_partition)
+                found += max(
+                    0,
+                    self._fetcher.end(read_position.log) - self._placed(read_position),
+                )
             return found
 
     def beginning_offsets(
@@ -475,7 +486,7 @@ class Consumer:
             refused_commits=self._commits.refused,
             waiting_commits=self._commits.waiting,
             rebalances=self._assignment.rebalances,
-            partitions=len(self._readings),
+            partitions=len(self._read_positions),
             paused_partitions=len(self.paused()),
         )
 
@@ -558,15 +569,15 @@ class Consumer:
         self._check_open()
         chosen = self._offsets_to_commit()
         before = {
-            partition: (reading, reading.stored)
-            for partition, reading in list(self._readings.items())
+            partition: (read_position, read_position.stored)
+            for partition, read_position in list(self._read_positions.items())
         }
-        for _ in range(_ELSEWHERE_CHECKS):
+        for _ in range(_ELSEWHERE_ATTEMPTS):
             # Skip partitions that were given up or committed since then. A commit must
             # not overwrite a later one of any member.
             now = {
-                partition: (reading, reading.stored)
-                for partition, reading in list(self._readings.items())
+                partition: (read_position, read_position.stored)
+                for partition, read_position in list(self._read_positions.items())
             }
             kept = {
                 partition: each
@@ -586,13 +597,13 @@ class Consumer:
         # Otherwise, auto-commit would later commit a smaller offset.
         self._fetcher.finish()
         positions = {
-            partition: reading.position
-            for partition, reading in list(self._readings.items())
+            partition: read_position.position
+            for partition, read_position in list(self._read_positions.items())
         }
         return {
             partition: OffsetAndMetadata(offset)
             for partition, offset in positions.items()
-            if offset is not None and not self._commits.is_void(partition)
+            if offset is not None and not self._commits.is_of_deleted_topic(partition)
         }
 
     def committed(
@@ -630,7 +641,7 @@ class Consumer:
                     expected="group_id in LogDir.consumer()",
                     found=None,
                 )
-            return self._place.group_metadata()
+            return self._membership.group_metadata()
 
     # -- reading -----------------------------------------------------------------------
 
@@ -663,7 +674,7 @@ class Consumer:
             while not found and self._prepare(deadline_ms):
                 found, moves = self._fetcher.fetch(most)
             given = intercepted(self._settings.interceptors, ConsumerRecords(found))
-        return self._fetcher.hand_out(moves, given)
+        return self._fetcher.deliver(moves, given)
 
     def _checked_most(self, max_records: int | None) -> int:
         if max_records is None:
@@ -701,10 +712,10 @@ class Consumer:
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while not moves and self._prepare(deadline_ms):
                 found = self._fetcher.find_columns(max_bytes)
-                moves = self._fetcher.moves_after(found)
+                moves = self._fetcher.moves_for(found)
                 if moves:
                     given = make(columns_of(found))
-        return self._fetcher.hand_out(moves, given)
+        return self._fetcher.deliver(moves, given)
 
     def poll_arrow(
         self, timeout: float = 0, max_bytes: int = MAX_COLUMN_BYTES
@@ -743,7 +754,7 @@ class Consumer:
                     return
                 if not is_more:
                     return
-                chosen = self._fetcher.opened()
+                chosen = self._fetcher.open_next()
             if chosen is not None:
                 yield from self._fetcher.runs(chosen)
 
@@ -799,7 +810,7 @@ class Consumer:
         have none.
         """
         self._check_open()
-        if not self._assignment.is_subscribed and not self._readings:
+        if not self._assignment.is_subscribed and not self._read_positions:
             raise ConsumerStateError(
                 "nothing to read", expected="subscribe() or assign() first"
             )
@@ -809,7 +820,7 @@ class Consumer:
         self._commits.store_queued()
         self._assignment.check_for_changes()
         self._commits.commit_when_due()
-        self._set_missing_positions(list(self._readings))
+        self._set_missing_positions(list(self._read_positions))
 
     @property
     def has_moved(self) -> bool:
@@ -853,9 +864,9 @@ class Consumer:
         """
         if not self._is_read_only and not self._is_shared:
             return []
-        paths = [reading.log.path for reading in self._readings.values()] or [
-            self._directory.path
-        ]
+        paths = [
+            read_position.log.path for read_position in self._read_positions.values()
+        ] or [self._directory.path]
         return paths + self._assignment.watched_paths()
 
     def max_wait_seconds(
@@ -878,7 +889,8 @@ class Consumer:
     def _max_shared_wait_seconds(self, reports_deaths: bool) -> float:
         # No event reports the end of a transaction that decides about a position.
         is_settled = all(
-            reading.position is not None for reading in self._readings.values()
+            read_position.position is not None
+            for read_position in self._read_positions.values()
         )
         if is_settled and self._groups is None:
             return _CHECK_SECONDS
@@ -896,8 +908,8 @@ class Consumer:
         unsettled = [
             partition
             for partition in wanted
-            if partition in self._readings
-            and self._readings[partition].position is None
+            if partition in self._read_positions
+            and self._read_positions[partition].position is None
         ]
         if not unsettled:
             return
@@ -914,23 +926,24 @@ class Consumer:
             # If the transaction commits, records up to its offset are processed.
             if partition in undecided:
                 continue
-            reading = self._readings[partition]
+            read_position = self._read_positions[partition]
             committed = stored.get(partition)
             if committed is None:
                 self._fetcher.begin(
                     partition,
-                    reading,
-                    is_added=reading.is_new or self._assignment.is_added(partition),
+                    read_position,
+                    is_added=read_position.is_new
+                    or self._assignment.is_added(partition),
                 )
                 continue
-            reading.place(committed.offset)
-            reading.stored = committed.offset
+            read_position.seek_to(committed.offset)
+            read_position.stored = committed.offset
             # Other processes may have appended and committed records that this process
             # has not read yet.
-            start = self._fetcher.start(reading.log)
-            error = misplaced(reading.log, start, committed)
+            start = self._fetcher.start(read_position.log)
+            error = position_error(read_position.log, start, committed)
             if error is not None:
-                self._fetcher.reset(partition, reading, error)
+                self._fetcher.reset(partition, read_position, error)
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

@@ -2,7 +2,7 @@
 
 Rules:
 - Partitions are read round-robin, starting after the one that was read last.
-- A position moves when the records are returned to the caller: in hand_out(), or when
+- A position moves when the records are returned to the caller: in deliver(), or when
   an iteration yields. After an earlier error or interrupt the position is unchanged,
   and no record is skipped.
 - Records before a damaged record, or before one that a deserializer rejects, are
@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 import attrs
 import numpy as np
 
-from logcore.consumer.positions import Ahead, Move, PartitionPosition
+from logcore.consumer.positions import Move, PartitionPosition, ReadAhead
 from logcore.consumer.settings import (
     ConsumerRecords,
     ConsumerSettings,
@@ -53,10 +53,10 @@ _YieldRecords = Callable[
 #: Default size of one poll of columns; see Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
 #: Maximum time for which an iteration runs before it checks the group.
-_CHECK_WHILE_ITERATING_MS: Final = 100
+_MAX_ITERATION_MS: Final = 100
 #: Number of records that an iteration reads ahead, and number of records between two
 #: readings of the clock while the loop is fast.
-_READ_AHEAD: Final = 128
+_READ_AHEAD_RECORDS: Final = 128
 _RECORDS_PER_CHECK: Final = 16
 
 
@@ -72,13 +72,13 @@ class Columns:
     size_bytes: int
 
 
-def _records_until(check_ms: int, now_ms: int, before_ms: int, count: int) -> int:
+def _records_until(check_ms: int, now_ms: int, previous_ms: int, count: int) -> int:
     """Return how many records to yield before the clock is read again.
 
     Reading the clock costs as much as yielding a record. `count` records have taken the
-    time since before_ms. The next ones may take a quarter of the time until check_ms.
+    time since previous_ms. The next ones may take a quarter of the time until check_ms.
     """
-    took_ms = max(1, now_ms - before_ms)
+    took_ms = max(1, now_ms - previous_ms)
     fitting = count * (check_ms - now_ms) // (4 * took_ms)
     return min(_RECORDS_PER_CHECK, max(1, fitting))
 
@@ -89,7 +89,7 @@ class Fetcher:
     def __init__(
         self,
         fs: FS,
-        readings: Mapping[TopicPartition, PartitionPosition],
+        read_positions: Mapping[TopicPartition, PartitionPosition],
         settings: ConsumerSettings,
         *,
         is_read_only: bool,
@@ -97,18 +97,18 @@ class Fetcher:
     ) -> None:
         """Initialize the fetcher.
 
-        `readings` contains the read positions. The consumer adds and removes
+        `read_positions` contains the read positions. The consumer adds and removes
         partitions.
         """
         self._fs = fs
-        self._readings = readings
+        self._read_positions = read_positions
         self._settings = settings
         self._is_read_only = is_read_only
         #: Makes appends of other processes to a log visible.
         self.follow: Callable[[Log], object] = (
             Log.refresh if is_shared else _do_not_refresh
         )
-        self._turn = 0  # index of the next partition to read
+        self._next_partition = 0  # index of the next partition to read
         self.records = 0  # number of decoded records, for the metrics
 
     # -- the readable part of a log ----------------------------------------------------
@@ -127,7 +127,7 @@ class Fetcher:
     def begin(
         self,
         topic_partition: TopicPartition,
-        reading: PartitionPosition,
+        read_position: PartitionPosition,
         *,
         is_added: bool,
     ) -> None:
@@ -146,7 +146,7 @@ class Fetcher:
             )
         if is_added:
             rule = "earliest"
-        reading.place(self._beginning(reading.log, rule))
+        read_position.seek_to(self._beginning(read_position.log, rule))
 
     def _beginning(self, log: Log, rule: str) -> int:
         """Return the position that auto_offset_reset defines."""
@@ -156,15 +156,15 @@ class Fetcher:
         duration_ms = self._settings.reset_duration_ms
         if rule == "latest" or duration_ms is None:
             return end
-        found = log.offset_for_timestamp(self._fs.now_ms() - duration_ms)
-        if found is None:  # all records are older
+        offset = log.offset_for_timestamp(self._fs.now_ms() - duration_ms)
+        if offset is None:  # all records are older
             return end
-        return min(found, end)
+        return min(offset, end)
 
     def reset(
         self,
         topic_partition: TopicPartition,
-        reading: PartitionPosition,
+        read_position: PartitionPosition,
         error: OffsetOutOfRangeError,
     ) -> None:
         """Set a new position after retention or truncation removed the current one.
@@ -175,7 +175,7 @@ class Fetcher:
         rule = self._settings.auto_offset_reset
         if rule == "none":
             raise error
-        reading.place(self._beginning(reading.log, rule))
+        read_position.seek_to(self._beginning(read_position.log, rule))
         group = self._settings.group_id
         log_line(
             "consumer",
@@ -183,7 +183,7 @@ class Fetcher:
             "group %s continues %s at offset %d: %s",
             group,
             topic_partition,
-            reading.position,
+            read_position.position,
             error,
         )
 
@@ -191,14 +191,16 @@ class Fetcher:
 
     def finish(self) -> None:
         """Mark all returned records as processed."""
-        # An operation in another thread may remove some; see logcore.aio.
-        for reading in list(self._readings.values()):
-            reading.finished = reading.position
+        # A copy, because an operation in another thread may remove partitions; see
+        # logcore.aio.
+        for read_position in list(self._read_positions.values()):
+            read_position.finished = read_position.position
 
     def has_records(self) -> bool:
         """Return whether any partition has records at its position."""
         return any(
-            self._has_records(reading) for reading in list(self._readings.values())
+            self._has_records(read_position)
+            for read_position in list(self._read_positions.values())
         )
 
     def find_columns(self, max_bytes: int) -> list[Columns]:
@@ -207,259 +209,267 @@ class Fetcher:
         The size counts keys and values. No position moves, except one that is not in
         the log.
         """
-        found: list[Columns] = []
-        order = list(self._readings)
-        first = self._turn
-        left = max_bytes
+        all_columns: list[Columns] = []
+        order = list(self._read_positions)
+        first = self._next_partition
+        remaining_bytes = max_bytes
         for step in range(len(order)):
             partition = order[(first + step) % len(order)]
             try:
-                columns = self._columns(partition, self._readings[partition], left)
+                columns = self._columns(
+                    partition, self._read_positions[partition], remaining_bytes
+                )
             except Exception:
-                if found:  # as in poll()
+                if all_columns:  # as in poll()
                     break
                 raise
             if columns is not None:
-                found.append(columns)
-                left -= columns.size_bytes
-                self._turn = (first + step + 1) % len(order)
-            if left <= 0:
+                all_columns.append(columns)
+                remaining_bytes -= columns.size_bytes
+                self._next_partition = (first + step + 1) % len(order)
+            if remaining_bytes <= 0:
                 break
-        return found
+        return all_columns
 
-    def moves_after(self, found: list[Columns]) -> list[Move]:
-        """Return the moves for hand_out() after find_columns().
+    def moves_for(self, all_columns: list[Columns]) -> list[Move]:
+        """Return the moves for deliver() after find_columns().
 
         The list is empty if there are no records, or if a position was moved since
         then. In that case, the caller must find columns again.
         """
         moves: list[Move] = []
-        for each in found:
-            reading = self._readings.get(each.partition)
-            if reading is None or reading.position != each.start:
+        for columns in all_columns:
+            read_position = self._read_positions.get(columns.partition)
+            if read_position is None or read_position.position != columns.start:
                 return []
-            reading.drop()
-            if each.columns:
-                moves.append(Move(reading, each.start, each.end))
+            read_position.drop()
+            if columns.columns:
+                moves.append(Move(read_position, columns.start, columns.end))
             else:
-                reading.position = each.end
-        self.records += sum(len(columns) for each in found for columns in each.columns)
+                read_position.position = columns.end
+        self.records += sum(
+            len(part) for columns in all_columns for part in columns.columns
+        )
         return moves
 
-    def hand_out(self, moves: Sequence[Move], given: _T) -> _T:
-        """Move the positions and return `given`.
+    def deliver(self, moves: Sequence[Move], result: _T) -> _T:
+        """Move the positions and return `result`.
 
-        The caller returns it immediately, outside of any `with` block. An interrupt
-        moves all positions back, because the user never gets the records. A position
-        that was moved since the records were found is not moved here. For example, an
-        interceptor may have called seek().
+        The caller must return the result immediately, outside of any `with` block. An
+        interrupt moves all positions back, because the user does not get the records. A
+        position that has changed since the records were read is not moved, for example
+        if an interceptor has called seek().
         """
-        current = [move for move in moves if move.reading.position == move.start]
+        current = [move for move in moves if move.read_position.position == move.start]
         try:
-            for reading, _, end in current:
-                reading.position = end
-                reading.is_ahead = False
-            return given
+            for read_position, _, end in current:
+                read_position.position = end
+                read_position.has_undelivered = False
+            return result
         except BaseException:
-            for reading, start, _ in current:
-                reading.place(start)
+            for read_position, start, _ in current:
+                read_position.seek_to(start)
             raise
 
-    def opened(self) -> PartitionPosition | None:
+    def open_next(self) -> PartitionPosition | None:
         """Find the next partition, round-robin, with records, and open it."""
-        order = list(self._readings)
+        order = list(self._read_positions)
         for step in range(len(order)):
-            at = (self._turn + step) % len(order)
-            reading = self._readings[order[at]]
-            if not reading.is_paused and self._open(order[at], reading):
-                self._turn = (at + 1) % len(order)
-                return reading
+            index = (self._next_partition + step) % len(order)
+            read_position = self._read_positions[order[index]]
+            if not read_position.is_paused and self._open(order[index], read_position):
+                self._next_partition = (index + 1) % len(order)
+                return read_position
         return None
 
-    def runs(self, reading: PartitionPosition) -> Iterator[Iterator[TopicRecord]]:
+    def runs(self, read_position: PartitionPosition) -> Iterator[Iterator[TopicRecord]]:
         """Yield iterators of records until the partition ends or the caller must stop.
 
         The iteration stops when the position is moved, the partition is removed, or the
         group must be checked. In these cases, the records that were read ahead are
         dropped.
         """
-        records = reading.records
+        records = read_position.records
         assert records is not None
         settings = self._settings
         is_plain = (
             settings.key_deserializer is None and settings.value_deserializer is None
         )
         # With a deserializer, an error must be raised after the records before it.
-        at_once = 1
+        batch_records = 1
         if is_plain:
-            at_once = _READ_AHEAD
+            batch_records = _READ_AHEAD_RECORDS
         yield_records: _YieldRecords = kernel.yield_records
         if settings.interceptors:
-            yield_records = self._intercepted_each
-        before_ms = self._fs.monotonic_ms()
-        check_ms = before_ms + _CHECK_WHILE_ITERATING_MS
+            yield_records = self._yield_intercepted
+        previous_ms = self._fs.monotonic_ms()
+        check_ms = previous_ms + _MAX_ITERATION_MS
         # Records until the clock is read.
         count = 1
         while True:
             # Step 1: decode the next records ahead of the caller.
-            reading.is_ahead = True
+            read_position.has_undelivered = True
             try:
-                taken = records.next_records(
-                    at_once, settings.max_partition_fetch_bytes
+                next_records = records.next_records(
+                    batch_records, settings.max_partition_fetch_bytes
                 )
-                ahead = self._handed(taken.records)
+                records_ahead = self._deserialize(next_records.records)
             except BaseException:
-                reading.drop()
+                read_position.drop()
                 raise
-            if not ahead:
-                reading.position = reading.end
-                reading.drop()
+            if not records_ahead:
+                read_position.position = read_position.end
+                read_position.drop()
                 return
-            at = 0
-            while at < len(ahead):
+            index = 0
+            while index < len(records_ahead):
                 # Step 2: yield some of them. The position advances just before each
                 # record.
-                stop = min(at + count, len(ahead))
-                yield yield_records(reading, ahead, at, stop)
-                if reading.records is not records:
+                stop = min(index + count, len(records_ahead))
+                yield yield_records(read_position, records_ahead, index, stop)
+                if read_position.records is not records:
                     return
-                # The caller may continue after an error of an interceptor. The records
-                # that it did not get must be read again.
-                if reading.position != ahead[stop - 1].offset + 1:
-                    reading.drop()
+                # An interceptor has raised, and the caller continues. The records that
+                # the caller did not get must be read again.
+                if read_position.position != records_ahead[stop - 1].offset + 1:
+                    read_position.drop()
                     return
-                at = stop
+                index = stop
                 # Step 3: end the iteration if the group must be checked.
                 now_ms = self._fs.monotonic_ms()
                 if now_ms >= check_ms:
-                    reading.drop()
+                    read_position.drop()
                     return
-                count = _records_until(check_ms, now_ms, before_ms, count)
-                before_ms = now_ms
-            if taken.is_stopped:
-                reading.drop()
+                count = _records_until(check_ms, now_ms, previous_ms, count)
+                previous_ms = now_ms
+            if next_records.is_stopped:
+                read_position.drop()
                 return
 
-    def _has_records(self, reading: PartitionPosition) -> bool:
-        if reading.is_paused or reading.log.is_closed:
+    def _has_records(self, read_position: PartitionPosition) -> bool:
+        if read_position.is_paused or read_position.log.is_closed:
             return False
         if self._is_read_only:
-            reading.log.refresh()
-        if reading.position is None:
+            read_position.log.refresh()
+        if read_position.position is None:
             return False
-        return reading.records is not None or not _is_at_end(
-            reading.log, reading.position, self.end(reading.log)
+        return read_position.records is not None or not _is_at_end(
+            read_position.log, read_position.position, self.end(read_position.log)
         )
 
     def fetch(
-        self, most: int
+        self, max_records: int
     ) -> tuple[dict[TopicPartition, list[TopicRecord]], list[Move]]:
-        """Return records of the partitions, round-robin, and the moves for hand_out().
+        """Return records of the partitions, round-robin, and the moves for deliver().
 
-        At most `most` records are returned. The limits are max_partition_fetch_bytes
+        At most `max_records` records are returned. The limits are max_partition_fetch_bytes
         for each partition and fetch_max_bytes for all, but at least one run of batches
         is read.
         """
-        found: dict[TopicPartition, list[TopicRecord]] = {}
+        records_by_partition: dict[TopicPartition, list[TopicRecord]] = {}
         moves: list[Move] = []
-        order = list(self._readings)
-        first = self._turn
-        left = most
-        left_bytes = self._settings.fetch_max_bytes
+        order = list(self._read_positions)
+        first = self._next_partition
+        remaining = max_records
+        remaining_bytes = self._settings.fetch_max_bytes
         for step in range(len(order)):
             partition = order[(first + step) % len(order)]
-            reading = self._readings[partition]
-            if reading.is_paused or left == 0 or (found and left_bytes <= 0):
+            read_position = self._read_positions[partition]
+            if (
+                read_position.is_paused
+                or remaining == 0
+                or (records_by_partition and remaining_bytes <= 0)
+            ):
                 continue
             try:
                 records, size_bytes, end = self._next_records(
-                    partition, reading, left, left_bytes
+                    partition, read_position, remaining, remaining_bytes
                 )
             except Exception:
-                # The found records are returned now, and the next call raises the error
-                # again.
-                if found:
+                # The records of other partitions are returned now. The next call raises
+                # the error again.
+                if records_by_partition:
                     break
                 raise
             if records:
-                assert reading.position is not None
-                found[partition] = records
-                moves.append(Move(reading, reading.position, end))
-                left -= len(records)
-                left_bytes -= size_bytes
-                self._turn = (first + step + 1) % len(order)
+                assert read_position.position is not None
+                records_by_partition[partition] = records
+                moves.append(Move(read_position, read_position.position, end))
+                remaining -= len(records)
+                remaining_bytes -= size_bytes
+                self._next_partition = (first + step + 1) % len(order)
             elif end:
-                reading.position = end
-        return found, moves
+                read_position.position = end
+        return records_by_partition, moves
 
     def _next_records(
         self,
         topic_partition: TopicPartition,
-        reading: PartitionPosition,
-        most: int,
-        most_bytes: int,
+        read_position: PartitionPosition,
+        max_records: int,
+        max_bytes: int,
     ) -> tuple[list[TopicRecord], int, int]:
-        """Return records of one partition, their bytes, and the new position.
-
-        The bytes are those of the batches that were started. The position is 0 if it
-        does not move.
+        """Return records of one partition, the size of their batches, and the new
+        position, or 0 if the position does not move.
         """
-        if not self._open(topic_partition, reading):
+        if not self._open(topic_partition, read_position):
             return [], 0, 0
-        assert reading.records is not None
-        # This is set until the records are returned, so that an interrupt skips none of
-        # them.
-        reading.is_ahead = True
+        assert read_position.records is not None
+        # deliver() resets this. After an interrupt before that, the records are read
+        # again.
+        read_position.has_undelivered = True
         try:
-            taken = reading.records.next_records(
-                most, min(most_bytes, self._settings.max_partition_fetch_bytes)
+            next_records = read_position.records.next_records(
+                max_records, min(max_bytes, self._settings.max_partition_fetch_bytes)
             )
-            found = self._handed(taken.records)
+            delivered = self._deserialize(next_records.records)
         except BaseException:
-            reading.drop()
+            read_position.drop()
             raise
-        # The next call reaches the record that cannot be deserialized.
-        is_cut = len(found) < len(taken.records)
-        if taken.is_last or taken.is_stopped or is_cut:
-            reading.drop()
-        end = reading.end
-        if not taken.is_last or is_cut:
-            end = found[-1].offset + 1
-        return found, taken.size_bytes, end
+        # A record could not be deserialized. The next call begins with this record.
+        stopped_early = len(delivered) < len(next_records.records)
+        if next_records.is_last or next_records.is_stopped or stopped_early:
+            read_position.drop()
+        end = read_position.end
+        if not next_records.is_last or stopped_early:
+            end = delivered[-1].offset + 1
+        return delivered, next_records.size_bytes, end
 
     def _open(
-        self, topic_partition: TopicPartition, reading: PartitionPosition
+        self, topic_partition: TopicPartition, read_position: PartitionPosition
     ) -> bool:
         """Load the records at the position, and return whether there are any."""
         # If a call or iteration ended before it returned these records, read them
         # again.
-        if reading.is_ahead:
-            reading.drop()
-        if reading.records is not None:
+        if read_position.has_undelivered:
+            read_position.drop()
+        if read_position.records is not None:
             return True
-        position = reading.position
-        reading.end = self.end(reading.log)
-        if position is None or _is_at_end(reading.log, position, reading.end):
+        position = read_position.position
+        read_position.end = self.end(read_position.log)
+        if position is None or _is_at_end(
+            read_position.log, position, read_position.end
+        ):
             return False
         try:
-            reading.records = Ahead(
+            read_position.records = ReadAhead(
                 topic_record_lists(
-                    reading.log,
+                    read_position.log,
                     position,
-                    reading.end,
+                    read_position.end,
                     *topic_partition,
                     isolation=self._settings.isolation_level,
                 )
             )
         except OffsetOutOfRangeError as error:
-            self.reset(topic_partition, reading, error)
+            self.reset(topic_partition, read_position, error)
             return False
         return True
 
-    def _handed(self, records: list[TopicRecord]) -> list[TopicRecord]:
-        """Return deserialized records, up to the first one that cannot be deserialized.
+    def _deserialize(self, records: list[TopicRecord]) -> list[TopicRecord]:
+        """Deserialize records, up to the first record that cannot be deserialized.
 
-        The error is raised if that is the first record.
+        If that is the first record, its error is raised.
         """
         settings = self._settings
         functions: list[tuple[str, Deserializer]] = []
@@ -469,96 +479,102 @@ class Fetcher:
         ):
             if function is not None:
                 functions.append((name, function))
-        found = records
+        deserialized = records
         if functions:
-            found = []
+            deserialized = []
             try:
                 for record in records:
                     for name, function in functions:
                         record = _with(record, name, function)
-                    found.append(record)
+                    deserialized.append(record)
             except Exception:
-                if not found:
+                if not deserialized:
                     raise
-        self.records += len(found)
-        return found
+        self.records += len(deserialized)
+        return deserialized
 
-    def _intercepted_each(
+    def _yield_intercepted(
         self,
-        reading: PositionFields,
-        ahead: list[TopicRecord],
+        read_position: PositionFields,
+        records_ahead: list[TopicRecord],
         start: int,
         stop: int,
     ) -> Iterator[TopicRecord]:
         """Do the same as kernel.yield_records(), with the interceptors' records."""
-        records = reading.records
-        for record in ahead[start:stop]:
-            alone = ConsumerRecords(
+        records = read_position.records
+        for record in records_ahead[start:stop]:
+            single = ConsumerRecords(
                 {TopicPartition(record.topic, record.partition): [record]}
             )
-            given = list(intercepted(self._settings.interceptors, alone).records())
-            yield from given[:-1]
-            last = given[-1] if given else None
-            if reading.records is not records:
+            intercepted_records = list(
+                intercepted(self._settings.interceptors, single).records()
+            )
+            yield from intercepted_records[:-1]
+            last = intercepted_records[-1] if intercepted_records else None
+            if read_position.records is not records:
                 return
-            reading.finished = reading.position
-            reading.position = record.offset + 1
+            read_position.finished = read_position.position
+            read_position.position = record.offset + 1
             # No call here: an interrupt would lose the record.
             if last is not None:
                 yield last
-            if reading.records is not records:
+            if read_position.records is not records:
                 return
 
     def _columns(
         self,
         topic_partition: TopicPartition,
-        reading: PartitionPosition,
+        read_position: PartitionPosition,
         max_bytes: int,
     ) -> Columns | None:
-        position = reading.position
-        if reading.is_paused or position is None:
+        position = read_position.position
+        if read_position.is_paused or position is None:
             return None
-        end = self.end(reading.log)
-        if _is_at_end(reading.log, position, end):
+        end = self.end(read_position.log)
+        if _is_at_end(read_position.log, position, end):
             return None
-        found: list[RecordColumns] = []
+        column_list: list[RecordColumns] = []
         size_bytes = 0
         try:
-            for columns in reading.log.scan(
+            for columns in read_position.log.scan(
                 position, end, isolation=self._settings.isolation_level
             ):
-                found.append(columns)
+                column_list.append(columns)
                 size_bytes += _size_bytes(columns)
                 if size_bytes >= max_bytes:
-                    # The next call continues from there. Only a complete scan may skip
-                    # the offsets at its end that have no records.
+                    # The next call continues after these columns. Only after a complete
+                    # scan, the position may also skip offsets without records.
                     return Columns(
                         topic_partition,
                         position,
                         int(columns.offsets[-1]) + 1,
-                        found,
+                        column_list,
                         size_bytes,
                     )
         except LogcoreError as error:
-            # The found records are returned first. The next call raises the error, or
-            # reports deleted records.
-            if found:
+            # The columns before the error are returned first. The next call raises the
+            # error or calls reset().
+            if column_list:
                 return Columns(
                     topic_partition,
                     position,
-                    int(found[-1].offsets[-1]) + 1,
-                    found,
+                    int(column_list[-1].offsets[-1]) + 1,
+                    column_list,
                     size_bytes,
                 )
             if not isinstance(error, OffsetOutOfRangeError):
                 raise
-            self.reset(topic_partition, reading, error)
+            self.reset(topic_partition, read_position, error)
             return None
-        return Columns(topic_partition, position, end, found, size_bytes)
+        return Columns(topic_partition, position, end, column_list, size_bytes)
 
 
-def columns_of(found: Sequence[Columns]) -> dict[TopicPartition, list[RecordColumns]]:
-    return {each.partition: each.columns for each in found if each.columns}
+def columns_of(
+    all_columns: Sequence[Columns],
+) -> dict[TopicPartition, list[RecordColumns]]:
+    return {
+        columns.partition: columns.columns for columns in all_columns if columns.columns
+    }
 
 
 def check_at_least_1(name: str, value: int) -> None:
@@ -567,10 +583,10 @@ def check_at_least_1(name: str, value: int) -> None:
         raise InvalidConfigError("a read", expected=f"{name} from 1", found=value)
 
 
-def misplaced(
+def position_error(
     log: Log, start: int, committed: Committed
 ) -> OffsetOutOfRangeError | None:
-    """Return why reading cannot continue from a committed offset, or None.
+    """Return the error if reading cannot continue from a committed offset, or None.
 
     `start` is the start offset of the log.
     """
@@ -626,7 +642,7 @@ def _size_bytes(columns: RecordColumns) -> int:
 
 def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
     """Apply a deserializer to the key or value of a record. A null remains null."""
-    given = getattr(record, name)
-    if given is None:
+    value = getattr(record, name)
+    if value is None:
         return record
-    return record._replace(**{name: function(given)})
+    return record._replace(**{name: function(value)})

@@ -106,7 +106,7 @@ class GroupMember:
         self._topics: tuple[str, ...] = ()
         self._protocol = ""
         # The partition counts in this member's latest assignment as leader.
-        self._divided: dict[str, int] | None = None
+        self._assigned_counts: dict[str, int] | None = None
         # The request to join while it is sent. An interrupt may leave it here.
         self._sent_join: PendingResult | None = None
         self._joining: PendingResult | None = None
@@ -135,9 +135,9 @@ class GroupMember:
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Set the subscribed topics. If they have changed, the member joins again."""
-        wanted = tuple(sorted(topics))
-        if wanted != self._topics:
-            self._topics = wanted
+        sorted_topics = tuple(sorted(topics))
+        if sorted_topics != self._topics:
+            self._topics = sorted_topics
             self._must_join = True
 
     def rejoin(self) -> None:
@@ -149,17 +149,20 @@ class GroupMember:
 
         `owned` are the partitions that the member keeps during the rebalance.
         """
-        had = -1
+        owned_generation = -1
         if self._protocol:
-            had = self.generation
-        claims = tuple(sorted(owned))
+            owned_generation = self.generation
+        owned_partitions = tuple(sorted(owned))
         protocols = []
         for name, assignor in self._assignors.items():
             subscription = Subscription(
-                self._topics, self._user_data(assignor), claims, had
+                self._topics,
+                self._user_data(assignor),
+                owned_partitions,
+                owned_generation,
             )
             protocols.append((name, subscription_value(subscription)))
-        answer = PendingResult(is_kept=True)
+        pending = PendingResult(is_kept=True)
         request = Join(
             group_id=self.group_id,
             member_id=self.member_id,
@@ -178,9 +181,9 @@ class GroupMember:
         self._is_stable = False
         self._syncing = None
         self._share = None
-        self._sent_join = answer
-        self._groups.join(request, answer)
-        self._joining = answer
+        self._sent_join = pending
+        self._groups.join(request, pending)
+        self._joining = pending
         self._sent_join = None
 
     def _user_data(self, assignor: Assignor) -> bytes | None:
@@ -189,15 +192,15 @@ class GroupMember:
         Raises:
             InvalidConfigError: the assignor returned another type.
         """
-        ask = getattr(assignor, "subscription_user_data", None)
-        found = None if ask is None else ask(self._topics)
-        if found is not None and not isinstance(found, bytes):
+        get_user_data = getattr(assignor, "subscription_user_data", None)
+        user_data = None if get_user_data is None else get_user_data(self._topics)
+        if user_data is not None and not isinstance(user_data, bytes):
             raise InvalidConfigError(
                 f"subscription_user_data() of the assignor {assignor.name!r}",
                 expected="bytes or None",
-                found=repr(found),
+                found=repr(user_data),
             )
-        return found
+        return user_data
 
     def leave(self) -> None:
         """Leave the group. A static member keeps its place for its session timeout."""
@@ -208,7 +211,7 @@ class GroupMember:
             self._groups.leave(self.group_id, [(self.member_id, None)])
         elif self.member_id:
             self._groups.absent(self.group_id, self.member_id)
-        self._forget()
+        self._reset()
 
     def _withdraw_join(self, request: PendingResult | None) -> None:
         """Withdraw a request to join, which the group would otherwise wait for.
@@ -225,7 +228,7 @@ class GroupMember:
         if isinstance(result, Joined):
             self.member_id = result.member_id
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.member_id = ""
         self.generation = -1
         self._sent_join = None
@@ -233,7 +236,7 @@ class GroupMember:
         self._syncing = None
         self._share = None
         self._is_stable = False
-        self._divided = None
+        self._assigned_counts = None
         self._must_join = True
 
     def step(self) -> MembershipEvent | Share | None:
@@ -272,8 +275,8 @@ class GroupMember:
             return self._share
         if self._must_join or not self._is_stable:
             return REJOIN
-        if self._divided is not None and self._divided != {
-            name: self._partitions_of(name) for name in self._divided
+        if self._assigned_counts is not None and self._assigned_counts != {
+            name: self._partitions_of(name) for name in self._assigned_counts
         }:
             return REJOIN
         return self._heartbeat()
@@ -311,7 +314,7 @@ class GroupMember:
             case GroupError.REBALANCE_IN_PROGRESS:
                 return REJOIN
             case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
-                self._forget()
+                self._reset()
                 self.is_removed = True
                 return LOST
             case GroupError.FENCED_INSTANCE_ID:
@@ -344,11 +347,11 @@ class GroupMember:
         self.generation = result.generation
         self.is_removed = False
         self._protocol = result.protocol
-        self._divided = None
+        self._assigned_counts = None
         assignments: Mapping[str, bytes] = {}
         if result.leader == result.member_id:
-            assignments = self._divide(result)
-        answer = PendingResult()
+            assignments = self._compute_assignment(result)
+        pending = PendingResult()
         self._groups.sync(
             Sync(
                 group_id=self.group_id,
@@ -359,16 +362,16 @@ class GroupMember:
                 protocol=result.protocol,
                 assignments=assignments,
             ),
-            answer,
+            pending,
         )
-        self._syncing = answer
+        self._syncing = pending
         return None
 
-    def _divide(self, joined: Joined) -> dict[str, bytes]:
+    def _compute_assignment(self, joined: Joined) -> dict[str, bytes]:
         members = []
         for member in joined.members:
             subscription = read_subscription(member.metadata) or Subscription(())
-            owned = tuple(TopicPartition(*each) for each in subscription.owned)
+            owned = tuple(TopicPartition(*pair) for pair in subscription.owned)
             topics = frozenset(subscription.topics)
             members.append(
                 Member(
@@ -380,16 +383,16 @@ class GroupMember:
                     subscription.user_data,
                 )
             )
-        wanted = sorted({topic for member in members for topic in member.topics})
-        counts = {topic: self._partitions_of(topic) for topic in wanted}
-        self._divided = counts
+        topics2 = sorted({topic for member in members for topic in member.topics})
+        counts = {topic: self._partitions_of(topic) for topic in topics2}
+        self._assigned_counts = counts
         assignor = self._assignors[joined.protocol]
-        found = assignor.assign(
+        assignment = assignor.assign(
             {topic: count for topic, count in counts.items() if count}, members
         )
-        check_assignment(assignor, counts, members, found)
+        check_assignment(assignor, counts, members, assignment)
         return {
-            member.member_id: assignment_value(found.get(member.member_id, ()))
+            member.member_id: assignment_value(assignment.get(member.member_id, ()))
             for member in members
         }
 
@@ -400,9 +403,11 @@ class GroupMember:
             return
         pairs = read_assignment(result.assignment) or ()
         partitions = frozenset(TopicPartition(*pair) for pair in pairs)
-        hear = getattr(self._assignors.get(self._protocol), "on_assignment", None)
-        if hear is not None:
-            call(hear, partitions, self.generation)
+        on_assignment = getattr(
+            self._assignors.get(self._protocol), "on_assignment", None
+        )
+        if on_assignment is not None:
+            call(on_assignment, partitions, self.generation)
         self._share = Share(partitions)
         self._is_stable = True
 
@@ -411,13 +416,13 @@ def check_assignment(
     assignor: Assignor,
     counts: Mapping[str, int],
     members: Sequence[Member],
-    found: Mapping[str, Sequence[TopicPartition]],
+    assignment: Mapping[str, Sequence[TopicPartition]],
 ) -> None:
     """Raise InvalidConfigError if an assignor assigns unknown partitions, or one twice."""
     subscribed = {member.member_id: member.topics for member in members}
     owners: dict[TopicPartition, str] = {}
-    for member_id, those in found.items():
-        for partition in those:
+    for member_id, assigned in assignment.items():
+        for partition in assigned:
             problem = ""
             if member_id not in subscribed:
                 problem = "no such member"

@@ -94,26 +94,26 @@ class OffsetStores:
         """
         if self.registry is None:
             return self.groups.committed(group_id)
-        found = {}
+        stored = {}
         if self.storage == "log" or self.is_dual:
-            found = self.groups.committed(group_id)
+            stored = self.groups.committed(group_id)
         for key, offset in offsets.committed(self.registry, group_id).items():
-            if key not in found or found[key].offset < offset:
-                found[key] = Committed(offset, -1, "", _UNKNOWN_MS)
-        return found
+            if key not in stored or stored[key].offset < offset:
+                stored[key] = Committed(offset, -1, "", _UNKNOWN_MS)
+        return stored
 
 
 def committed_rows(
-    given: Mapping[PartitionKey, int | OffsetAndMetadata], now_ms: int
+    offsets: Mapping[PartitionKey, int | OffsetAndMetadata], now_ms: int
 ) -> dict[OffsetKey, Committed]:
     """Return the offsets of a user in their stored form. Raises InvalidConfigError."""
     checked = {
-        (str(topic), int(partition)): checked_offset(each)
-        for (topic, partition), each in given.items()
+        (str(topic), int(partition)): checked_offset(offset)
+        for (topic, partition), offset in offsets.items()
     }
     return {
-        key: Committed(each.offset, each.leader_epoch, each.metadata, now_ms)
-        for key, each in checked.items()
+        key: Committed(offset.offset, offset.leader_epoch, offset.metadata, now_ms)
+        for key, offset in checked.items()
     }
 
 
@@ -146,17 +146,17 @@ def alter(
     """
     if is_forced:
         # The registry first, because members that restart read the larger of both.
-        _set_back(registry, group_id, rows)
+        _rewind_registry(registry, group_id, rows)
         error = groups.rewind(group_id, rows)
     else:
         error = groups.commit(Committer(group_id, -1, "", None), rows)
     if error is None:
         # Again, because of offsets that were committed in the meantime.
-        _set_back(registry, group_id, rows)
+        _rewind_registry(registry, group_id, rows)
     return error
 
 
-def _set_back(
+def _rewind_registry(
     registry: Registry | None, group_id: str, rows: Mapping[OffsetKey, Committed]
 ) -> None:
     if registry is not None and offsets.committed(registry, group_id):

@@ -1,14 +1,13 @@
 """Read positions of a consumer: the log of each partition, and the next offset to read.
 
 Rules:
-- A partition is added or removed while the consumer works for a single caller: under
-  its lock, or in an operation of logcore.aio. Other threads, such as those of
-  commit_elsewhere() and the loop of logcore.aio, use copies of the mapping.
-- A method that moves a position, pauses a partition or removes it drops the records
-  that were read ahead, which also ends an iteration: PartitionPosition.drop().
-- A topic that was deleted and created again is another topic of the same name.
-  Positions and commits of the old topic are not used for the new one, because topic ids
-  differ.
+- Partitions are added and removed only under the consumer's lock, or in an operation of
+  logcore.aio. Other threads, such as those of commit_elsewhere() and the loop of
+  logcore.aio, use copies of the mapping.
+- Records that were read ahead are dropped when a position is moved and when a partition
+  is paused or removed. This also ends an iteration; see PartitionPosition.drop().
+- If a topic was deleted and created again, its topic id has changed. Positions and
+  commits of the old topic are not used for the new one.
 - Appends to these logs wake the consumer, unless only other processes write them.
 
 This module does not choose the partitions (assignment.py) and reads no records
@@ -31,19 +30,19 @@ from logcore.log import Log
 from logcore.reader import listen_to
 
 
-class Taken(NamedTuple):
-    """Records that Ahead.next_records() returns."""
+class NextRecords(NamedTuple):
+    """The result of ReadAhead.next_records()."""
 
     records: list[TopicRecord]
     #: Size of the batches that were started for these records.
     size_bytes: int
-    #: There are no more records.
+    #: Whether there are no more records.
     is_last: bool = False
-    #: An error follows these records. Reading from that offset again raises it.
+    #: Whether the next record cannot be read. Another attempt raises the error.
     is_stopped: bool = False
 
 
-class Ahead:
+class ReadAhead:
     """The records from a position on.
 
     They are decoded on demand, one run of batches at a time.
@@ -53,33 +52,32 @@ class Ahead:
         """Initialize with the result of logcore.reader.topic_record_lists()."""
         self._lists = lists
         self._records: list[TopicRecord] = []  # the latest run
-        self._at = 0  # number of its records that were taken
+        self._next_index = 0  # of the next record in the run
 
-    def next_records(self, most: int, most_bytes: int) -> Taken:
-        """Return at most `most` of the next records.
+    def next_records(self, max_records: int, max_bytes: int) -> NextRecords:
+        """Return up to `max_records` of the next records.
 
-        After the first record, no further run is started once the runs of this call
-        have most_bytes.
+        If there are records already, no further run is started after `max_bytes`.
 
         Raises:
             LogcoreError: the next record cannot be read.
         """
-        found = self._records[self._at : self._at + most]
-        self._at += len(found)
+        records = self._records[self._next_index : self._next_index + max_records]
+        self._next_index += len(records)
         size_bytes = 0
-        while len(found) < most and (size_bytes < most_bytes or not found):
+        while len(records) < max_records and (size_bytes < max_bytes or not records):
             try:
                 run_bytes, self._records = next(self._lists)
             except StopIteration:
-                return Taken(found, size_bytes, is_last=True)
+                return NextRecords(records, size_bytes, is_last=True)
             except LogcoreError:
-                if not found:
+                if not records:
                     raise
-                return Taken(found, size_bytes, is_stopped=True)
+                return NextRecords(records, size_bytes, is_stopped=True)
             size_bytes += run_bytes
-            self._at = min(most - len(found), len(self._records))
-            found += self._records[: self._at]
-        return Taken(found, size_bytes)
+            self._next_index = min(max_records - len(records), len(self._records))
+            records += self._records[: self._next_index]
+        return NextRecords(records, size_bytes)
 
 
 @attrs.define
@@ -87,32 +85,32 @@ class PartitionPosition(PositionFields):
     """The read position of one partition."""
 
     log: Log
-    #: The topic that the offsets belong to.
+    #: Id of the topic to which the offsets belong.
     topic_id: uuid.UUID
     stored: int | None = None  # the latest committed offset
     is_paused: bool = False
     end: int = 0  # end offset of `records`
-    #: The topic has replaced the one that was read before, and is read from its start.
+    #: Whether the topic was created again, so that it is read from its start.
     is_new: bool = False
-    # Records were taken from `records` that no caller has received yet.
-    is_ahead: bool = False
+    # Whether records were taken from `records` that no caller has received yet.
+    has_undelivered: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.position = self.finished = None
-        self.records: Ahead | None = None
+        self.records: ReadAhead | None = None
 
     def drop(self) -> None:
         self.records = None
-        self.is_ahead = False
+        self.has_undelivered = False
 
-    def begin_again(self, topic_id: uuid.UUID) -> None:
+    def restart_in_new_topic(self, topic_id: uuid.UUID) -> None:
         """Restart in a topic that has replaced the previous one."""
         self.position = self.finished = self.stored = None
         self.is_new = True
         self.topic_id = topic_id
         self.drop()
 
-    def place(self, offset: int) -> None:
+    def seek_to(self, offset: int) -> None:
         """Set a new position. Earlier records count as processed."""
         self.position = offset
         self.finished = offset
@@ -122,43 +120,43 @@ class PartitionPosition(PositionFields):
 class Move(NamedTuple):
     """A position that moves from start to end when the caller receives the records."""
 
-    reading: PartitionPosition
+    read_position: PartitionPosition
     start: int
     end: int
 
 
-class Readings:
+class ReadPositions:
     """The read positions of a consumer, by partition."""
 
     def __init__(
         self,
         directory: ClientDirectory,
-        on_news: Callable[[], None],
+        on_append: Callable[[], None],
         *,
         is_read_only: bool,
     ) -> None:
         """Initialize without partitions.
 
-        `on_news` is called after an append. With `is_read_only`, this process appends
-        nothing.
+        `on_append` is called after an append to one of the logs. With `is_read_only`, no
+        listeners are added, because this process cannot append.
         """
         #: Only this class adds and removes partitions.
         self.by_partition: dict[TopicPartition, PartitionPosition] = {}
         self._directory = directory
-        self._on_news = on_news
+        self._on_append = on_append
         self._is_read_only = is_read_only
         #: For each partition, the function that removes the listener from its log.
-        self._forgets: dict[TopicPartition, Callable[[], None]] = {}
+        self._listener_removals: dict[TopicPartition, Callable[[], None]] = {}
 
-    def choose(self, wanted: frozenset[TopicPartition]) -> None:
+    def set_partitions(self, partitions: frozenset[TopicPartition]) -> None:
         """Read these partitions and no others.
 
         Partitions that were read before keep their positions.
         """
-        for partition in frozenset(self.by_partition) - wanted:
+        for partition in frozenset(self.by_partition) - partitions:
             self.by_partition.pop(partition).drop()
-            self._forgets.pop(partition, lambda: None)()
-        for partition in sorted(wanted - frozenset(self.by_partition)):
+            self._listener_removals.pop(partition, lambda: None)()
+        for partition in sorted(partitions - frozenset(self.by_partition)):
             # The id is read first, so that a later replacement of the topic is
             # detected.
             topic_id = self._directory.topic_id(partition.topic)
@@ -171,56 +169,59 @@ class Readings:
 
         A new topic of the same name does not change the result.
         """
-        reading = self.by_partition.get(topic_partition)
-        if reading is None:
+        read_position = self.by_partition.get(topic_partition)
+        if read_position is None:
             return False
         try:
-            return self._directory.topic_id(topic_partition.topic) != reading.topic_id
+            return (
+                self._directory.topic_id(topic_partition.topic)
+                != read_position.topic_id
+            )
         except TopicNotFoundError:
             return True
         except LogClosedError:
             # The directory is closed. Any use of the partition raises this error.
             return False
 
-    def open_again(self, *, may_be_gone: bool) -> None:
+    def open_again(self, *, ignore_deleted: bool) -> None:
         """Open logs again after a failure, or after their topic was replaced.
 
-        With `may_be_gone`, a deleted topic is not an error, because the group will remove
+        With `ignore_deleted`, a deleted topic is not an error, because the group will remove
         its partitions.
 
         Raises:
             LogClosedError: the directory is closed.
             TopicNotFoundError: a topic was deleted.
         """
-        for partition, reading in self.by_partition.items():
+        for partition, read_position in self.by_partition.items():
             is_other = self.is_of_another_topic(partition)
-            if not reading.log.is_closed and not is_other:
+            if not read_position.log.is_closed and not is_other:
                 continue
             try:
                 topic_id = self._directory.topic_id(partition.topic)
                 log = self._directory.partition(*partition)
             except TopicNotFoundError:
-                if not may_be_gone:
+                if not ignore_deleted:
                     raise
                 continue
             self._listen(partition, log)
             if is_other:
-                reading.begin_again(topic_id)
-            reading.log = log
-            reading.drop()
+                read_position.restart_in_new_topic(topic_id)
+            read_position.log = log
+            read_position.drop()
 
     def _listen(self, topic_partition: TopicPartition, log: Log) -> None:
         if self._is_read_only:
             return
-        self._forgets.pop(topic_partition, lambda: None)()
-        self._forgets[topic_partition] = listen_to(log, self._on_news)
+        self._listener_removals.pop(topic_partition, lambda: None)()
+        self._listener_removals[topic_partition] = listen_to(log, self._on_append)
 
     def end(self) -> None:
         """End iterations and remove the listeners after the consumer was closed.
 
         The positions remain available.
         """
-        for reading in self.by_partition.values():
-            reading.drop()
-        for forget in self._forgets.values():
+        for read_position in self.by_partition.values():
+            read_position.drop()
+        for forget in self._listener_removals.values():
             forget()

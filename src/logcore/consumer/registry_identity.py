@@ -91,7 +91,7 @@ class Registration:
             registry.delete(self._path)
 
 
-class Ownership:
+class OwnerNodes:
     """The partitions that one member has claimed."""
 
     def __init__(
@@ -102,28 +102,28 @@ class Ownership:
         self._number = number
         self._name = paths.pack_owner(registration.consumer_id, number)
         #: The claimed partitions.
-        self._held: set[TopicPartition] = set()
+        self._claimed: set[TopicPartition] = set()
         #: Partitions that must be released, if the member still owns them. Some remain
         #: after an error.
-        self._left: set[TopicPartition] = set()
+        self._to_release: set[TopicPartition] = set()
         #: The member id in the node of the consumer, or None if the node must be
         #: written again.
-        self._entered: str | None = None
+        self._written_member_id: str | None = None
 
     def reannounce(self) -> None:
         """Write the node again after a change of the subscription."""
-        self._entered = None
+        self._written_member_id = None
 
     def forget(self) -> None:
         """Give up all claims after the group has removed the member.
 
         Another member may already own the partitions.
         """
-        self._left |= self._held
-        self._held.clear()
+        self._to_release |= self._claimed
+        self._claimed.clear()
 
     def claim(
-        self, wanted: frozenset[TopicPartition], member: GroupMetadata
+        self, requested: frozenset[TopicPartition], member: GroupMetadata
     ) -> frozenset[TopicPartition]:
         """Claim the wanted partitions, release others, and return the owned ones.
 
@@ -133,28 +133,28 @@ class Ownership:
         Raises:
             LogcoreError: the registry could not be changed.
         """
-        is_entered = not member.member_id or member.member_id == self._entered
-        if wanted == self._held and not self._left and is_entered:
-            return wanted
-        self._left |= self._held - wanted
-        self._held &= wanted
+        is_entered = not member.member_id or member.member_id == self._written_member_id
+        if requested == self._claimed and not self._to_release and is_entered:
+            return requested
+        self._to_release |= self._claimed - requested
+        self._claimed &= requested
         registration = self._registration
         with self._groups.owning(registration.group_id) as (registry, group):
-            for partition in sorted(self._left):
+            for partition in sorted(self._to_release):
                 self._release(registry, partition)
-                self._left.discard(partition)
+                self._to_release.discard(partition)
             if group is not None and _is_current(group, member):
                 registration.enter(registry, self._number, member.member_id)
-                self._entered = member.member_id
-                for partition in sorted(wanted - self._held):
+                self._written_member_id = member.member_id
+                for partition in sorted(requested - self._claimed):
                     if self._claims(registry, group, partition):
-                        self._held.add(partition)
-        return frozenset(self._held)
+                        self._claimed.add(partition)
+        return frozenset(self._claimed)
 
-    def watched(self, wanted: frozenset[TopicPartition]) -> list[str]:
+    def watched(self, requested: frozenset[TopicPartition]) -> list[str]:
         """Return the directories that change when a wanted partition is released."""
         registration = self._registration
-        topics = sorted({partition.topic for partition in wanted - self._held})
+        topics = sorted({partition.topic for partition in requested - self._claimed})
         return [
             self._groups.watched_owners(registration.group_id, topic)
             for topic in topics
@@ -169,14 +169,14 @@ class Ownership:
         self.forget()
         registration = self._registration
         with self._groups.owning(registration.group_id) as (registry, _):
-            for partition in sorted(self._left):
+            for partition in sorted(self._to_release):
                 self._release(registry, partition)
-            self._left.clear()
+            self._to_release.clear()
             registration.leave(registry, self._number)
 
     def _release(self, registry: Registry, topic_partition: TopicPartition) -> None:
         path = self._path(topic_partition)
-        node = _found(registry, path)
+        node = _get_node(registry, path)
         if node is not None and node.value == self._name:
             registry.delete(path)
 
@@ -185,8 +185,8 @@ class Ownership:
     ) -> bool:
         """Claim a partition, and return whether the member owns it."""
         path = self._path(topic_partition)
-        node = _found(registry, path)
-        if node is not None and self._counts(registry, group, node):
+        node = _get_node(registry, path)
+        if node is not None and self._is_valid_owner(registry, group, node):
             return node.value == self._name
         if node is not None:
             # Its process may have died concurrently.
@@ -195,14 +195,14 @@ class Ownership:
         registry.create(path, self._name, ephemeral=True)
         return True
 
-    def _counts(self, registry: Registry, group: Group, node: Node) -> bool:
+    def _is_valid_owner(self, registry: Registry, group: Group, node: Node) -> bool:
         """Return whether the owner in a node is a member of the group.
 
         The process of the owner is alive, because the node exists.
         """
         consumer_id, number = paths.unpack_owner(node.value)
         path = paths.member(group.group_id, consumer_id)
-        consumer = _found(registry, path)
+        consumer = _get_node(registry, path)
         if consumer is None:
             return False
         return (
@@ -227,7 +227,7 @@ def _is_current(group: Group, member: GroupMetadata) -> bool:
     )
 
 
-def _found(registry: Registry, path: str) -> Node | None:
+def _get_node(registry: Registry, path: str) -> Node | None:
     try:
         return registry.get(path)
     except NodeNotFoundError:

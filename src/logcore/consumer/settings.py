@@ -116,17 +116,17 @@ class ConsumerMetrics:
 class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
     """The records of one poll(): a list for each partition, in the order of offsets."""
 
-    def __init__(self, found: dict[TopicPartition, list[TopicRecord]]) -> None:
-        self._found = found
+    def __init__(self, records: dict[TopicPartition, list[TopicRecord]]) -> None:
+        self._records = records
 
     def __getitem__(self, partition: TopicPartition) -> Sequence[TopicRecord]:
-        return self._found[partition]
+        return self._records[partition]
 
     def __iter__(self) -> Iterator[TopicPartition]:
-        return iter(self._found)
+        return iter(self._records)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._records)
 
     def __repr__(self) -> str:
         return f"<ConsumerRecords {self.count} of {len(self)} partitions>"
@@ -134,11 +134,11 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
     @property
     def count(self) -> int:
         """Return the number of records."""
-        return sum(map(len, self._found.values()))
+        return sum(map(len, self._records.values()))
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that have records here."""
-        return list(self._found)
+        return list(self._records)
 
     def records(
         self, partition: tuple[str, int] | None = None
@@ -147,14 +147,14 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
         one partition. The result may be empty.
         """
         if partition is not None:
-            return iter(self._found.get(TopicPartition(*partition), ()))
-        return itertools.chain.from_iterable(self._found.values())
+            return iter(self._records.get(TopicPartition(*partition), ()))
+        return itertools.chain.from_iterable(self._records.values())
 
     def next_offsets(self) -> dict[TopicPartition, int]:
         """Return the offsets after the records, for commit()."""
         return {
             partition: records[-1].offset + 1
-            for partition, records in self._found.items()
+            for partition, records in self._records.items()
         }
 
 
@@ -163,9 +163,9 @@ def intercepted(
 ) -> ConsumerRecords:
     """Return the records after all interceptors, which run one after the other."""
     for interceptor in interceptors:
-        found = call(interceptor.on_consume, records)
-        if isinstance(found, ConsumerRecords):
-            records = found
+        replacement = call(interceptor.on_consume, records)
+        if isinstance(replacement, ConsumerRecords):
+            records = replacement
     return records
 
 
@@ -293,7 +293,7 @@ class ConsumerSettings:
                     expected=f"one of {', '.join(allowed)}",
                     found=repr(getattr(self, name)),
                 )
-        for name in _WHOLE:
+        for name in _POSITIVE_INTEGERS:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidConfigError(
@@ -336,7 +336,7 @@ class ConsumerSettings:
 
 
 _RESETS: Final = ("latest", "earliest", "none", "by_duration:<duration such as PT1H>")
-_WHOLE: Final = (
+_POSITIVE_INTEGERS: Final = (
     "auto_commit_interval_ms",
     "max_poll_records",
     "max_partition_fetch_bytes",
@@ -433,14 +433,16 @@ def _named(assignor: str) -> str:
     return _CLASSES.get(assignor.rpartition(".")[2], assignor)
 
 
-def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
+def chosen_assignors(assignors: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
     """Return assignors that are given by name or as objects. Raises InvalidConfigError."""
-    if isinstance(given, str):
+    if isinstance(assignors, str):
         raise InvalidConfigError(
-            "assignors is a list of names", expected=f"[{given!r}]", found=repr(given)
+            "assignors is a list of names",
+            expected=f"[{assignors!r}]",
+            found=repr(assignors),
         )
-    found = []
-    for assignor in given:
+    chosen = []
+    for assignor in assignors:
         known = ASSIGNORS.get(assignor) if isinstance(assignor, str) else assignor
         if known is None:
             raise InvalidConfigError(
@@ -448,39 +450,41 @@ def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
                 expected=f"one of {', '.join(ASSIGNORS)}",
                 found=repr(assignor),
             )
-        found.append(known)
-    if not found:
+        chosen.append(known)
+    if not chosen:
         raise InvalidConfigError(
             "a consumer needs an assignor",
             expected=f"some of {', '.join(ASSIGNORS)}",
             found="none",
         )
-    if len({assignor.is_cooperative for assignor in found}) > 1:
+    if len({assignor.is_cooperative for assignor in chosen}) > 1:
         raise InvalidConfigError(
             "cooperative assignors and others cannot be offered together",
-            found=str(found),
+            found=str(chosen),
         )
-    return tuple(found)
+    return tuple(chosen)
 
 
-def topic_pattern(what: str, given: str | re.Pattern[str]) -> re.Pattern[str]:
+def topic_pattern(subject: str, pattern: str | re.Pattern[str]) -> re.Pattern[str]:
     """Return a pattern for names of topics. Raises InvalidConfigError."""
     try:
-        compiled = re.compile(given)
+        compiled = re.compile(pattern)
         compiled.fullmatch("")  # one of bytes matches no name
     except (re.error, TypeError) as error:
         raise InvalidConfigError(
-            what, expected="a regular expression", found=f"{given!r}: {error}"
+            subject, expected="a regular expression", found=f"{pattern!r}: {error}"
         ) from error
     return compiled
 
 
-def checked_offset(given: int | OffsetAndMetadata) -> OffsetAndMetadata:
-    found = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
-    if found.offset < 0 or len(found.metadata) > _METADATA_CHARACTERS:
+def checked_offset(offset: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    checked = (
+        offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+    )
+    if checked.offset < 0 or len(checked.metadata) > _METADATA_CHARACTERS:
         raise InvalidConfigError(
             "a committed offset",
             expected=f"from 0, with at most {_METADATA_CHARACTERS} characters of metadata",
-            found=f"{found.offset}, {len(found.metadata)} characters",
+            found=f"{checked.offset}, {len(checked.metadata)} characters",
         )
-    return found
+    return checked

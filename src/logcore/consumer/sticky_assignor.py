@@ -88,12 +88,14 @@ class _Balancing:
         for member_id, topics in self.topics.items():
             for topic in topics:
                 self.candidates[topic].append(member_id)
-        self.before = claims.before
-        self.mine = {member.member_id: claims.kept(member) for member in members}
+        self.previous_owners = claims.previous_owners
+        self.assigned = {
+            member.member_id: claims.retained_by(member) for member in members
+        }
         self.owner = {
             partition: member_id
-            for member_id, those in self.mine.items()
-            for partition in those
+            for member_id, owned in self.assigned.items()
+            for partition in owned
         }
         subscribed = {member.member_id: member.topics for member in members}
         self.must_revoke = any(
@@ -101,7 +103,7 @@ class _Balancing:
             for partition, member_id in claims.owners.items()
         )
         self.moves = _Moves()
-        self.active = set(self.mine)
+        self.active = set(self.assigned)
 
     def run(self) -> dict[str, list[TopicPartition]]:
         everything = [
@@ -116,7 +118,7 @@ class _Balancing:
                 partition.partition,
             )
         )
-        is_new = not any(self.mine.values())
+        is_new = not any(self.assigned.values())
         free = [
             partition
             for partition in everything
@@ -125,9 +127,9 @@ class _Balancing:
         for partition in free:
             self._assign(partition, self._least(partition.topic))
         self.active = {
-            member_id for member_id in self.mine if self._may_change(member_id)
+            member_id for member_id in self.assigned if self._may_change(member_id)
         }
-        before = {member_id: list(those) for member_id, those in self.mine.items()}
+        initial = {member_id: list(owned) for member_id, owned in self.assigned.items()}
         movable = [
             partition for partition in everything if self._is_movable(partition.topic)
         ]
@@ -139,13 +141,13 @@ class _Balancing:
         if (
             not is_new
             and has_moved
-            and self._unevenness(self.mine) >= self._unevenness(before)
+            and self._unevenness(self.assigned) >= self._unevenness(initial)
         ):
-            return before
-        return self.mine
+            return initial
+        return self.assigned
 
     def _order(self, member_id: str) -> tuple[int, bytes]:
-        return len(self.mine[member_id]), java_order(member_id)
+        return len(self.assigned[member_id]), java_order(member_id)
 
     def _least(self, topic: str) -> str:
         return min(
@@ -158,19 +160,19 @@ class _Balancing:
         )
 
     def _assign(self, topic_partition: TopicPartition, member_id: str) -> None:
-        self.mine[member_id].append(topic_partition)
+        self.assigned[member_id].append(topic_partition)
         self.owner[topic_partition] = member_id
 
     def _is_movable(self, topic: str) -> bool:
         return len(self.candidates[topic]) > 1
 
-    def _most(self, member_id: str) -> int:
+    def _max_partitions(self, member_id: str) -> int:
         return sum(self.known[topic] for topic in self.topics[member_id])
 
     def _may_change(self, member_id: str) -> bool:
-        mine = self.mine[member_id]
-        return len(mine) < self._most(member_id) or any(
-            self._is_movable(partition.topic) for partition in mine
+        assigned = self.assigned[member_id]
+        return len(assigned) < self._max_partitions(member_id) or any(
+            self._is_movable(partition.topic) for partition in assigned
         )
 
     def _even_out(self, movable: list[TopicPartition]) -> bool:
@@ -193,17 +195,18 @@ class _Balancing:
         """Return the member that should have a partition instead, if sizes differ by
         more than one.
         """
-        size = len(self.mine[self.owner[first]])
-        former = self.before.get(first)
+        size = len(self.assigned[self.owner[first]])
+        former = self.previous_owners.get(first)
         # A former owner may have unsubscribed from the topic.
         if (
             former in self.active
             and first.topic in self.topics[former]
-            and size > len(self.mine[former]) + 1
+            and size > len(self.assigned[former]) + 1
         ):
             return former
         if any(
-            size > len(self.mine[other]) + 1 for other in self.candidates[first.topic]
+            size > len(self.assigned[other]) + 1
+            for other in self.candidates[first.topic]
         ):
             return self._least(first.topic)
         return None
@@ -213,27 +216,27 @@ class _Balancing:
         moved = self.moves.instead_of(topic_partition, owner, target)
         owner = self.owner[moved]
         self.moves.record(moved, owner, target)
-        self.mine[owner].remove(moved)
+        self.assigned[owner].remove(moved)
         self._assign(moved, target)
 
     def _is_even(self) -> bool:
         """Return whether no member can take a partition from one that has two more."""
-        sizes = [len(self.mine[member_id]) for member_id in self.active]
+        sizes = [len(self.assigned[member_id]) for member_id in self.active]
         if not sizes or min(sizes) >= max(sizes) - 1:
             return True
         for member_id in self.active:
-            size = len(self.mine[member_id])
-            if size == self._most(member_id):
+            size = len(self.assigned[member_id])
+            if size == self._max_partitions(member_id):
                 continue
             for topic in self.topics[member_id]:
                 for number in range(self.known[topic]):
                     owner = self.owner[TopicPartition(topic, number)]
-                    if owner != member_id and size + 1 < len(self.mine[owner]):
+                    if owner != member_id and size + 1 < len(self.assigned[owner]):
                         return False
         return True
 
-    def _unevenness(self, mine: Mapping[str, list[TopicPartition]]) -> int:
-        sizes = [len(mine[member_id]) for member_id in self.active]
+    def _unevenness(self, assigned: Mapping[str, list[TopicPartition]]) -> int:
+        sizes = [len(assigned[member_id]) for member_id in self.active]
         return sum(
             abs(size - other) for size, other in itertools.combinations(sizes, 2)
         )

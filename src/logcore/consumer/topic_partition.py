@@ -54,7 +54,7 @@ class Claims:
 
     claimants: Mapping[TopicPartition, frozenset[str]]
     owners: Mapping[TopicPartition, str]
-    before: Mapping[TopicPartition, str]
+    previous_owners: Mapping[TopicPartition, str]
 
     @classmethod
     def of(cls, members: Iterable[Member], known: Mapping[str, int]) -> Claims:
@@ -69,7 +69,7 @@ class Claims:
                         (member.generation, member.member_id)
                     )
         claimants = {}
-        before = {}
+        previous_owners = {}
         for partition, claims in by_partition.items():
             newest = max(generation for generation, _ in claims)
             claimants[partition] = frozenset(
@@ -77,15 +77,15 @@ class Claims:
             )
             older = [claim for claim in claims if claim[0] < newest]
             if older:
-                before[partition] = max(older)[1]
+                previous_owners[partition] = max(older)[1]
         owners = {
-            partition: min(those)
-            for partition, those in claimants.items()
-            if len(those) == 1
+            partition: min(member_ids)
+            for partition, member_ids in claimants.items()
+            if len(member_ids) == 1
         }
-        return cls(claimants, owners, before)
+        return cls(claimants, owners, previous_owners)
 
-    def kept(self, member: Member) -> list[TopicPartition]:
+    def retained_by(self, member: Member) -> list[TopicPartition]:
         """Return the partitions that a member may keep: it owns them, and still
         subscribes to their topics.
         """
