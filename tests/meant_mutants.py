@@ -549,7 +549,8 @@ MISTAKES: Final = (
     # -- groups
     Mistake(
         "assignment_of_an_older_generation", "logcore/coordination/classic_transitions.py",
-        "if group.state != COMPLETING or group.generation != done.generation:", "if group.state != COMPLETING:",
+        "if group.state != COMPLETING or group.generation != stored_effect.generation:",
+        "if group.state != COMPLETING:",
         "netshim/test_commits.py::test_assignment_of_an_older_generation_is_not_returned",
     ),
     Mistake(
@@ -565,7 +566,7 @@ MISTAKES: Final = (
     Mistake(
         "commit_seen_before_it_is_on_disk", "logcore/coordination/offsets.py",
         "        group.storing[key] += 1\n",
-        "        group.storing[key] += 1\n        group.put(key, offsets[key])\n",
+        "        group.storing[key] += 1\n        group.apply_record(key, offsets[key])\n",
         "netshim/test_commits.py::test_P60_commit_is_answered_and_visible_once_durable",
     ),
     Mistake(
@@ -600,8 +601,8 @@ MISTAKES: Final = (
     Mistake(
         "static_member_answered_again_after_a_rebalance", "logcore/coordination/classic_transitions.py",
         "        if (\n"
-        "            member.joining is not done.waiter\n"
-        "            or group.generation != done.generation\n"
+        "            member.joining is not stored_effect.waiter\n"
+        "            or group.generation != stored_effect.generation\n"
         "            or group.state != STABLE\n"
         "        ):",
         "        if group.state == DEAD:",
@@ -615,22 +616,22 @@ MISTAKES: Final = (
     ),
     Mistake(
         "session_timer_outlives_its_member", "logcore/coordination/classic_transitions.py",
-        "        self.cancel_session(member)\n        self.group.take_out(member)\n",
-        "        self.group.take_out(member)\n",
+        "        self.cancel_session(member)\n        self.group.remove_member(member)\n",
+        "        self.group.remove_member(member)\n",
         "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "assigned_before_it_is_stored", "logcore/coordination/classic_transitions.py",
-        "                AppendRecords(group, group.records(request.assignments), done)\n"
+        "                AppendRecords(group, group.records(request.assignments), stored_effect)\n"
         "            )\n",
-        "                AppendRecords(group, group.records(request.assignments), done)\n"
+        "                AppendRecords(group, group.records(request.assignments), stored_effect)\n"
         "            )\n"
-        "            self.assigned(done, None)\n",
+        "            self.assigned(stored_effect, None)\n",
         "coordination/test_coordination.py::test_invariants_hold_in_any_order_and_every_request_is_answered",
     ),
     Mistake(
         "members_that_joined_are_not_renewed", "logcore/coordination/classic_transitions.py",
-        "                member.joining = None\n                self._renew_answered(member)\n"
+        "                member.joining = None\n                self._restart_session(member)\n"
         "            member.is_new = False\n",
         "                member.joining = None\n            member.is_new = False\n",
         "coordination/test_coordination.py",
@@ -1644,10 +1645,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "memory_is_counted_only_up", "logcore/coordination/memory_budget.py",
-        "            self._most_bytes = self._counted_bytes = sum(\n"
-        "                held() for held in self.holders\n"
+        "            self._upper_bound_bytes = self._counted_bytes = sum(\n"
+        "                size_function() for size_function in self.size_functions\n"
         "            )",
-        "            self._counted_bytes = self._most_bytes",
+        "            self._counted_bytes = self._upper_bound_bytes",
         "netshim/test_memory.py",
     ),
     Mistake(
@@ -1956,8 +1957,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "only_the_failed_batch_is_reverted", "logcore/coordination/consumer_transitions.py",
-        "lost = [*consumers.storing, *consumers.queued]",
-        "lost = [*consumers.storing]",
+        "failed_steps = [*consumers.storing, *consumers.queued]",
+        "failed_steps = [*consumers.storing]",
         "coordination/test_consumer_group_histories.py coordination/test_heartbeats.py",
     ),
     Mistake(
@@ -1974,8 +1975,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "revocation_is_timed_again_with_each_change", "logcore/coordination/consumer_transitions.py",
-        "if kind is RecordKind.CURRENT:\n                self._settle_revocation(name)",
-        "self._settle_revocation(name)",
+        "if kind is RecordKind.CURRENT:\n                self._update_revocation_timer(name)",
+        "self._update_revocation_timer(name)",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
@@ -2000,10 +2001,13 @@ MISTAKES: Final = (
         "owed_records_are_written_once", "logcore/coordination/coordinator.py",
         "        if (\n"
         "            error is None\n"
-        "            and group.owed\n"
-        "            and effect.records[: len(group.owed)] == group.owed_records()\n"
+        "            and group.pending_tombstones\n"
+        "            and effect.records[: len(group.pending_tombstones)]\n"
+        "            == group.pending_tombstone_records()\n"
         "        ):",
-        "        if group.owed and effect.records[: len(group.owed)] == group.owed_records():",
+        "        if group.pending_tombstones and (\n"
+        "            effect.records[: len(group.pending_tombstones)]\n"
+        "            == group.pending_tombstone_records()\n        ):",
         "coordination/test_group_conversions.py",
     ),
     Mistake(
@@ -2497,7 +2501,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "absence_counts_as_a_session", "logcore/coordinators/stall_detector.py",
-        "member.deadline_ms, member.kept_ms\n",
+        "member.deadline_ms, member.active_session_ms\n",
         "member.deadline_ms, member.session_timeout_ms\n",
         "consumer/test_stall_detector.py consumer/test_consumer_groups.py -k 'static or absent'",
     ),

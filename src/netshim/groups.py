@@ -205,7 +205,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             compile_pattern,
             state.remembered,
         )
-        state.remembered.holders.append(self._coordinator.held_bytes)
+        state.remembered.size_functions.append(self._coordinator.held_bytes)
         self._new_id = new_id
 
     # -- effects
@@ -302,16 +302,16 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         request: ConsumerHeartbeat,
         callback: Callback,
         *,
-        may_lack_id: bool,
+        may_omit_member_id: bool,
     ) -> None:
         """Process a heartbeat of the consumer protocol.
 
-        Call callback(HeartbeatAccepted or HeartbeatRefused). With `may_lack_id`, a new
+        Call callback(HeartbeatAccepted or HeartbeatRefused). With `may_omit_member_id`, a new
         member without an id gets an id of 22 characters, as in Kafka.
         """
         # The broker chooses the ids only in version 0 of the heartbeat. Later clients
         # choose their own.
-        if may_lack_id and not request.member_id and request.member_epoch == 0:
+        if may_omit_member_id and not request.member_id and request.member_epoch == 0:
             digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
             request = attrs.evolve(
                 request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("=")
@@ -319,7 +319,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         self.request(
             request.group_id,
             lambda coordinator, waiter, now_ms: coordinator.consumer_heartbeat(
-                request, waiter, now_ms, may_lack_id=may_lack_id
+                request, waiter, now_ms, may_omit_member_id=may_omit_member_id
             ),
             callback,
         )
@@ -366,7 +366,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         """Drop all groups and end this coordinator."""
         self.unload()
         self._stop_expiry()
-        self._state.remembered.holders.remove(self._coordinator.held_bytes)
+        self._state.remembered.size_functions.remove(self._coordinator.held_bytes)
 
     def stop(self, now_ms: int) -> None:
         """Answer all requests that wait for other members.

@@ -41,7 +41,7 @@ class ServedTopics:
     def names(self) -> Iterable[str]:
         return [name for name in self._logdir.topics() if name not in INTERNAL_TOPICS]
 
-    def facts(self, name: str) -> tuple[bytes, int] | None:
+    def id_and_count(self, name: str) -> tuple[bytes, int] | None:
         if name not in self._logdir:
             return None
         try:

@@ -39,13 +39,13 @@ from logcore import (
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
     AddPartitions,
+    AllocateProducerId,
     CancelTransactionTimer,
     Effect,
     Request,
     Result,
     SetTransactionTimer,
     StoreTransaction,
-    TakeProducerId,
     TimedOut,
     TransactionError,
     TransactionReply,
@@ -117,7 +117,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
             EXPIRY_CHECK_MS,
         )
         self._coordinator = self._new()
-        state.remembered.holders.append(self.held_bytes)
+        state.remembered.size_functions.append(self.held_bytes)
         #: begin() was called.
         self._has_begun = False
         self._is_closed = False
@@ -128,7 +128,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     def _new(self) -> TransactionMachine:
         remembered = self._state.remembered
         return TransactionMachine(
-            self._state.settings.transaction_max_timeout_ms, remembered=remembered
+            self._state.settings.transaction_max_timeout_ms, memory_budget=remembered
         )
 
     def held_bytes(self) -> int:
@@ -158,7 +158,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers("", producer_id, epoch, False, partitions)
                 Markers(state, None, markers, state.now_ms).write()
-            case TakeProducerId():
+            case AllocateProducerId():
                 state.allocate_producer_id(
                     partial(self._on_producer_id, self._coordinator, effect)
                 )
@@ -221,7 +221,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._act(coordinator.marked(effect, failed, self._state.now_ms))
 
     def _on_producer_id(
-        self, coordinator: TransactionMachine, effect: TakeProducerId, result: Any
+        self, coordinator: TransactionMachine, effect: AllocateProducerId, result: Any
     ) -> None:
         producer_id = result if isinstance(result, int) else None
         self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
@@ -314,7 +314,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         self._is_closed = True
         self._act(self._coordinator.end())
         self._stop_expiry()
-        self._state.remembered.holders.remove(self.held_bytes)
+        self._state.remembered.size_functions.remove(self.held_bytes)
 
 
 def add_or_verify(

@@ -21,7 +21,7 @@ from logcore.coordination.consumer_assignors import uniform
 from logcore.coordination.consumer_group import ConsumerGroup
 from logcore.coordination.group_requests import GroupError
 from logcore.format.consumer_group_records import Current, Partitions
-from support.group_histories import NOTHING, STEPS, RandomHistory, run_history
+from support.group_histories import NO_PARTITIONS, STEPS, RandomHistory, run_history
 
 
 @pytest.mark.long
@@ -98,7 +98,7 @@ def missing_owned_list_confirms(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ConsumerGroup,
         "reconciled",
-        lambda self, member_id, owned: real(self, member_id, owned or NOTHING),
+        lambda self, member_id, owned: real(self, member_id, owned or NO_PARTITIONS),
     )
 
 
@@ -109,7 +109,7 @@ def any_owned_list_confirms(patch: pytest.MonkeyPatch) -> None:
     def hasty(
         self: ConsumerGroup, member_id: str, owned: Partitions | None
     ) -> Current | None:
-        return real(self, member_id, NOTHING if owned else owned)
+        return real(self, member_id, NO_PARTITIONS if owned else owned)
 
     patch.setattr(ConsumerGroup, "reconciled", hasty)
 

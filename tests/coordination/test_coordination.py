@@ -215,7 +215,7 @@ class CoordinatorSimulation:
             "protocols": (("range", b"x"),),
             "session_timeout_ms": SESSION_MS,
             "rebalance_timeout_ms": REBALANCE_MS,
-            "takes_id_first": False,
+            "requires_member_id": False,
             "may_skip_assignment": True,
             **more,
         }
@@ -449,7 +449,7 @@ def test_transition_depends_only_on_its_group() -> None:
             protocols=(("range", b""),),
             session_timeout_ms=SESSION_MS,
             rebalance_timeout_ms=-1,
-            takes_id_first=False,
+            requires_member_id=False,
             may_skip_assignment=False,
         )
         effects = classic_transitions.join(
@@ -468,7 +468,7 @@ def test_transition_depends_only_on_its_group() -> None:
 
 def test_new_member_gets_its_id_first_and_expires_without_a_join() -> None:
     simulation = CoordinatorSimulation()
-    refused = simulation.replies[simulation.join(takes_id_first=True)]
+    refused = simulation.replies[simulation.join(requires_member_id=True)]
     assert refused == JoinRefused(GroupError.MEMBER_ID_REQUIRED, "cli-001")
     assert simulation.group.pending == {"cli-001"}
     simulation.sleep(SESSION_MS)
@@ -914,7 +914,7 @@ def test_unloaded_group_does_not_return_after_a_failed_deletion() -> None:
 def test_unloading_answers_all_requests_and_cancels_all_timers() -> None:
     simulation = CoordinatorSimulation()
     simulation.form(2)
-    simulation.join(takes_id_first=True)
+    simulation.join(requires_member_id=True)
     waiting = simulation.join()
     simulation.act(simulation.coordinator.unload())
     assert simulation.replies[waiting].error is GroupError.NOT_COORDINATOR
@@ -1029,7 +1029,7 @@ class Client:
             self.member_id,
             instance=self.instance,
             protocols=(("range", bytes([flavour % 2])),),
-            takes_id_first=self.instance is None and flavour >= 2,
+            requires_member_id=self.instance is None and flavour >= 2,
             may_skip_assignment=flavour % 2 == 0,
         )
 

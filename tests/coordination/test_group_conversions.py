@@ -347,11 +347,11 @@ def test_classic_member_joins_a_consumer_group_with_its_id_first(
     simulation: CoordinatorSimulation,
 ) -> None:
     simulation.heartbeat("A", 0)
-    result = simulation.replies[send_join(simulation, takes_id_first=True)]
+    result = simulation.replies[send_join(simulation, requires_member_id=True)]
     assert isinstance(result, JoinRefused) and result.error.name == "MEMBER_ID_REQUIRED"
     assert set(simulation.consumers().members) == {"A"}
     found = join_ok(
-        simulation, result.member_id, metadata(rack_id="r"), takes_id_first=True
+        simulation, result.member_id, metadata(rack_id="r"), requires_member_id=True
     )
     assert (found.generation, found.protocol, found.leader, found.members) == (
         2,
@@ -563,7 +563,7 @@ def test_group_is_downgraded_after_the_last_consumer_member_leaves(
     assert found.generation == simulation.replies[waiter].generation == 4
     shares = {first: [0, 1], other: [2, 3]}
     assert sync(simulation, leader, 4, shares) == shares[leader]
-    assert not group.owed
+    assert not group.pending_tombstones
     simulation.restart()
     assert simulation.group().consumers is None and simulation.group().generation == 4
     assert heartbeat_error(simulation, first, 4) is None
@@ -581,7 +581,7 @@ def test_downgrade_is_one_batch_and_is_retried_until_stored(
     simulation.disk()
     simulation.disk_error = None
     simulation.holds = False
-    assert simulation.group().owed
+    assert simulation.group().pending_tombstones
     waiter = send_join(simulation, first)
     join_ok(simulation, other)
     leader = simulation.replies[waiter].leader
@@ -599,7 +599,7 @@ def test_downgrade_is_one_batch_and_is_retried_until_stored(
         first,
         other,
     }
-    assert not simulation.group().owed
+    assert not simulation.group().pending_tombstones
 
 
 def test_downgraded_member_keeps_partitions_that_no_member_subscribes_to(

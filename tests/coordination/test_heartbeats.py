@@ -124,7 +124,7 @@ def test_heartbeat_fields_are_checked_first(
 ) -> None:
     refused = check_heartbeat(
         ConsumerHeartbeat(**{"group_id": "g", "member_id": "m", **fields}),
-        may_lack_id=False,
+        may_omit_member_id=False,
     )
     assert (None if refused is None else refused.error.name) == error
 
@@ -136,7 +136,9 @@ def test_only_a_join_of_the_first_version_may_lack_an_id(
     heartbeat = ConsumerHeartbeat(
         **{"group_id": "g", "member_id": "", **JOINS, "member_epoch": epoch}
     )
-    assert (check_heartbeat(heartbeat, may_lack_id=True) is not None) == is_refused
+    assert (
+        check_heartbeat(heartbeat, may_omit_member_id=True) is not None
+    ) == is_refused
 
 
 # -- groups and members ----------------------------------------------------------------
@@ -341,10 +343,12 @@ def test_reconciliation_of_a_member(
         assigned=of("t", *assigned),
         revoking=of("t", *revoking),
     )
-    consumers.put((RecordKind.CURRENT, "A"), known)
-    consumers.put((RecordKind.CURRENT, "B"), Current(assigned=of("t", *others)))
-    consumers.put((RecordKind.TARGET, "A"), of("t", *target))
-    consumers.put((RecordKind.TARGET_EPOCH, ""), 7)
+    consumers.apply_record((RecordKind.CURRENT, "A"), known)
+    consumers.apply_record(
+        (RecordKind.CURRENT, "B"), Current(assigned=of("t", *others))
+    )
+    consumers.apply_record((RecordKind.TARGET, "A"), of("t", *target))
+    consumers.apply_record((RecordKind.TARGET_EPOCH, ""), 7)
     found = consumers.reconciled("A", None if owned is None else of("t", *owned))
     if after is None:
         assert found is None
@@ -368,7 +372,7 @@ def test_member_of_an_unknown_state_starts_over(
 ) -> None:
     simulation.heartbeat("A", 0)
     fact = (RecordKind.CURRENT, "A")
-    simulation.consumers().put(
+    simulation.consumers().apply_record(
         fact, Current(member_epoch=1, state=MemberState.UNKNOWN, assigned=of("t", 0))
     )
     assert simulation.refused("A", 1, owned=of("t", 0)) == "FENCED_MEMBER_EPOCH"

@@ -16,6 +16,7 @@ from logcore.coordination import transactions
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
     AddPartitions,
+    AllocateProducerId,
     CancelTransactionTimer,
     Effect,
     End,
@@ -23,7 +24,6 @@ from logcore.coordination.transaction_effects import (
     ProducerIdAndEpoch,
     SetTransactionTimer,
     StoreTransaction,
-    TakeProducerId,
     TimedOut,
     TransactionError,
     TransactionReply,
@@ -87,7 +87,7 @@ class TransactionHarness:
                     self.markers.append(effect)
                     left = effect.partitions if self.fails_markers else frozenset()
                     self.act(self.coordinator.marked(effect, left, self.now_ms))
-                case TakeProducerId():
+                case AllocateProducerId():
                     self.next_id += 1
                     self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
                 case SetTransactionTimer(name, at_ms):

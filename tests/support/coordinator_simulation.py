@@ -96,7 +96,7 @@ class CoordinatorSimulation:
     def names(self) -> Iterable[str]:
         return sorted(self.counts)
 
-    def facts(self, name: str) -> tuple[bytes, int] | None:
+    def id_and_count(self, name: str) -> tuple[bytes, int] | None:
         count = self.counts.get(name)
         return None if count is None else (topic_id(name), count)
 
@@ -177,7 +177,7 @@ class CoordinatorSimulation:
         epoch: int,
         *,
         group: str = "g",
-        may_lack_id: bool = False,
+        may_omit_member_id: bool = False,
         **more: Any,
     ) -> int:
         """Send a heartbeat and return its waiter. With epoch 0 it contains the fields
@@ -197,7 +197,7 @@ class CoordinatorSimulation:
         )
         self.act(
             self.coordinator.consumer_heartbeat(
-                heartbeat, waiter, self.now_ms, may_lack_id=may_lack_id
+                heartbeat, waiter, self.now_ms, may_omit_member_id=may_omit_member_id
             )
         )
         return waiter
@@ -214,7 +214,7 @@ class CoordinatorSimulation:
             "protocols": (("range", b""),),
             "session_timeout_ms": 10_000,
             "rebalance_timeout_ms": 10_000,
-            "takes_id_first": False,
+            "requires_member_id": False,
             "may_skip_assignment": False,
         }
         fields |= {"group_id": "g", "member_id": member_id, **more}

@@ -22,7 +22,7 @@ from logcore.coordination.group_requests import (
 from logcore.format.consumer_group_records import Partitions
 from support.coordinator_simulation import CoordinatorSimulation
 
-NOTHING: Partitions = frozenset()
+NO_PARTITIONS: Partitions = frozenset()
 SESSION_MS = 1_000
 REBALANCE_MS = 700
 STEPS = 250
@@ -42,9 +42,9 @@ class Client:
         self.instance_id = instance_id
         self.subscription = history.random_subscription()
         self.epoch = 0
-        self.owned = NOTHING
+        self.owned = NO_PARTITIONS
         #: The assignment. None while it waits for a complete response.
-        self.assignment: Partitions | None = NOTHING
+        self.assignment: Partitions | None = NO_PARTITIONS
         self.must_report_owned = False
         self.is_complete = False
         self.has_ended = False
@@ -113,7 +113,7 @@ class Client:
             self.must_report_owned = True
 
     def drop_all(self) -> None:
-        self.owned = NOTHING
+        self.owned = NO_PARTITIONS
         self.assignment = None
         self.epoch = 0
 
@@ -123,14 +123,14 @@ class Client:
 
     def leave(self, epoch: int) -> None:
         if self.epoch > 0:
-            self.owned = NOTHING
+            self.owned = NO_PARTITIONS
             self.history.simulation.send(
                 self.member_id, epoch, instance_id=self.instance_id
             )
         self.end()
 
     def end(self) -> None:
-        self.owned = NOTHING
+        self.owned = NO_PARTITIONS
         self.has_ended = True
 
     @property

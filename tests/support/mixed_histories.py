@@ -31,7 +31,7 @@ from logcore.format.group_records import (
 from support.coordinator_simulation import topic_id
 from support.group_histories import (
     MAX_CLIENTS,
-    NOTHING,
+    NO_PARTITIONS,
     REBALANCE_MS,
     SESSION_MS,
     Client,
@@ -57,7 +57,7 @@ class ClassicClient(Client):
         super().__init__(history, number, instance_id)
         self.member_id = ""
         self.keeps = keeps
-        self.takes_id_first = history.chance.random() < 0.7
+        self.requires_member_id = history.chance.random() < 0.7
         self.topics: tuple[str, ...] = history.chance.choice([("t",), ("t", "u")])
         self.reported_topics: tuple[str, ...] = ()
         self.generation = -1
@@ -92,7 +92,7 @@ class ClassicClient(Client):
 
     def join(self) -> None:
         if not self.keeps:
-            self.owned = NOTHING
+            self.owned = NO_PARTITIONS
         simulation = self.history.simulation
         names = {topic_id(name): name for name in ("t", "u")}
         owned = tuple(sorted((names[topic], number) for topic, number in self.owned))
@@ -113,7 +113,7 @@ class ClassicClient(Client):
             ),
             session_timeout_ms=SESSION_MS,
             rebalance_timeout_ms=REBALANCE_MS,
-            takes_id_first=self.takes_id_first,
+            requires_member_id=self.requires_member_id,
             may_skip_assignment=True,
         )
         simulation.waiters += 1
@@ -194,7 +194,7 @@ class ClassicClient(Client):
         if error is GroupError.FENCED_INSTANCE_ID:
             self.end()
         elif error in LOST:
-            self.owned = NOTHING
+            self.owned = NO_PARTITIONS
             self.generation = -1
             if error is GroupError.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
@@ -338,7 +338,7 @@ class MixedHistory(RandomHistory):
         super().power_cut()
         for client in self.clients:
             if isinstance(client, ClassicClient):
-                client.assignment = NOTHING
+                client.assignment = NO_PARTITIONS
 
     def end_faults(self) -> None:
         for client in self.clients:

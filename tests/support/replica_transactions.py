@@ -35,6 +35,7 @@ import attrs
 
 from logcore.coordination.transaction_effects import (
     AddPartitions,
+    AllocateProducerId,
     CancelTransactionTimer,
     Effect,
     End,
@@ -42,7 +43,6 @@ from logcore.coordination.transaction_effects import (
     ProducerIdAndEpoch,
     SetTransactionTimer,
     StoreTransaction,
-    TakeProducerId,
     TransactionError,
     TransactionReply,
     WriteMarkers,
@@ -234,7 +234,7 @@ class HomeWorld(PartitionWorld):
                 self.store(process, memory, effect)
             case WriteMarkers():
                 self.write_markers(process, memory, effect)
-            case TakeProducerId():
+            case AllocateProducerId():
                 self.all_of.last_producer_id += 1
                 self.act(
                     process,

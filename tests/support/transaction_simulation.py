@@ -28,6 +28,7 @@ import attrs
 from logcore.coordination import transactions
 from logcore.coordination.transaction_effects import (
     AddPartitions,
+    AllocateProducerId,
     CancelTransactionTimer,
     Effect,
     End,
@@ -35,7 +36,6 @@ from logcore.coordination.transaction_effects import (
     ProducerIdAndEpoch,
     SetTransactionTimer,
     StoreTransaction,
-    TakeProducerId,
     TimedOut,
     TransactionError,
     TransactionReply,
@@ -175,7 +175,7 @@ class TransactionSimulation:
                             )
                 case WriteMarkers():
                     self.markers.append((effect, set(effect.partitions)))
-                case TakeProducerId():
+                case AllocateProducerId():
                     self.next_id += 1
                     self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
                 case SetTransactionTimer(name, at_ms):

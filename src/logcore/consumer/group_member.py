@@ -173,7 +173,7 @@ class GroupMember:
             protocols=tuple(protocols),
             session_timeout_ms=self._interval_ms,
             rebalance_timeout_ms=self._interval_ms,
-            takes_id_first=False,
+            requires_member_id=False,
             may_skip_assignment=False,
             absence_ms=self._absence_ms,
         )

@@ -92,8 +92,8 @@ class ClassicGroupMember:
     timer_ms: int | None = None
 
     @property
-    def kept_ms(self) -> int:
-        """How long the member keeps its place without sending a request."""
+    def active_session_ms(self) -> int:
+        """Time for which the member remains in the group without a request."""
         if self.is_absent and self.absence_ms is not None:
             return self.absence_ms
         return self.session_timeout_ms
@@ -152,11 +152,11 @@ class Group:
     consumers: ConsumerGroup | None = None
     #: Facts from an earlier time in the consumer protocol whose records may still be on
     #: disk. The next record of the group deletes them.
-    owed: tuple[Fact, ...] = ()
+    pending_tombstones: tuple[Fact, ...] = ()
     #: Whether the present rebalance began in an empty group.
     is_first: bool = False
     #: Whether a member joined the present rebalance after its delay was set.
-    has_newcomer: bool = False
+    has_new_member: bool = False
     #: The timers that are set.
     join_timer: JoinEnds | DelayEnds | None = None
     sync_timer: SyncEnds | None = None
@@ -173,8 +173,7 @@ class Group:
     ) -> GroupError | None:
         """Check the sender of a commit, in a group of either protocol.
 
-        In the consumer protocol the generation is a member epoch. Otherwise this is
-        check_generation().
+        In the consumer protocol, `generation` is a member epoch.
         """
         if self.consumers is not None:
             return self.consumers.check_epoch(member_id, generation)
@@ -188,19 +187,27 @@ class Group:
             return GroupError.ILLEGAL_GENERATION
         return error
 
-    def has_room(self, member_id: str, instance_id: str | None, most: int) -> bool:
-        """Return whether a Join finds a place if the group may have `most` members."""
-        # During a rebalance only rejoined members occupy a place: the others may never
-        # return.
+    def has_capacity(
+        self, member_id: str, instance_id: str | None, max_members: int
+    ) -> bool:
+        """Return whether a group of at most `max_members` can accept a Join request."""
+        # During a rebalance, only rejoined members are counted, because the others may
+        # never return.
         if self.state == PREPARING:
             waiting = sum(
                 member.joining is not None for member in self.members.values()
             )
             member = self.members.get(member_id)
-            return (member is not None and member.joining is not None) or waiting < most
-        if self.state == EMPTY or member_id in self.members or len(self.members) < most:
+            return (
+                member is not None and member.joining is not None
+            ) or waiting < max_members
+        if (
+            self.state == EMPTY
+            or member_id in self.members
+            or len(self.members) < max_members
+        ):
             return True
-        # A static member that returns without its id takes its former place.
+        # A static member that returns without its id replaces its former membership.
         return not member_id and instance_id in self.static
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
@@ -349,9 +356,9 @@ class Group:
         record that deletes it would follow that commit in the log.
         """
         since_ms = None
-        kept: frozenset[str] = frozenset()
+        retained_topics: frozenset[str] = frozenset()
         if self.consumers is not None:
-            kept = self.consumers.subscribed()
+            retained_topics = self.consumers.subscribed()
         elif self.protocol_type:
             if self.state == EMPTY:
                 if self.state_ms >= 0:
@@ -361,7 +368,7 @@ class Group:
                 and self.protocol_type == CONSUMER
                 and self.topics is not None
             ):
-                kept = self.topics
+                retained_topics = self.topics
             else:
                 # The group is in use, and its subscriptions are unknown or changing.
                 return []
@@ -377,7 +384,7 @@ class Group:
         old = [
             (topic, partition)
             for topic, partitions in self.offsets.items()
-            if topic not in kept
+            if topic not in retained_topics
             for partition, committed in partitions.items()
             if now_ms >= expires_ms(committed)
         ]
@@ -471,18 +478,20 @@ class Group:
     def records(
         self, assignments: Mapping[str, bytes] | None = None
     ) -> tuple[GroupRecord, ...]:
-        """Return record(), preceded by the tombstones of `owed`."""
-        return (*self.owed_records(), self.record(assignments))
+        """Return record(), preceded by the tombstones in `pending_tombstones`."""
+        return (*self.pending_tombstone_records(), self.record(assignments))
 
-    def owed_records(self) -> tuple[GroupRecord, ...]:
-        return tuple((fact_key(self.group_id, fact), None) for fact in self.owed)
+    def pending_tombstone_records(self) -> tuple[GroupRecord, ...]:
+        return tuple(
+            (fact_key(self.group_id, fact), None) for fact in self.pending_tombstones
+        )
 
     # -- small changes
 
     def become(self, consumers: ConsumerGroup) -> None:
         """Convert the group to the consumer protocol. No request may be waiting in it."""
         self.consumers = consumers
-        self.owed = ()
+        self.pending_tombstones = ()
         self.protocol_type = CONSUMER
         self.generation = 0
         self.protocol = None
@@ -506,7 +515,7 @@ class Group:
             for key, (order, committed) in keys.items():
                 # Orders before all records of this group.
                 unstable.setdefault(key, (order - old.order - 1, committed))
-        facts = [*old.owed]
+        facts = [*old.pending_tombstones]
         if old.consumers is not None:
             facts += [*old.consumers.unsure, *old.consumers.facts()]
         elif old.protocol_type and self.consumers is not None:
@@ -518,7 +527,9 @@ class Group:
                 for fact in dict.fromkeys(facts)
                 if fact not in own
             )
-        self.owed = tuple(dict.fromkeys([*self.owed, *facts]))
+        self.pending_tombstones = tuple(
+            dict.fromkeys([*self.pending_tombstones, *facts])
+        )
         # This group has no record of its own yet.
         if self.state == EMPTY and not self.generation:
             self.protocol_type = old.protocol_type
@@ -556,7 +567,7 @@ class Group:
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
 
-    def take_out(self, member: ClassicGroupMember) -> None:
+    def remove_member(self, member: ClassicGroupMember) -> None:
         self.members.pop(member.member_id, None)
         self.unsynced.discard(member.member_id)
         if (
@@ -584,7 +595,7 @@ class Group:
             self.unsynced.discard(old.member_id)
             self.unsynced.add(new.member_id)
 
-    def put(self, key: OffsetKey, committed: Committed, order: int) -> None:
+    def apply_record(self, key: OffsetKey, committed: Committed, order: int) -> None:
         """Apply a commit, unless a later record has already been applied."""
         # Records are stored by ascending `order`, but commits of a transaction take
         # effect at its marker. After a deletion, `unstable` no longer contains the
@@ -603,8 +614,8 @@ class Group:
         """Apply or drop the pending offsets of a producer whose marker is in the log."""
         if commit:
             for key, (order, committed) in self.unstable.get(producer_id, {}).items():
-                self.put(key, committed, order)
-        # Last: after an interrupt in put(), the next marker applies all of them again.
+                self.apply_record(key, committed, order)
+        # Last: after an interrupt, the next marker applies all offsets again.
         self.unstable.pop(producer_id, None)
 
     def forget(self, keys: Collection[OffsetKey], order: int) -> None:
@@ -630,12 +641,12 @@ class Group:
                     del self.offsets[topic]
 
 
-def rebalance_timeout_ms(of: Join | StoredMember) -> int:
+def rebalance_timeout_ms(source: Join | StoredMember) -> int:
     """Return how long a member may take to rejoin.
 
     Old versions of the request and of the record do not contain this timeout. They use
     the session timeout.
     """
-    if of.rebalance_timeout_ms < 0:
-        return of.session_timeout_ms
-    return of.rebalance_timeout_ms
+    if source.rebalance_timeout_ms < 0:
+        return source.session_timeout_ms
+    return source.rebalance_timeout_ms

@@ -130,7 +130,7 @@ def are_assignments_too_large(assignments: Mapping[str, bytes], rules: Rules) ->
     )
 
 
-def made_id(request: Join, new_id: Callable[[], str]) -> str:
+def new_member_id(request: Join, new_id: Callable[[], str]) -> str:
     """Return an id for a member that has none yet."""
     if request.instance_id is None:
         return f"{request.client_id[:_CLIENT_ID_CHARACTERS]}-{new_id()}"
@@ -260,9 +260,9 @@ def timed_out(
         case PendingEnds(member_id):
             group.pending.discard(member_id)
             step.after_pending()
-        case DelayEnds(left_ms):
+        case DelayEnds(remaining_ms):
             group.join_timer = None
-            step.end_delay(left_ms)
+            step.end_delay(remaining_ms)
         case JoinEnds():
             group.join_timer = None
             step.complete_join()
@@ -276,22 +276,32 @@ def timed_out(
 
 
 def assigned(
-    group: Group, done: Assigned, error: GroupError | None, now_ms: int, *, rules: Rules
+    group: Group,
+    stored_effect: Assigned,
+    error: GroupError | None,
+    now_ms: int,
+    *,
+    rules: Rules,
 ) -> list[Effect]:
     """Handle the outcome of storing the leader's assignment."""
     step = ClassicStep(group, rules, now_ms)
-    step.assigned(done, error)
+    step.assigned(stored_effect, error)
     return step.effects
 
 
 def replaced(
-    group: Group, done: Replaced, error: GroupError | None, now_ms: int, *, rules: Rules
+    group: Group,
+    stored_effect: Replaced,
+    error: GroupError | None,
+    now_ms: int,
+    *,
+    rules: Rules,
 ) -> list[Effect]:
     """Handle the outcome of storing the record of a group with a replaced static
     member.
     """
     step = ClassicStep(group, rules, now_ms)
-    step.replaced(done, error)
+    step.replaced(stored_effect, error)
     return step.effects
 
 
@@ -314,15 +324,15 @@ def restart_rebalance(group: Group, now_ms: int, *, rules: Rules) -> list[Effect
 
 def refuse_waiting(group: Group) -> list[Effect]:
     """Answer all waiting requests with NOT_COORDINATOR."""
-    return _answer_waiting(group, GroupError.NOT_COORDINATOR)
+    return _reply_to_waiting(group, GroupError.NOT_COORDINATOR)
 
 
 def end_rebalance(group: Group) -> list[Effect]:
     """Answer all requests that wait for other members; these members must rejoin."""
-    return _answer_waiting(group, GroupError.REBALANCE_IN_PROGRESS)
+    return _reply_to_waiting(group, GroupError.REBALANCE_IN_PROGRESS)
 
 
-def _answer_waiting(group: Group, error: GroupError) -> list[Effect]:
+def _reply_to_waiting(group: Group, error: GroupError) -> list[Effect]:
     step = ClassicStep(group, None, 0)
     for member in group.members.values():
         step.end_join(member, error)
@@ -381,7 +391,7 @@ class ClassicStep:
     def join(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
         group = self.group
         member_id = request.member_id
-        if not group.has_room(
+        if not group.has_capacity(
             member_id, request.instance_id, self.rules.group_max_size
         ):
             if member_id in group.members:
@@ -423,11 +433,11 @@ class ClassicStep:
         """Handle a Join without a member id, from a new or a restarted static member."""
         group = self.group
         instance_id = request.instance_id
-        member_id = made_id(request, new_id)
+        member_id = new_member_id(request, new_id)
         if instance_id is None:
             # A lost response then leaves only a pending id, not a member that all
             # others wait for.
-            if request.takes_id_first:
+            if request.requires_member_id:
                 group.pending.add(member_id)
                 self.effects.append(
                     SetTimer(
@@ -478,9 +488,9 @@ class ClassicStep:
         self._park_join(member, request, waiter)
         if group.state == PREPARING and group.is_first:
             # Restarts the delay of the first members.
-            group.has_newcomer = True
+            group.has_new_member = True
         group.add(member, request.protocol_type)
-        # It sends no heartbeats before it knows its id.
+        # A new member sends no heartbeats before it has received its id.
         self.renew(member, _NEW_MEMBER_MS)
         self._rebalance()
 
@@ -501,14 +511,13 @@ class ClassicStep:
     ) -> None:
         group = self.group
         is_leader = group.leader == member.member_id
-        is_settled = group.state == COMPLETING or (
+        may_reply_at_once = group.state == COMPLETING or (
             group.state == STABLE and not is_leader
         )
-        if is_settled and member.protocols == request.protocols:
-            # Its last response may have been lost, so it gets the response again. A
-            # leader that joins a Stable group wants a rebalance because of a change
-            # that only the leader knows. An example is the number of partitions of a
-            # topic.
+        if may_reply_at_once and member.protocols == request.protocols:
+            # The last response may have been lost, so it is sent again. A leader that
+            # joins a Stable group requests a rebalance, for example because the number
+            # of partitions of a topic has changed.
             self.renew(member)
             self.reply(waiter, group.joined(member))
             return
@@ -524,7 +533,7 @@ class ClassicStep:
         It gets a new id, and the assignment of the old one.
         """
         group = self.group
-        leader_before = group.leader
+        previous_leader = group.leader
         self.cancel_session(old)
         self.end_join(old, GroupError.FENCED_INSTANCE_ID)
         self.end_sync(old, GroupError.FENCED_INSTANCE_ID)
@@ -544,22 +553,22 @@ class ClassicStep:
             self._rebalance()
             return
         group.topics = group.subscribed()
-        done = Replaced(
+        stored_effect = Replaced(
             old,
             member,
             waiter,
             group.generation,
-            leader_before,
+            previous_leader,
             request.may_skip_assignment,
         )
-        self.effects.append(AppendRecords(group, group.records(), done))
+        self.effects.append(AppendRecords(group, group.records(), stored_effect))
 
-    def replaced(self, done: Replaced, error: GroupError | None) -> None:
+    def replaced(self, stored_effect: Replaced, error: GroupError | None) -> None:
         group = self.group
-        member = done.new
+        member = stored_effect.new
         if (
-            member.joining is not done.waiter
-            or group.generation != done.generation
+            member.joining is not stored_effect.waiter
+            or group.generation != stored_effect.generation
             or group.state != STABLE
         ):
             # A rebalance has begun and will answer the request.
@@ -568,22 +577,26 @@ class ClassicStep:
         # The record does not contain the new id, so the old one is valid again.
         if error is not None:
             self.cancel_session(member)
-            group.swap(member, done.old)
-            is_absent = done.old.is_absent
-            self.renew(done.old, done.old.absence_ms if is_absent else None)
-            done.old.is_absent = is_absent
-            self.reply(done.waiter, JoinRefused(error, ""))
+            group.swap(member, stored_effect.old)
+            is_absent = stored_effect.old.is_absent
+            self.renew(
+                stored_effect.old, stored_effect.old.absence_ms if is_absent else None
+            )
+            stored_effect.old.is_absent = is_absent
+            self.reply(stored_effect.waiter, JoinRefused(error, ""))
             return
         self.renew(member)
         joined = group.joined(member)
-        if done.may_skip_assignment:
+        if stored_effect.may_skip_assignment:
             joined = attrs.evolve(
                 joined, skip_assignment=group.leader == member.member_id
             )
         # The member must not learn that it leads, or it would assign again.
         else:
-            joined = attrs.evolve(joined, members=(), leader=done.leader_before or "")
-        self.reply(done.waiter, joined)
+            joined = attrs.evolve(
+                joined, members=(), leader=stored_effect.previous_leader or ""
+            )
+        self.reply(stored_effect.waiter, joined)
 
     # -- rebalancing
 
@@ -611,7 +624,7 @@ class ClassicStep:
                 member.assignment = b""
         self.cancel_sync_timer()
         group.is_first = group.state == EMPTY
-        group.has_newcomer = False
+        group.has_new_member = False
         # The first generation takes partitions from no member.
         if not group.is_first:
             self.effects.append(GroupRebalances(group.group_id))
@@ -620,8 +633,8 @@ class ClassicStep:
         # The members of a service start one after the other. Without a delay, each of
         # them would cause a rebalance.
         if group.is_first and delay_ms:
-            left_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
-            self._set_join_timer(DelayEnds(left_ms), delay_ms)
+            remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+            self._set_join_timer(DelayEnds(remaining_ms), delay_ms)
         elif group.is_first or group.is_complete:
             self.complete_join()
         else:
@@ -629,7 +642,7 @@ class ClassicStep:
         for member in ended:
             # complete_join() may have removed the member and answered it.
             if member.syncing is not None:
-                self._renew_answered(member)
+                self._restart_session(member)
                 self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
 
     def _set_join_timer(self, timeout: JoinEnds | DelayEnds, wait_ms: int) -> None:
@@ -643,16 +656,16 @@ class ClassicStep:
             self.effects.append(CancelTimer(self.group.group_id, self.group.join_timer))
             self.group.join_timer = None
 
-    def end_delay(self, left_ms: int) -> None:
+    def end_delay(self, remaining_ms: int) -> None:
         """Complete the join phase, or wait again if members joined during the delay."""
         group = self.group
-        if not (group.has_newcomer and left_ms):
+        if not (group.has_new_member and remaining_ms):
             self.complete_join()
             return
-        group.has_newcomer = False
+        group.has_new_member = False
         delay_ms = self.rules.rebalance_delay_ms
         self._set_join_timer(
-            DelayEnds(max(left_ms - delay_ms, 0)), min(delay_ms, left_ms)
+            DelayEnds(max(remaining_ms - delay_ms, 0)), min(delay_ms, remaining_ms)
         )
 
     def complete_join(self) -> None:
@@ -711,7 +724,7 @@ class ClassicStep:
                 self.reply(member.joining, group.joined(member))
                 # Its session was suspended while it waited.
                 member.joining = None
-                self._renew_answered(member)
+                self._restart_session(member)
             member.is_new = False
 
     def end_syncs(self, generation: int) -> None:
@@ -760,9 +773,9 @@ class ClassicStep:
         # The leader waits too: assigned() answers all members once the assignments are
         # durable.
         if group.leader == member.member_id:
-            done = Assigned(group.generation, request.assignments)
+            stored_effect = Assigned(group.generation, request.assignments)
             self.effects.append(
-                AppendRecords(group, group.records(request.assignments), done)
+                AppendRecords(group, group.records(request.assignments), stored_effect)
             )
 
     def _check_sync(self, request: Sync) -> GroupError | None:
@@ -779,9 +792,9 @@ class ClassicStep:
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         return None
 
-    def assigned(self, done: Assigned, error: GroupError | None) -> None:
+    def assigned(self, stored_effect: Assigned, error: GroupError | None) -> None:
         group = self.group
-        if group.state != COMPLETING or group.generation != done.generation:
+        if group.state != COMPLETING or group.generation != stored_effect.generation:
             # A member joined or left in the meantime, and all requests were answered
             # then.
             return
@@ -790,12 +803,12 @@ class ClassicStep:
         ]
         if error is not None:
             for member in waiting:
-                self._renew_answered(member)
+                self._restart_session(member)
                 self.end_sync(member, error)
             self._rebalance()
             return
         for member in group.members.values():
-            member.assignment = done.assignments.get(member.member_id, b"")
+            member.assignment = stored_effect.assignments.get(member.member_id, b"")
         group.enter(STABLE, self.now_ms)
         self.effects.append(
             GroupFormed(
@@ -808,7 +821,7 @@ class ClassicStep:
         for member in waiting:
             waiter = member.syncing
             member.syncing = None
-            self._renew_answered(member)
+            self._restart_session(member)
             self.reply(waiter, group.synced(member))
 
     # -- leaving and sessions
@@ -844,7 +857,7 @@ class ClassicStep:
         if member.timer_ms is None or member.timer_ms > member.deadline_ms:
             self._set_session(member)
 
-    def _renew_answered(self, member: ClassicGroupMember) -> None:
+    def _restart_session(self, member: ClassicGroupMember) -> None:
         """Restart the session of a member whose request is answered.
 
         The session was suspended while the request waited. The deadline of an absent
@@ -884,7 +897,7 @@ class ClassicStep:
 
     def remove(self, member: ClassicGroupMember) -> None:
         self.cancel_session(member)
-        self.group.take_out(member)
+        self.group.remove_member(member)
         self.end_join(member, GroupError.UNKNOWN_MEMBER_ID)
         self.end_sync(member, GroupError.UNKNOWN_MEMBER_ID)
 

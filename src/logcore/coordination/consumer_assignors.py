@@ -4,13 +4,13 @@
 Rules:
 - Every partition of a subscribed topic is assigned to exactly one member, and that
   member subscribes to it.
-- `uniform` balances: no two members differ by more than one partition if a move could
-  help. It moves no more partitions than necessary.
-- `range` gives each member adjacent partitions of each topic, whichever member had them
-  before.
+- `uniform` balances: the numbers of partitions of two members differ by at most one,
+  unless no move could help. It moves no more partitions than necessary.
+- `range` assigns adjacent partitions of each topic to each member, regardless of the
+  previous owners.
 
-The caller decides the order of the members, which breaks ties. consumer_transitions.py decides
-when a member may use its target.
+The order of the members, which the caller defines, breaks ties. consumer_transitions.py
+decides when a member may use its target.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Subscriber:
 
     member_id: str
     instance_id: str | None = None
-    #: Ids of the existing topics that it subscribes to.
+    #: Ids of the existing topics to which the member subscribes.
     topics: frozenset[bytes]
-    #: Its target until now.
+    #: The current target of the member.
     target: Partitions = frozenset()
 
 
@@ -48,7 +48,7 @@ Assignor = Callable[[Sequence[Subscriber], Counts], Targets]
 def uniform(members: Sequence[Subscriber], counts: Counts) -> Targets:
     if not members:
         return {}
-    # Groups of one application subscribe to the same topics. No search is needed for them.
+    # The usual case: all members subscribe to the same topics, and no search is needed.
     first = members[0].topics
     if all(member.topics is first or member.topics == first for member in members):
         return _same_topics(members, counts)
@@ -67,20 +67,24 @@ def range_(members: Sequence[Subscriber], counts: Counts) -> Targets:
             member.instance_id or member.member_id,
         ),
     )
-    given: dict[str, set[Partition]] = {member.member_id: set() for member in members}
+    assigned: dict[str, set[Partition]] = {
+        member.member_id: set() for member in members
+    }
     for topic_id, count in counts.items():
-        takers = [member for member in ordered if topic_id in member.topics]
-        if not takers:
+        subscribers = [member for member in ordered if topic_id in member.topics]
+        if not subscribers:
             continue
-        least, extra = divmod(count, len(takers))
+        minimum, extra = divmod(count, len(subscribers))
         start = 0
-        for place, member in enumerate(takers):
-            stop = start + least + (place < extra)
-            given[member.member_id].update(
+        for index, member in enumerate(subscribers):
+            stop = start + minimum + (index < extra)
+            assigned[member.member_id].update(
                 (topic_id, number) for number in range(start, stop)
             )
             start = stop
-    return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
+    return {
+        member_id: frozenset(partitions) for member_id, partitions in assigned.items()
+    }
 
 
 #: Assignors by the names that members request. If no member requests one, the first is
@@ -94,10 +98,10 @@ ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
 
 
 def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
-    """Let each member keep its partitions up to its quota, then assign the rest.
+    """Let each member keep its partitions up to its quota, then assign the others.
 
-    If the partitions do not divide evenly, members that already have one more keep it
-    first.
+    If the partitions do not divide evenly, members that already have one partition more
+    are preferred for the higher quota.
     """
     topics = members[0].topics
     everything = [
@@ -107,34 +111,36 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
         for number in range(counts[topic_id])
     ]
     free = dict.fromkeys(everything)
-    least, extra = divmod(len(everything), len(members))
-    kept: dict[str, list[Partition]] = {}
+    minimum, extra = divmod(len(everything), len(members))
+    retained: dict[str, list[Partition]] = {}
     missing: list[tuple[str, int]] = []
-    for place, member in enumerate(members):
+    for index, member in enumerate(members):
         if extra:
-            most = least + 1
+            quota_limit = minimum + 1
         else:
-            most = least
-        keeps = [partition for partition in sorted(member.target) if partition in free][
-            :most
-        ]
-        for partition in keeps:
+            quota_limit = minimum
+        retained_by_member = [
+            partition for partition in sorted(member.target) if partition in free
+        ][:quota_limit]
+        for partition in retained_by_member:
             del free[partition]
-        kept[member.member_id] = keeps
-        # Only enough members remain for the extra partitions: this one takes one, even if
-        # it has not kept so many.
-        must_take_more = extra > len(members) - place - 1
-        quota = least
-        if extra and (len(keeps) > least or must_take_more):
-            quota = least + 1
+        retained[member.member_id] = retained_by_member
+        # If each of the remaining members must have an extra partition, this member
+        # gets one too.
+        gets_extra = extra > len(members) - index - 1
+        quota = minimum
+        if extra and (len(retained_by_member) > minimum or gets_extra):
+            quota = minimum + 1
             extra -= 1
-        if len(keeps) < quota:
-            missing.append((member.member_id, quota - len(keeps)))
-    # The quotas add up to all partitions, so that `left` is empty afterwards.
-    left = iter(free)
+        if len(retained_by_member) < quota:
+            missing.append((member.member_id, quota - len(retained_by_member)))
+    # The quotas add up to all partitions, so that `remaining` is empty afterwards.
+    remaining = iter(free)
     for member_id, count in missing:
-        kept[member_id] += [next(left) for _ in range(count)]
-    return {member_id: frozenset(partitions) for member_id, partitions in kept.items()}
+        retained[member_id] += [next(remaining) for _ in range(count)]
+    return {
+        member_id: frozenset(partitions) for member_id, partitions in retained.items()
+    }
 
 
 # -- members with different subscriptions
@@ -152,63 +158,67 @@ class _Balance:
         self._members = members
         self._counts = counts
         self._loads = [0] * len(members)
-        self._takers: dict[bytes, list[int]] = {topic_id: [] for topic_id in counts}
-        for place, member in enumerate(members):
+        self._subscribers: dict[bytes, list[int]] = {
+            topic_id: [] for topic_id in counts
+        }
+        for index, member in enumerate(members):
             for topic_id in member.topics:
-                self._takers[topic_id].append(place)
-        self._held: dict[bytes, dict[int, set[int]]] = {
+                self._subscribers[topic_id].append(index)
+        self._assigned: dict[bytes, dict[int, set[int]]] = {
             topic_id: {} for topic_id in counts
         }
 
     def targets(self) -> Targets:
         # 1. Members keep their partitions.
-        free = self._keep()
+        free = self._retain()
         # 2. Free partitions are assigned. Topics with few subscribers come first, because
         # their partitions have the fewest possible owners.
-        for topic_id in sorted(free, key=lambda topic_id: len(self._takers[topic_id])):
-            self._give(topic_id, free[topic_id])
+        for topic_id in sorted(
+            free, key=lambda topic_id: len(self._subscribers[topic_id])
+        ):
+            self._assign_free(topic_id, free[topic_id])
         # 3. Partitions move until no move helps.
         self._even_out()
-        found: dict[int, set[Partition]] = {
-            place: set() for place in range(len(self._members))
+        targets: dict[int, set[Partition]] = {
+            index: set() for index in range(len(self._members))
         }
-        for topic_id, holders in self._held.items():
-            for place, numbers in holders.items():
-                found[place].update((topic_id, number) for number in numbers)
+        for topic_id, holders in self._assigned.items():
+            for index, numbers in holders.items():
+                targets[index].update((topic_id, number) for number in numbers)
         return {
-            member.member_id: frozenset(found[place])
-            for place, member in enumerate(self._members)
+            member.member_id: frozenset(targets[index])
+            for index, member in enumerate(self._members)
         }
 
-    def _keep(self) -> dict[bytes, list[int]]:
+    def _retain(self) -> dict[bytes, list[int]]:
         """Let members keep their partitions; return the free partitions."""
         free = {
             topic_id: dict.fromkeys(range(count))
             for topic_id, count in self._counts.items()
         }
-        for place, member in enumerate(self._members):
+        for index, member in enumerate(self._members):
             for topic_id, number in sorted(member.target):
                 if topic_id in member.topics and number in free[topic_id]:
                     del free[topic_id][number]
-                    self._add(place, topic_id, number)
+                    self._add(index, topic_id, number)
         return {
             topic_id: [*numbers]
             for topic_id, numbers in free.items()
-            if self._takers[topic_id]
+            if self._subscribers[topic_id]
         }
 
-    def _add(self, place: int, topic_id: bytes, number: int) -> None:
-        self._held[topic_id].setdefault(place, set()).add(number)
-        self._loads[place] += 1
+    def _add(self, index: int, topic_id: bytes, number: int) -> None:
+        self._assigned[topic_id].setdefault(index, set()).add(number)
+        self._loads[index] += 1
 
-    def _give(self, topic_id: bytes, numbers: Iterable[int]) -> None:
+    def _assign_free(self, topic_id: bytes, numbers: Iterable[int]) -> None:
         # A heap, so that a topic with P partitions and M members takes P log M steps.
-        waiting = [(self._loads[place], place) for place in self._takers[topic_id]]
-        heapq.heapify(waiting)
+        queue = [(self._loads[index], index) for index in self._subscribers[topic_id]]
+        heapq.heapify(queue)
         for number in numbers:
-            load, place = waiting[0]
-            self._add(place, topic_id, number)
-            heapq.heapreplace(waiting, (load + 1, place))
+            load, index = queue[0]
+            self._add(index, topic_id, number)
+            heapq.heapreplace(queue, (load + 1, index))
 
     def _even_out(self) -> None:
         """Move partitions until no move helps.
@@ -216,86 +226,88 @@ class _Balance:
         Each chain reduces the sum of the squared loads, so this terminates. Single
         moves come first because a chain moves one partition for each of its links.
         """
-        for most_links in (1, len(self._members)):
+        for max_links in (1, len(self._members)):
             has_moved = True
             while has_moved:
-                has_moved = self._fill_each(most_links)
+                has_moved = self._gain_partitions(max_links)
 
-    def _fill_each(self, most_links: int) -> bool:
+    def _gain_partitions(self, max_links: int) -> bool:
         """Try to give each member a partition, starting with the smallest load.
 
-        If no chain to a member exists, the members on the searched chains cannot gain
-        either: their own chains are part of those.
+        If no chain to a member exists, no chain to the members on the searched chains
+        exists either, so they are skipped.
         """
-        richest = max(self._loads, default=0)
-        fruitless: set[int] = set()
+        largest_load = max(self._loads, default=0)
+        unreachable: set[int] = set()
         has_moved = False
-        for place in sorted(range(len(self._members)), key=self._loads.__getitem__):
-            if self._loads[place] + 2 > richest or place in fruitless:
+        for index in sorted(range(len(self._members)), key=self._loads.__getitem__):
+            if self._loads[index] + 2 > largest_load or index in unreachable:
                 continue
-            seen = self._fill(place, most_links)
-            if not seen:
+            searched_members = self._gain_partition(index, max_links)
+            if not searched_members:
                 has_moved = True
-                fruitless.clear()
-            elif most_links > 1:
-                fruitless |= seen
+                unreachable.clear()
+            elif max_links > 1:
+                unreachable |= searched_members
         return has_moved
 
-    def _fill(self, poor: int, most_links: int) -> set[int]:
+    def _gain_partition(self, gaining_member: int, max_links: int) -> set[int]:
         """Move one partition to the member along the shortest chain from a richer
         member.
 
-        That member must have at least two partitions more. If there is no such chain,
-        return all members that the search reached.
+        The first member of the chain must have at least two partitions more. If there
+        is no such chain, return all members that the search reached.
         """
         # Giver -> receiver and topic of the partition.
         receivers: dict[int, tuple[int, bytes]] = {}
-        seen: set[bytes] = set()
-        links = {poor: 0}
-        waiting = deque([poor])
-        while waiting:
-            receiver = waiting.popleft()
-            if links[receiver] == most_links:
+        searched: set[bytes] = set()
+        links = {gaining_member: 0}
+        queue = deque([gaining_member])
+        while queue:
+            receiver = queue.popleft()
+            if links[receiver] == max_links:
                 continue
-            for topic_id in sorted(self._members[receiver].topics - seen):
-                seen.add(topic_id)
-                for giver in self._held[topic_id]:
-                    if giver in links:
+            for topic_id in sorted(self._members[receiver].topics - searched):
+                searched.add(topic_id)
+                for donor in self._assigned[topic_id]:
+                    if donor in links:
                         continue
-                    links[giver] = links[receiver] + 1
-                    receivers[giver] = receiver, topic_id
-                    waiting.append(giver)
-                    if self._loads[giver] >= self._loads[poor] + 2:
-                        self._pass_on(giver, receivers)
+                    links[donor] = links[receiver] + 1
+                    receivers[donor] = receiver, topic_id
+                    queue.append(donor)
+                    if self._loads[donor] >= self._loads[gaining_member] + 2:
+                        self._move_along_chain(donor, receivers)
                         return set()
         return set(links)
 
-    def _pass_on(self, rich: int, receivers: Mapping[int, tuple[int, bytes]]) -> None:
-        giver = rich
-        while giver in receivers:
-            receiver, topic_id = receivers[giver]
-            number = self._choose(giver, receiver, topic_id)
-            numbers = self._held[topic_id][giver]
+    def _move_along_chain(
+        self, chain_start: int, receivers: Mapping[int, tuple[int, bytes]]
+    ) -> None:
+        donor = chain_start
+        while donor in receivers:
+            receiver, topic_id = receivers[donor]
+            number = self._choose(donor, receiver, topic_id)
+            numbers = self._assigned[topic_id][donor]
             numbers.remove(number)
             if not numbers:
-                del self._held[topic_id][giver]
-            self._loads[giver] -= 1
+                del self._assigned[topic_id][donor]
+            self._loads[donor] -= 1
             self._add(receiver, topic_id, number)
-            giver = receiver
+            donor = receiver
 
-    def _choose(self, giver: int, receiver: int, topic_id: bytes) -> int:
+    def _choose(self, donor: int, receiver: int, topic_id: bytes) -> int:
         """Return the partition to move.
 
         Prefer one that was in the receiver's target, then one that was not in the
         giver's.
         """
-        before = self._members[giver].target
-        wanted = self._members[receiver].target
+        donor_target = self._members[donor].target
+        receiver_target = self._members[receiver].target
         return min(
-            self._held[topic_id][giver],
+            self._assigned[topic_id][donor],
             key=lambda number: (
-                (topic_id, number) not in wanted,
-                (topic_id, number) in before,
+                (topic_id, number) not in receiver_target,
+                (topic_id, number) in donor_target,
                 number,
             ),
         )

@@ -69,14 +69,14 @@ RECONCILING: Final = "Reconciling"
 
 #: The member epoch of a static member that left temporarily.
 AWAY: Final = -2
-NOTHING: Final[Partitions] = frozenset()
+NO_PARTITIONS: Final[Partitions] = frozenset()
 #: The identity of a record in its group: its kind and name.
 Fact = tuple[RecordKind, str]
 _T = TypeVar("_T")
 
 
 class Topics(Protocol):
-    """The topics of the cluster. `version` changes with each change of them."""
+    """The topics of the cluster. `version` changes with each change of the topics."""
 
     @property
     def version(self) -> int: ...
@@ -85,39 +85,39 @@ class Topics(Protocol):
         """Return the names that a pattern can match."""
         ...
 
-    def facts(self, name: str) -> tuple[bytes, int] | None:
+    def id_and_count(self, name: str) -> tuple[bytes, int] | None:
         """Return id and number of partitions; None if the topic does not exist."""
         ...
 
 
-#: Return a test whether a pattern matches a topic's whole name. Raises ValueError for
-#: an invalid pattern.
+#: Returns a function that tests whether a pattern matches the whole name of a topic.
+#: Raises ValueError for an invalid pattern.
 Compile = Callable[[str], Callable[[str], bool]]
 
 
 class NoTopics:
-    """For coordinators that do not serve this protocol, but keep such groups."""
+    """No topics, for coordinators that load groups of this protocol but do not serve it."""
 
     version = 0
 
     def names(self) -> Iterable[str]:
         return ()
 
-    def facts(self, name: str) -> tuple[bytes, int] | None:
+    def id_and_count(self, name: str) -> tuple[bytes, int] | None:
         return None
 
 
 @attrs.define(eq=False)
-class Written:
+class StepChanges:
     """The changes of one step."""
 
     #: Each changed fact with its former value, in the order of the changes.
-    before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(
+    previous_values: list[tuple[Fact, ConsumerValue]] = attrs.Factory(
         list[tuple[Fact, ConsumerValue]]
     )
     #: The records of these changes.
     records: list[GroupRecord] = attrs.Factory(list[GroupRecord])
-    #: To be given once the records are durable.
+    #: Replies to send after the records are durable.
     answers: list[tuple[Waiter, Result]] = attrs.Factory(list[tuple[Waiter, Result]])
 
 
@@ -146,16 +146,16 @@ class ConsumerGroup:
         #: The member id of each instance id.
         self.static: dict[str, str] = {}
         #: Steps whose records are being stored.
-        self.storing: list[Written] = []
+        self.storing: list[StepChanges] = []
         #: Steps whose records are stored next.
-        self.queued: list[Written] = []
+        self.queued: list[StepChanges] = []
         #: Facts whose records could not be stored, but may be on disk. They are written
         #: again with the next records.
         self.unsure: dict[Fact, None] = {}
         #: Version of the topics when they were last compared with the facts.
-        self.seen_version: int | None = None
+        self.applied_topics_version: int | None = None
         #: Version of the topics when each pattern was last resolved.
-        self.seen_by_pattern: dict[str, int] = {}
+        self.topics_by_pattern: dict[str, int] = {}
         #: The end of each member's session.
         self.deadlines_ms: dict[str, int] = {}
         #: When that end is checked next; it can be before the end.
@@ -207,7 +207,7 @@ class ConsumerGroup:
             case RecordKind.CLASSIC | RecordKind.TOPICS:
                 return None
 
-    def put(self, fact: Fact, value: ConsumerValue) -> None:
+    def apply_record(self, fact: Fact, value: ConsumerValue) -> None:
         """Set a fact; None deletes it."""
         kind, name = fact
         match kind:
@@ -345,20 +345,21 @@ class ConsumerGroup:
         """
         if protocol_type != "consumer":
             return False
-        theirs = [
+        supported_protocols = [
             member.classic.protocols
             for member in self.members.values()
             if member.classic is not None
         ]
         common = set(names)
-        for protocols in theirs:
+        for protocols in supported_protocols:
             common &= {name for name, _ in protocols}
         return bool(common)
 
     def waits_for_others(self, member_id: str) -> bool:
         """Return whether another member still owns a partition of this member's target."""
         missing = (
-            self.targets.get(member_id, NOTHING) - self.current(member_id).assigned
+            self.targets.get(member_id, NO_PARTITIONS)
+            - self.current(member_id).assigned
         )
         return any(partition in self.owners for partition in missing)
 
@@ -374,11 +375,11 @@ class ConsumerGroup:
         current = self.current(member_id)
         if member_epoch == current.member_epoch:
             return True
-        is_one_behind = (
+        has_previous_epoch = (
             member_epoch < current.member_epoch
             and member_epoch == current.previous_epoch
         )
-        return is_one_behind and owned is not None and owned <= current.assigned
+        return has_previous_epoch and owned is not None and owned <= current.assigned
 
     def assignor(self) -> str:
         """Return the assignor that most members request, in a tie the first requested.
@@ -400,10 +401,14 @@ class ConsumerGroup:
             (member.topic_names, member.pattern) for member in self.members.values()
         }
         return frozenset(
-            name for names, pattern in wanted for name in self._wanted(names, pattern)
+            name
+            for names, pattern in wanted
+            for name in self._subscribed_topics(names, pattern)
         )
 
-    def _wanted(self, names: tuple[str, ...], pattern: str | None) -> frozenset[str]:
+    def _subscribed_topics(
+        self, names: tuple[str, ...], pattern: str | None
+    ) -> frozenset[str]:
         resolved = None
         if pattern is not None:
             resolved = self.patterns.get(pattern)
@@ -417,7 +422,9 @@ class ConsumerGroup:
         Hashes are only compared for equality.
         """
         # Sorted, so that all brokers compute the same hash.
-        found = [(name, topics.facts(name)) for name in sorted(self.subscribed())]
+        found = [
+            (name, topics.id_and_count(name)) for name in sorted(self.subscribed())
+        ]
         known = [
             f"{name} {facts[0].hex()} {facts[1]}"
             for name, facts in found
@@ -433,7 +440,7 @@ class ConsumerGroup:
         ids: dict[str, bytes] = {}
         counts: dict[bytes, int] = {}
         for name in sorted(self.subscribed()):
-            facts = topics.facts(name)
+            facts = topics.id_and_count(name)
             if facts is not None:
                 ids[name] = facts[0]
                 counts[facts[0]] = facts[1]
@@ -442,17 +449,19 @@ class ConsumerGroup:
         shared: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
         members = []
         for member_id, member in self.members.items():
-            wish = member.topic_names, member.pattern
-            if wish not in shared:
-                shared[wish] = frozenset(
-                    ids[name] for name in self._wanted(*wish) if name in ids
+            member_subscription = member.topic_names, member.pattern
+            if member_subscription not in shared:
+                shared[member_subscription] = frozenset(
+                    ids[name]
+                    for name in self._subscribed_topics(*member_subscription)
+                    if name in ids
                 )
             members.append(
                 Subscriber(
                     member_id=member_id,
                     instance_id=member.instance_id,
-                    topics=shared[wish],
-                    target=self.targets.get(member_id, NOTHING),
+                    topics=shared[member_subscription],
+                    target=self.targets.get(member_id, NO_PARTITIONS),
                 )
             )
         return self._assigned(members, counts)
@@ -489,14 +498,14 @@ class ConsumerGroup:
         member_epoch: int,
         owned: Partitions | None,
     ) -> Current:
-        target = self.targets.get(member_id, NOTHING)
+        target = self.targets.get(member_id, NO_PARTITIONS)
         keep = current.assigned & target
         give = current.assigned - keep
         new = target - keep
         unreleased = frozenset(
             partition for partition in new if partition in self.owners
         )
-        revoking = NOTHING
+        revoking = NO_PARTITIONS
         # A member gives up partitions before it gets more. If it does not report these,
         # it has already given them up.
         if give and (owned is None or owned & give):
@@ -554,14 +563,14 @@ def restored(group_id: str, facts: Mapping[Fact, ConsumerValue]) -> ConsumerGrou
     group = ConsumerGroup(group_id)
     for fact in sorted(facts):
         kind, name = fact
-        is_lone = (
+        has_no_member = (
             kind in (RecordKind.TARGET, RecordKind.CURRENT)
             and (RecordKind.MEMBER, name) not in facts
         )
         # TOPICS records come from an older Kafka. Facts in `unsure` are deleted with
         # the next records.
-        if kind is RecordKind.TOPICS or is_lone:
+        if kind is RecordKind.TOPICS or has_no_member:
             group.unsure[fact] = None
         else:
-            group.put(fact, facts[fact])
+            group.apply_record(fact, facts[fact])
     return group

@@ -28,12 +28,12 @@ from logcore.coordination.classic_group import DEAD, EMPTY, Group
 from logcore.coordination.consumer_assignors import ASSIGNORS
 from logcore.coordination.consumer_group import (
     AWAY,
-    NOTHING,
+    NO_PARTITIONS,
     Compile,
     ConsumerGroup,
     Fact,
+    StepChanges,
     Topics,
-    Written,
 )
 from logcore.coordination.effects import (
     AppendRecords,
@@ -92,13 +92,13 @@ class StepContext:
 
 
 def check_heartbeat(
-    request: ConsumerHeartbeat, *, may_lack_id: bool
+    request: ConsumerHeartbeat, *, may_omit_member_id: bool
 ) -> HeartbeatRefused | None:
     """Check a heartbeat without its group; return None if it is valid.
 
-    With `may_lack_id`, a new member without an id gets one.
+    With `may_omit_member_id`, a new member without an id gets one.
     """
-    text = _flaw(request, may_lack_id)
+    text = _find_flaw(request, may_omit_member_id)
     if text:
         return HeartbeatRefused(GroupError.INVALID_REQUEST, text)
     # The broker assigns, so a client cannot bring its own assignor.
@@ -110,7 +110,7 @@ def check_heartbeat(
     return None
 
 
-def _flaw(request: ConsumerHeartbeat, may_lack_id: bool) -> str:
+def _find_flaw(request: ConsumerHeartbeat, may_omit_member_id: bool) -> str:
     # null means that the field is not set. An empty text is a mistake.
     for what, text in (
         ("group id", request.group_id),
@@ -129,7 +129,9 @@ def _flaw(request: ConsumerHeartbeat, may_lack_id: bool) -> str:
         return "a text is too long"
     # Since KIP-1082, members make their own ids, before they join.
     if not request.member_id and (
-        not may_lack_id or request.member_epoch > 0 or request.member_epoch == _LEAVES
+        not may_omit_member_id
+        or request.member_epoch > 0
+        or request.member_epoch == _LEAVES
     ):
         return "the member id is empty"
     # Kafka requires these fields of a new member, which has nothing that they could
@@ -161,11 +163,11 @@ def heartbeat(
     waiter: Waiter,
     around: StepContext,
     *,
-    owed: Iterable[Fact] = (),
+    pending_tombstones: Iterable[Fact] = (),
 ) -> list[Effect]:
     """Carry out a heartbeat that check_heartbeat() accepted.
 
-    A refused heartbeat changes nothing. `owed` contains facts without records, because
+    A refused heartbeat changes nothing. `pending_tombstones` contains facts without records, because
     the group used the classic protocol before. Their records are stored with those of
     the first step that is not refused.
     """
@@ -177,7 +179,7 @@ def heartbeat(
         step.undo()
         result = refused.result
     else:
-        step.consumers.unsure.update(dict.fromkeys(owed))
+        step.consumers.unsure.update(dict.fromkeys(pending_tombstones))
     step.finish([(waiter, result)])
     return step.effects
 
@@ -225,7 +227,7 @@ def stored(group: Group, error: GroupError | None, around: StepContext) -> list[
 def begin_sessions(group: Group, around: StepContext) -> list[Effect]:
     """Begin the sessions and revocation timers of a group that was read from disk."""
     step = HeartbeatStep(group, around)
-    step.settle_timers(
+    step.update_timers(
         [(RecordKind.CURRENT, member_id) for member_id in step.consumers.members]
     )
     return step.effects
@@ -247,7 +249,7 @@ def mark_dead(group: Group) -> list[Effect]:
                 effects.append(
                     Reply(
                         waiter,
-                        refusal(
+                        error_result(
                             result, GroupError.NOT_COORDINATOR, "the group was deleted"
                         ),
                     )
@@ -275,7 +277,7 @@ def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
     return effects
 
 
-def refusal(result: Result, error: GroupError, text: str) -> Result:
+def error_result(result: Result, error: GroupError, text: str) -> Result:
     """Return an error of the same request type as `result`."""
     # Each protocol has its own form of a refused request.
     if isinstance(result, HeartbeatAccepted | HeartbeatRefused):
@@ -306,7 +308,7 @@ class HeartbeatStep:
         self.around = around
         self.effects: list[Effect] = []
         #: The changes of this step and their records.
-        self._written = Written()
+        self._written = StepChanges()
         #: Reports about the step, which undo() drops.
         self._events: list[Effect] = []
 
@@ -314,23 +316,23 @@ class HeartbeatStep:
 
     def _put(self, fact: Fact, value: ConsumerValue) -> None:
         # The former value is read before put() replaces it.
-        self._written.before.append((fact, self.consumers.value_of(fact)))
+        self._written.previous_values.append((fact, self.consumers.value_of(fact)))
         self._written.records.append(self.consumers.record(fact, value))
-        self.consumers.put(fact, value)
+        self.consumers.apply_record(fact, value)
 
     def undo(self) -> None:
         """Undo the changes of this step."""
         self._undo(self._written)
-        self._written = Written()
+        self._written = StepChanges()
         self._events = []
 
-    def _undo(self, written: Written) -> None:
+    def _undo(self, written: StepChanges) -> None:
         # In reverse, because a step may change a fact twice.
-        for fact, value in reversed(written.before):
-            self.consumers.put(fact, value)
+        for fact, value in reversed(written.previous_values):
+            self.consumers.apply_record(fact, value)
         # Derived from the facts, so that it is computed again.
-        self.consumers.seen_version = None
-        self.consumers.seen_by_pattern.clear()
+        self.consumers.applied_topics_version = None
+        self.consumers.topics_by_pattern.clear()
 
     def finish(self, answers: list[tuple[Waiter, Result]]) -> None:
         """Queue the records; give the answers once these and all earlier records are
@@ -341,7 +343,7 @@ class HeartbeatStep:
         if written.records:
             written.answers = answers
             consumers.queued.append(written)
-            self.settle_timers(fact for fact, _ in written.before)
+            self.update_timers(fact for fact, _ in written.previous_values)
             self._enter()
         elif consumers.is_busy:
             last = consumers.storing[-1]
@@ -376,7 +378,9 @@ class HeartbeatStep:
         count = _fitting(consumers.queued)
         consumers.storing = consumers.queued[:count]
         consumers.queued = consumers.queued[count:]
-        changed = {fact for written in consumers.storing for fact, _ in written.before}
+        changed = {
+            fact for written in consumers.storing for fact, _ in written.previous_values
+        }
         # value_of() returns the newest values. These must belong to this batch, not to
         # a later one.
         assert not (consumers.unsure and consumers.queued), (
@@ -400,38 +404,40 @@ class HeartbeatStep:
     def have_failed(self, error: GroupError) -> None:
         consumers = self.consumers
         # The queued steps fail too: they were decided on facts that are undone here.
-        lost = [*consumers.storing, *consumers.queued]
+        failed_steps = [*consumers.storing, *consumers.queued]
         # Newest first, so that each fact ends at its value before the first of these
         # steps.
-        for written in reversed(lost):
+        for written in reversed(failed_steps):
             self._undo(written)
-        consumers.storing = lost
+        consumers.storing = failed_steps
         consumers.queued = []
-        touched = dict.fromkeys(fact for written in lost for fact, _ in written.before)
-        consumers.unsure.update(touched)
+        changed_facts = dict.fromkeys(
+            fact for written in failed_steps for fact, _ in written.previous_values
+        )
+        consumers.unsure.update(changed_facts)
         self.answer_stored(error)
         # The members are those before the failed steps, and so are their timers.
-        self.settle_timers(touched)
+        self.update_timers(changed_facts)
         self._enter()
 
     def answer_stored(self, error: GroupError | None) -> None:
         for written in self.consumers.storing:
             for waiter, result in written.answers:
-                told = result
+                response = result
                 if error is not None:
-                    told = refusal(
+                    response = error_result(
                         result, error, "the group's records could not be stored"
                     )
-                self.effects.append(Reply(waiter, told))
+                self.effects.append(Reply(waiter, response))
         # From here on, the next batch may be stored.
         self.consumers.storing = []
 
     # -- timers
 
-    def settle_timers(self, touched: Iterable[Fact]) -> None:
+    def update_timers(self, changed_facts: Iterable[Fact]) -> None:
         """Set and cancel the timers of the members of these facts."""
         consumers = self.consumers
-        for kind, name in dict.fromkeys(touched):
+        for kind, name in dict.fromkeys(changed_facts):
             if kind not in (RecordKind.MEMBER, RecordKind.CURRENT):
                 continue
             # The step has removed the member.
@@ -442,11 +448,11 @@ class HeartbeatStep:
             if name not in consumers.deadlines_ms:
                 self._renew(name)
             if kind is RecordKind.CURRENT:
-                self._settle_revocation(name)
+                self._update_revocation_timer(name)
             if not consumers.is_classic(name):
                 self._forget_classic_timers(name)
 
-    def _settle_revocation(self, member_id: str) -> None:
+    def _update_revocation_timer(self, member_id: str) -> None:
         consumers = self.consumers
         if consumers.current(member_id).revoking:
             # Others wait for these partitions, so a member has limited time to revoke
@@ -484,11 +490,13 @@ class HeartbeatStep:
         self._cancel(self.consumers.syncs, FirstSyncEnds(member_id))
 
     def _cancel(
-        self, waited_for: set[str], timeout: RevocationEnds | RejoinEnds | FirstSyncEnds
+        self,
+        awaited_members: set[str],
+        timeout: RevocationEnds | RejoinEnds | FirstSyncEnds,
     ) -> None:
         """Cancel a timer, if its member is one of those that have it."""
-        if timeout.member_id in waited_for:
-            waited_for.remove(timeout.member_id)
+        if timeout.member_id in awaited_members:
+            awaited_members.remove(timeout.member_id)
             self.effects.append(CancelTimer(self.group.group_id, timeout))
 
     def _renew(self, member_id: str) -> None:
@@ -574,7 +582,7 @@ class HeartbeatStep:
         # An unchanged assignment is not sent again, unless the member sent all its
         # fields, as after a lost answer.
         assigned = None
-        if _is_whole(request) or current.assigned != before.assigned:
+        if _is_full_heartbeat(request) or current.assigned != before.assigned:
             assigned = current.assigned
         return HeartbeatAccepted(
             member_id=member_id,
@@ -633,7 +641,7 @@ class HeartbeatStep:
         consumers = self.consumers
         # The new member uses the consumer protocol.
         member = attrs.evolve(consumers.members[old_id], classic=None)
-        target = consumers.targets.get(old_id, NOTHING)
+        target = consumers.targets.get(old_id, NO_PARTITIONS)
         # The new member has not reached any epoch yet.
         current = attrs.evolve(consumers.current(old_id), member_epoch=0)
         self._delete_member(old_id)
@@ -694,7 +702,7 @@ class HeartbeatStep:
         Raises:
             ValueError: the pattern is invalid.
         """
-        seen = self.consumers.seen_by_pattern
+        seen = self.consumers.topics_by_pattern
         if pattern is None or seen.get(pattern) == self.around.topics.version:
             return False
         topics = self.around.topics
@@ -722,7 +730,7 @@ class HeartbeatStep:
             return
         if all(member.pattern != pattern for member in self.consumers.members.values()):
             self._put((RecordKind.PATTERN, pattern), None)
-            self.consumers.seen_by_pattern.pop(pattern, None)
+            self.consumers.topics_by_pattern.pop(pattern, None)
 
     def _bump_epoch(self, is_changed: bool) -> None:
         """Increase the group epoch if a subscription or a subscribed topic has changed.
@@ -731,12 +739,12 @@ class HeartbeatStep:
         """
         consumers = self.consumers
         topics = self.around.topics
-        is_seen = consumers.seen_version == topics.version
-        if is_seen and not is_changed and consumers.epoch:
+        is_current = consumers.applied_topics_version == topics.version
+        if is_current and not is_changed and consumers.epoch:
             return
         # A new topic changes the epoch only if the group subscribes to it.
         metadata_hash = consumers.hash_of(topics)
-        consumers.seen_version = topics.version
+        consumers.applied_topics_version = topics.version
         if (
             is_changed
             or not consumers.epoch
@@ -778,7 +786,7 @@ class HeartbeatStep:
         self._check_identity(request)
         member_id = request.member_id
         if request.member_epoch == AWAY:
-            self._leave_for_a_while(member_id)
+            self._leave_temporarily(member_id)
         else:
             self._remove(member_id)
         return HeartbeatAccepted(
@@ -787,7 +795,7 @@ class HeartbeatStep:
             heartbeat_interval_ms=0,
         )
 
-    def _leave_for_a_while(self, member_id: str) -> None:
+    def _leave_temporarily(self, member_id: str) -> None:
         """Record that a static member left temporarily.
 
         The member keeps its assignment. By leaving it has given up the partitions it
@@ -798,7 +806,7 @@ class HeartbeatStep:
             return
         self._put(
             (RecordKind.CURRENT, member_id),
-            attrs.evolve(current, member_epoch=AWAY, revoking=NOTHING),
+            attrs.evolve(current, member_epoch=AWAY, revoking=NO_PARTITIONS),
         )
 
     def _remove(self, member_id: str) -> None:
@@ -816,7 +824,7 @@ class HeartbeatStep:
             self._put((kind, member_id), None)
 
 
-def _fitting(queued: list[Written]) -> int:
+def _fitting(queued: list[StepChanges]) -> int:
     """Return how many steps, at least one, fit into one batch."""
     size_bytes = 0
     for count, written in enumerate(queued):
@@ -834,7 +842,7 @@ def unknown(member_id: str) -> Refused:
     )
 
 
-def _is_whole(request: ConsumerHeartbeat) -> bool:
+def _is_full_heartbeat(request: ConsumerHeartbeat) -> bool:
     """Return whether a request has all fields, as after a lost answer.
 
     The answer then contains all fields too.

@@ -72,7 +72,7 @@ from logcore.coordination.memory_budget import (
     GROUP_BYTES,
     ITEM_BYTES,
     MEMBER_BYTES,
-    Remembered,
+    MemoryBudget,
 )
 from logcore.format.consumer_group_records import ConsumerValue, RecordKind
 from logcore.format.group_records import Committed, StoredGroup
@@ -93,7 +93,7 @@ class Coordinator:
     """The group coordinator: a state machine without I/O.
 
     `new_id` returns the unique part of a member id. `topics` and `compile` are needed
-    for groups of the consumer protocol. `remembered` limits the memory of all groups;
+    for groups of the consumer protocol. `memory_budget` limits the memory of all groups;
     by default there is no limit.
     """
 
@@ -103,11 +103,11 @@ class Coordinator:
         new_id: Callable[[], str],
         topics: Topics | None = None,
         compile: Compile = _no_patterns,
-        remembered: Remembered | None = None,
+        memory_budget: MemoryBudget | None = None,
     ) -> None:
         self._rules = rules
         #: Limits the memory of all groups; None for no limit.
-        self._remembered = remembered
+        self._memory_budget = memory_budget
         #: Returns the unique part of a member id.
         self._new_id = new_id
         #: Needed for groups of the consumer protocol.
@@ -117,7 +117,7 @@ class Coordinator:
         self._compile = compile
         self._groups: dict[str, Group] = {}
         # Groups whose deletion is not durable yet.
-        self._dying: dict[Group, None] = {}
+        self._in_deletion: dict[Group, None] = {}
 
     # -- views
 
@@ -136,12 +136,12 @@ class Coordinator:
 
         If the group is new, its own size counts too.
         """
-        if self._remembered is None:
+        if self._memory_budget is None:
             return True
         # A new group needs memory for itself too.
         if group_id not in self._groups:
             size_bytes += GROUP_BYTES + len(group_id)
-        return self._remembered.admits(size_bytes, now_ms)
+        return self._memory_budget.admits(size_bytes, now_ms)
 
     def adopt(self, group: Group) -> None:
         """Add a group, with its present state, from another coordinator."""
@@ -183,10 +183,10 @@ class Coordinator:
         """
         # Built aside and added at once: requests must not see a group without its
         # offsets.
-        taken: dict[str, Group] = {}
+        restored_groups: dict[str, Group] = {}
         for group_id in {**groups, **committed, **unstable, **consumers}:
             group = Group(group_id, offsets=committed.get(group_id, {}))
-            taken[group_id] = group
+            restored_groups[group_id] = group
             for producer_id, keys in unstable.get(group_id, {}).items():
                 group.unstable[producer_id] = dict(keys)
             found = restored(group_id, consumers.get(group_id, {}))
@@ -200,7 +200,7 @@ class Coordinator:
                 group.state = found.state
             elif group_id in groups:
                 _restore(group, groups[group_id])
-        self._groups.update(taken)
+        self._groups.update(restored_groups)
 
     def begin_sessions(self, now_ms: int) -> list[Effect]:
         """Begin the sessions of all members after take()."""
@@ -234,11 +234,12 @@ class Coordinator:
         effects: list[Effect] = []
         if (
             error is None
-            and group.owed
-            and effect.records[: len(group.owed)] == group.owed_records()
+            and group.pending_tombstones
+            and effect.records[: len(group.pending_tombstones)]
+            == group.pending_tombstone_records()
         ):
-            # These records began with tombstones for all facts in `owed`.
-            group.owed = ()
+            # These records began with tombstones for all facts in `pending_tombstones`.
+            group.pending_tombstones = ()
         match effect.then:
             case Assigned() as done:
                 effects = classic_transitions.assigned(
@@ -261,7 +262,7 @@ class Coordinator:
                 effects += migration.downgrade(group, self._around(now_ms))
             case GroupDeleted() as done:
                 failure, effects = offsets.group_deleted(group, done, error)
-                effects += self._end_dying(group, failure)
+                effects += self._finish_deletion(group, failure)
             case None:
                 pass
         # A deletion can have ended the group.
@@ -289,10 +290,12 @@ class Coordinator:
 
     def _drop_deleted(self, group: Group) -> None:
         if group.state == DEAD:
-            self._dying[group] = None
+            self._in_deletion[group] = None
         self._drop_if_dead(group)
 
-    def _end_dying(self, group: Group, failure: GroupError | None) -> list[Effect]:
+    def _finish_deletion(
+        self, group: Group, failure: GroupError | None
+    ) -> list[Effect]:
         """Finish the deletion of a group, after its records are durable or could not be
         stored.
 
@@ -300,17 +303,19 @@ class Coordinator:
         may itself be in deletion. If there is no such group, the group exists again.
         """
         # All groups were unloaded before this deletion finished.
-        if group not in self._dying:
+        if group not in self._in_deletion:
             return []
-        del self._dying[group]
+        del self._in_deletion[group]
         if failure is None and not (group.offsets or group.unstable):
             return []
         # A later group with this id may be in deletion too.
-        later = (dying for dying in self._dying if dying.group_id == group.group_id)
-        heir = next(later, self._groups.get(group.group_id))
-        if heir is not None:
-            records = heir.inherit(group)
-            return [AppendRecords(heir, records)] if records else []
+        later = (
+            dying for dying in self._in_deletion if dying.group_id == group.group_id
+        )
+        successor = next(later, self._groups.get(group.group_id))
+        if successor is not None:
+            records = successor.inherit(group)
+            return [AppendRecords(successor, records)] if records else []
         # No later group has the id, so this one exists again.
         group.state = EMPTY
         if not group.is_unused:
@@ -361,14 +366,16 @@ class Coordinator:
         waiter: Waiter,
         now_ms: int,
         *,
-        may_lack_id: bool = False,
+        may_omit_member_id: bool = False,
     ) -> list[Effect]:
         """Handle a heartbeat of the consumer protocol; the reply is HeartbeatAccepted or
         HeartbeatRefused.
 
-        With `may_lack_id`, a new member without an id gets one.
+        With `may_omit_member_id`, a new member without an id gets one.
         """
-        refused = consumer_transitions.check_heartbeat(request, may_lack_id=may_lack_id)
+        refused = consumer_transitions.check_heartbeat(
+            request, may_omit_member_id=may_omit_member_id
+        )
         group = self._groups.get(request.group_id)
         if refused is None:
             refused = _check_protocol(group, request)
@@ -402,12 +409,12 @@ class Coordinator:
             return migration.upgrade(group, request, waiter, around)
         # A new group, or an empty group of the classic protocol. The record of an empty
         # group must be deleted.
-        owed = [*group.owed]
+        pending_tombstones = [*group.pending_tombstones]
         if group.protocol_type:
-            owed.append((RecordKind.CLASSIC, ""))
+            pending_tombstones.append((RecordKind.CLASSIC, ""))
         consumers = group.consumers = ConsumerGroup(request.group_id)
         effects = consumer_transitions.heartbeat(
-            group, request, waiter, around, owed=owed
+            group, request, waiter, around, pending_tombstones=pending_tombstones
         )
         # The heartbeat was refused.
         if not consumers.members:
@@ -506,7 +513,7 @@ class Coordinator:
         group = self._groups.get(committer.group_id)
         if group is not None:
             return offsets.check_commit(group, committer, now_ms, rules=self._rules)
-        # The client believes that it is a member.
+        # The client was a member of a group that does not exist any more.
         if committer.generation >= 0:
             return GroupError.GROUP_ID_NOT_FOUND, []
         return None, []
@@ -623,7 +630,7 @@ class Coordinator:
         `has_marker` returns whether the marker is in the log of a group.
         """
         # A failed deletion restores its group, which must not have lost a commit.
-        for group in [*self.all(), *self._dying]:
+        for group in [*self.all(), *self._in_deletion]:
             if producer_id in group.unstable and has_marker(group.group_id):
                 group.end_transaction(producer_id, commit=commit)
                 if group.is_unused:
@@ -665,7 +672,7 @@ class Coordinator:
         """
         effects: list[Effect] = []
         # A group whose deletion fails must not keep offsets of a deleted topic.
-        for group in [*self.all(), *self._dying]:
+        for group in [*self.all(), *self._in_deletion]:
             effects += offsets.forget_topics(group, names, new_waiter)
         return effects
 
@@ -696,7 +703,7 @@ class Coordinator:
         for group in self.all():
             effects += consumer_transitions.mark_dead(group)
         self._groups = {}
-        self._dying = {}
+        self._in_deletion = {}
         return effects
 
 
@@ -737,7 +744,7 @@ def _leave_consumers(group: Group) -> list[Effect]:
     """Convert an empty consumer group to the classic protocol."""
     assert group.consumers is not None
     effects: list[Effect] = [AppendRecords(group, group.consumers.tombstones())]
-    group.owed = tuple(
+    group.pending_tombstones = tuple(
         dict.fromkeys([*group.consumers.unsure, *group.consumers.facts()])
     )
     group.consumers = None

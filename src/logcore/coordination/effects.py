@@ -42,7 +42,7 @@ class Replaced:
     waiter: Waiter
     generation: int
     #: The leader at the time when `new` joined.
-    leader_before: str | None
+    previous_leader: str | None
     may_skip_assignment: bool
 
 

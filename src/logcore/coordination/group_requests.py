@@ -103,7 +103,7 @@ class Join:
     rebalance_timeout_ms: int
     #: True if a dynamic member first gets its id in an error and joins again with it. A
     #: lost response then leaves no unused member in the group.
-    takes_id_first: bool
+    requires_member_id: bool
     #: True if the member understands that it leads the group and need not assign.
     may_skip_assignment: bool
     #: For a static member that sends no heartbeats: how long it keeps its place after

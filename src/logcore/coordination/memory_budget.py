@@ -12,7 +12,7 @@ from typing import Final
 #: The memory is counted again after this time, or after this fraction of the limit was
 #: admitted.
 _RECOUNT_MS: Final = 5_000
-_RECOUNT_PART: Final = 8
+_RECOUNT_FRACTION: Final = 8
 #: Python's memory for a group, a member or a transactional id without its texts, and
 #: for one text or partition.
 GROUP_BYTES: Final = 2_000
@@ -21,39 +21,42 @@ ID_BYTES: Final = 1_500
 ITEM_BYTES: Final = 100
 
 
-class Remembered:
-    """Counts the bytes that coordinators hold for clients, and refuses more than
-    `max_bytes`.
+class MemoryBudget:
+    """Limits the memory of the coordinators' client state to `max_bytes`.
 
-    Counting visits every group and transaction. Coordinators therefore only add the
-    admitted sizes. The true size is counted when the sum reaches the limit, but not at
+    A count visits every group and transaction, so requests only add their sizes to an
+    upper bound. When the bound reaches the limit, the true size is counted, but not at
     every request while the memory is full.
-
-    Each function in `holders` returns the present size of one coordinator.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.holders: list[Callable[[], int]] = []
-        # Upper bound: the last count plus the sizes admitted since.
-        self._most_bytes = 0
+        #: One function per coordinator that returns its current size.
+        self.size_functions: list[Callable[[], int]] = []
+        # The last count plus the sizes admitted since.
+        self._upper_bound_bytes = 0
         self._counted_bytes = 0
         self._counted_ms: int | None = None
 
     def admits(self, size_bytes: int, now_ms: int) -> bool:
-        """Return whether this many bytes fit, and count them if so."""
-        if self._most_bytes + size_bytes > self.max_bytes and self._is_old(now_ms):
-            self._most_bytes = self._counted_bytes = sum(
-                held() for held in self.holders
+        """Return whether `size_bytes` are within the limit. If so, add them."""
+        if self._upper_bound_bytes + size_bytes > self.max_bytes and self._is_old(
+            now_ms
+        ):
+            self._upper_bound_bytes = self._counted_bytes = sum(
+                size_function() for size_function in self.size_functions
             )
             self._counted_ms = now_ms
-        if self._most_bytes + size_bytes > self.max_bytes:
+        if self._upper_bound_bytes + size_bytes > self.max_bytes:
             return False
-        self._most_bytes += size_bytes
+        self._upper_bound_bytes += size_bytes
         return True
 
     def _is_old(self, now_ms: int) -> bool:
         """Return whether the last count may be far from the true size."""
         if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _RECOUNT_MS:
             return True
-        return self._most_bytes - self._counted_bytes > self.max_bytes // _RECOUNT_PART
+        return (
+            self._upper_bound_bytes - self._counted_bytes
+            > self.max_bytes // _RECOUNT_FRACTION
+        )

@@ -105,15 +105,19 @@ def upgrade(
         consumers = _upgraded(group, around)
     except Refused as refused:
         return [Reply(waiter, refused.result)]
-    owed: list[Fact] = [(RecordKind.CLASSIC, ""), *consumers.facts()]
-    owed.sort(key=lambda fact: _ORDER.index(fact[0]))
+    pending_tombstones: list[Fact] = [(RecordKind.CLASSIC, ""), *consumers.facts()]
+    pending_tombstones.sort(key=lambda fact: _ORDER.index(fact[0]))
     # The heartbeat decides. It needs a consumer group, so the conversion is undone if
     # the heartbeat is refused.
     former_state = group.state
     former_ms = group.state_ms
     group.consumers = consumers
     joining = consumer_transitions.heartbeat(
-        group, request, waiter, around, owed=[*group.owed, *owed]
+        group,
+        request,
+        waiter,
+        around,
+        pending_tombstones=[*group.pending_tombstones, *pending_tombstones],
     )
     # A heartbeat that is accepted stores the new member.
     if not consumers.is_busy:
@@ -127,7 +131,7 @@ def upgrade(
     group.become(consumers)
     # Each classic member gets a session in the new protocol.
     step = consumer_transitions.HeartbeatStep(group, around)
-    step.settle_timers((RecordKind.CURRENT, member_id) for member_id in members)
+    step.update_timers((RecordKind.CURRENT, member_id) for member_id in members)
     return [*effects, *step.effects, *joining, GroupConverted(group.group_id, CONSUMER)]
 
 
@@ -145,8 +149,8 @@ def _upgraded(group: Group, around: StepContext) -> ConsumerGroup:
     consumers = ConsumerGroup(group.group_id)
     # As in KIP-848, the generation becomes the epoch of the group and of its members.
     # The next epoch is then new for each of them.
-    consumers.put((RecordKind.GROUP, ""), GroupEpoch(group.generation))
-    consumers.put((RecordKind.TARGET_EPOCH, ""), group.generation)
+    consumers.apply_record((RecordKind.GROUP, ""), GroupEpoch(group.generation))
+    consumers.apply_record((RecordKind.TARGET_EPOCH, ""), group.generation)
     said = {
         member_id: _read_member(group, member)
         for member_id, member in group.members.items()
@@ -201,7 +205,7 @@ def _put_classic(
     subscription: Subscription,
     assigned: Partitions,
 ) -> None:
-    consumers.put(
+    consumers.apply_record(
         (RecordKind.MEMBER, member.member_id),
         ConsumerMember(
             instance_id=member.instance_id,
@@ -213,11 +217,11 @@ def _put_classic(
             classic=ClassicMember(member.session_timeout_ms, member.protocols),
         ),
     )
-    consumers.put((RecordKind.TARGET, member.member_id), assigned)
+    consumers.apply_record((RecordKind.TARGET, member.member_id), assigned)
     current = Current(
         member_epoch=generation, previous_epoch=generation, assigned=assigned
     )
-    consumers.put((RecordKind.CURRENT, member.member_id), current)
+    consumers.apply_record((RecordKind.CURRENT, member.member_id), current)
 
 
 def _kept(group: Group, text: str) -> Refused:
@@ -228,7 +232,7 @@ def _with_ids(partitions: Sequence[tuple[str, int]], topics: Topics) -> Partitio
     """Return the partitions of existing topics, with topic ids."""
     ids: dict[str, bytes] = {}
     for name in {name for name, _ in partitions}:
-        facts = topics.facts(name)
+        facts = topics.id_and_count(name)
         # A deleted topic has no partitions that a member could keep.
         if facts is not None:
             ids[name] = facts[0]
@@ -253,7 +257,9 @@ def downgrade(group: Group, around: StepContext) -> list[Effect]:
     group.consumers = None
     # All records of the consumer protocol must be deleted with the next record.
     stored = dict.fromkeys([*consumers.unsure, *consumers.facts()])
-    group.owed = tuple(fact for fact in stored if fact[0] is not RecordKind.CLASSIC)
+    group.pending_tombstones = tuple(
+        fact for fact in stored if fact[0] is not RecordKind.CLASSIC
+    )
     # No member's epoch is above the target epoch, so no member knows the next
     # generation.
     group.generation = consumers.target_epoch
@@ -305,7 +311,7 @@ def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
     """Return the names of existing topics by topic id."""
     found: dict[bytes, str] = {}
     for name in names:
-        facts = topics.facts(name)
+        facts = topics.id_and_count(name)
         if facts is not None:
             found[facts[0]] = name
     return found
@@ -341,10 +347,10 @@ def join(
     step = _ClassicStep(group, around)
     member_id = request.member_id
     if not member_id:
-        member_id = classic_transitions.made_id(request, new_id)
+        member_id = classic_transitions.new_member_id(request, new_id)
         # A lost answer must not leave a member that never returns. No pending id is
         # stored: any id may join.
-        if request.takes_id_first and request.instance_id is None:
+        if request.requires_member_id and request.instance_id is None:
             error = step.check_join(request, member_id)
             return [
                 Reply(

@@ -172,7 +172,7 @@ def committed(
             group.storing.pop(key)  # C code, as del of a Counter is not
         if error is None:
             # put() ignores a commit that completes after a later one.
-            group.put(key, each, done.order)
+            group.apply_record(key, each, done.order)
     if group.is_unused:
         group.state = DEAD
     return [Reply(done.waiter, error)]
@@ -284,7 +284,7 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     assert group.state == EMPTY, group.state
     *batches, last = _in_batches(group, group.offset_keys()) or [[]]
     own: tuple[GroupRecord, ...] = (
-        *group.owed_records(),
+        *group.pending_tombstone_records(),
         (group_key(group.group_id), None),
     )
     if group.consumers is not None:

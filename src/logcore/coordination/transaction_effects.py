@@ -8,7 +8,7 @@ An effect is one of
         TransactionMachine.marked().
     AbortOrphan: in these partitions, abort the open transactions of a producer without
         a transactional id. There is no reply.
-    TakeProducerId: allocate a producer id that was never used, then call
+    AllocateProducerId: allocate a producer id that was never used, then call
         TransactionMachine.taken().
     At, Cancel: set or cancel a timer. When the timer expires, call
         TransactionMachine.timed_out(). Each transactional id has one timer.
@@ -172,7 +172,7 @@ class AbortOrphan:
 
 
 @attrs.frozen(eq=False)
-class TakeProducerId:
+class AllocateProducerId:
     """Allocate a producer id for a request, which is then processed again."""
 
     request: Request
@@ -200,7 +200,7 @@ Effect = (
     | StoreTransaction
     | WriteMarkers
     | AbortOrphan
-    | TakeProducerId
+    | AllocateProducerId
     | SetTransactionTimer
     | CancelTransactionTimer
     | TimedOut

@@ -26,11 +26,12 @@ from typing import Final
 
 import attrs
 
-from logcore.coordination.memory_budget import ID_BYTES, ITEM_BYTES, Remembered
+from logcore.coordination.memory_budget import ID_BYTES, ITEM_BYTES, MemoryBudget
 from logcore.coordination.transaction_effects import (
     NO_TIMEOUT,
     AbortOrphan,
     AddPartitions,
+    AllocateProducerId,
     CancelTransactionTimer,
     Effect,
     End,
@@ -41,7 +42,6 @@ from logcore.coordination.transaction_effects import (
     Result,
     SetTransactionTimer,
     StoreTransaction,
-    TakeProducerId,
     TimedOut,
     TransactionError,
     TransactionReply,
@@ -86,7 +86,7 @@ class Transaction:
     #: The record that is being stored.
     storing: StoreTransaction | None = None
     #: Partitions whose markers are missing.
-    left: frozenset[Partition] = frozenset()
+    remaining_partitions: frozenset[Partition] = frozenset()
     #: True after a marker could not be written. Requests then do not wait.
     is_stuck: bool = False
     #: Waiter and result of the request that is ending the transaction.
@@ -121,17 +121,17 @@ class TransactionMachine:
         max_timeout_ms: int = MAX_TIMEOUT_MS,
         *,
         is_two_phase: bool = False,
-        remembered: Remembered | None = None,
+        memory_budget: MemoryBudget | None = None,
     ) -> None:
         """Create an empty coordinator."""
         #: Limits the memory of all ids; None for no limit.
-        self._remembered = remembered
+        self._memory_budget = memory_budget
         self._max_timeout_ms = max_timeout_ms
         #: Whether producers may request NO_TIMEOUT.
         self._is_two_phase = is_two_phase
         self._transactions: dict[str, Transaction] = {}
         #: Allocated producer ids that no producer has got yet.
-        self._spare_ids: list[int] = []
+        self._unused_producer_ids: list[int] = []
         #: Set once a record could not be stored, since it may be on disk nevertheless.
         #: All waiting requests have then been answered, further calls have no effect,
         #: and a new instance must load the stored records.
@@ -221,7 +221,7 @@ class TransactionMachine:
             # No record lists the markers that were written. As in Kafka, all are
             # written again.
             elif stored.status in _PREPARED:
-                transaction.left = stored.partitions
+                transaction.remaining_partitions = stored.partitions
                 effects += self._mark(transaction, now_ms)
         self._transactions = transactions
         return effects
@@ -251,7 +251,7 @@ class TransactionMachine:
                 # A transaction with a matching record is ended by that record, now or
                 # at its timeout.
                 owner = owners.get(producer_id)
-                if owner is None or not _holds(owner.stored, partition, epoch):
+                if owner is None or not _contains(owner.stored, partition, epoch):
                     epochs[producer_id] = max(epoch, epochs.get(producer_id, 0))
                     partitions.setdefault(producer_id, set()).add(partition)
         effects: list[Effect] = []
@@ -301,18 +301,18 @@ class TransactionMachine:
         elif effect.stored.status in _PREPARED:
             # The decision is durable, so the transaction cannot time out any more.
             effects.append(CancelTransactionTimer(transaction.transactional_id))
-            transaction.left = effect.stored.partitions
+            transaction.remaining_partitions = effect.stored.partitions
             effects += self._mark(transaction, now_ms)
         # The record of the completed transaction is durable.
         elif transaction.ending is not None:
-            effects += self._answer_ending(transaction)
+            effects += self._reply_to_end(transaction)
         return [*effects, *self._resume_waiting(transaction, now_ms)]
 
     def _mark(self, transaction: Transaction, now_ms: int) -> list[Effect]:
         """Write the missing markers, or the complete record if no marker is missing."""
         stored = transaction.stored
         assert stored is not None and stored.status in _PREPARED, stored
-        if transaction.left:
+        if transaction.remaining_partitions:
             commit = stored.status is Status.PREPARE_COMMIT
             return [
                 WriteMarkers(
@@ -320,7 +320,7 @@ class TransactionMachine:
                     stored.producer_id,
                     stored.producer_epoch,
                     commit,
-                    transaction.left,
+                    transaction.remaining_partitions,
                 ),
             ]
         transaction.is_stuck = False
@@ -331,14 +331,14 @@ class TransactionMachine:
     def marked(
         self, effect: WriteMarkers, left: frozenset[Partition], now_ms: int
     ) -> list[Effect]:
-        """Handle the outcome of WriteMarkers: all are durable except those of `left`.
+        """Handle the outcome of WriteMarkers: all markers are durable except those of `left`.
 
         The missing markers are written again later.
         """
         if self.is_over:
             return []
         transaction = self._transactions[effect.transactional_id]
-        transaction.left = left
+        transaction.remaining_partitions = left
         if not left:
             return self._mark(transaction, now_ms)
         # A partition without a leader can delay its marker for a long time.
@@ -346,20 +346,20 @@ class TransactionMachine:
         effects: list[Effect] = []
         if transaction.ending is not None:
             # The decision is durable, so it will be carried out.
-            effects += self._answer_ending(transaction)
+            effects += self._reply_to_end(transaction)
         effects.append(
             SetTransactionTimer(transaction.transactional_id, now_ms + RETRY_MS)
         )
         return [*effects, *self._resume_waiting(transaction, now_ms)]
 
     def taken(
-        self, effect: TakeProducerId, producer_id: int | None, now_ms: int
+        self, effect: AllocateProducerId, producer_id: int | None, now_ms: int
     ) -> list[Effect]:
-        """Handle the outcome of TakeProducerId: a producer id, or None if it failed."""
+        """Handle the outcome of AllocateProducerId: a producer id, or None if it failed."""
         # The client retries, which requests a producer id again.
         if self.is_over or producer_id is None:
             return _reply(effect.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
-        self._spare_ids.append(producer_id)
+        self._unused_producer_ids.append(producer_id)
         return self.handle(effect.request, effect.waiter, now_ms)
 
     def timed_out(self, transactional_id: str, now_ms: int) -> list[Effect]:
@@ -446,7 +446,7 @@ class TransactionMachine:
         ):
             return TransactionError.INVALID_REQUEST
         # Clients that invent ids must not fill the memory of the broker.
-        if self._remembered is not None:
+        if self._memory_budget is not None:
             size_bytes = 0
             if isinstance(request, AddPartitions):
                 size_bytes = ITEM_BYTES * len(request.partitions)
@@ -455,7 +455,7 @@ class TransactionMachine:
                 and request.transactional_id not in self._transactions
             ):
                 size_bytes = ID_BYTES + len(request.transactional_id)
-            if size_bytes and not self._remembered.admits(size_bytes, now_ms):
+            if size_bytes and not self._memory_budget.admits(size_bytes, now_ms):
                 return TransactionError.COORDINATOR_NOT_AVAILABLE
         if isinstance(request, Initialize):
             # As in Kafka, a producer sends both numbers or none (KIP-360).
@@ -497,7 +497,7 @@ class TransactionMachine:
         transaction.storing = effect
         return [effect]
 
-    def _answer_ending(self, transaction: Transaction) -> list[Effect]:
+    def _reply_to_end(self, transaction: Transaction) -> list[Effect]:
         assert transaction.ending is not None
         waiter, result = transaction.ending
         transaction.ending = None
@@ -560,11 +560,11 @@ class TransactionMachine:
         # The higher epoch fences all former producers of the id.
         epoch = stored.producer_epoch + 1
         if stored.producer_epoch >= LAST_EPOCH:
-            if not self._spare_ids:
-                return [TakeProducerId(request, waiter)]
+            if not self._unused_producer_ids:
+                return [AllocateProducerId(request, waiter)]
             # A retry with the former id is recognized by it.
             previous = producer_id
-            producer_id = self._spare_ids.pop()
+            producer_id = self._unused_producer_ids.pop()
             epoch = 0
         begun = StoredTransaction(
             producer_id=producer_id,
@@ -585,11 +585,11 @@ class TransactionMachine:
         """Initialize an unknown id. As in Kafka, a producer id in the request is
         ignored.
         """
-        if not self._spare_ids:
-            return [TakeProducerId(request, waiter)]
+        if not self._unused_producer_ids:
+            return [AllocateProducerId(request, waiter)]
         transaction = Transaction(request.transactional_id)
         self._transactions[request.transactional_id] = transaction
-        producer_id = self._spare_ids.pop()
+        producer_id = self._unused_producer_ids.pop()
         begun = StoredTransaction(
             producer_id=producer_id,
             producer_epoch=0,
@@ -678,9 +678,9 @@ class TransactionMachine:
             identity = ProducerIdAndEpoch(stored.producer_id, epoch)
             # The epochs of this producer id are used up, so the producer gets a new id.
             if epoch > LAST_EPOCH:
-                if not self._spare_ids:
-                    return [TakeProducerId(request, waiter)]
-                next_id = self._spare_ids.pop()
+                if not self._unused_producer_ids:
+                    return [AllocateProducerId(request, waiter)]
+                next_id = self._unused_producer_ids.pop()
                 identity = ProducerIdAndEpoch(next_id, 0)
         # With version 2 a producer may abort without an open transaction. This
         # increases its epoch.
@@ -757,11 +757,13 @@ def _completed(stored: StoredTransaction, now_ms: int) -> StoredTransaction:
         status = Status.COMPLETE_COMMIT
     else:
         status = Status.COMPLETE_ABORT
-    done = attrs.evolve(stored, status=status, partitions=frozenset(), update_ms=now_ms)
+    ended = attrs.evolve(
+        stored, status=status, partitions=frozenset(), update_ms=now_ms
+    )
     if stored.next_producer_id == -1:
-        return done
+        return ended
     return attrs.evolve(
-        done,
+        ended,
         producer_id=stored.next_producer_id,
         producer_epoch=0,
         previous_producer_id=stored.producer_id,
@@ -852,7 +854,9 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
     return False
 
 
-def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -> bool:
+def _contains(
+    stored: StoredTransaction | None, partition: Partition, epoch: int
+) -> bool:
     """Return whether ending the recorded transaction also ends this one in the
     partition.
 

@@ -161,7 +161,7 @@ class GroupNode:
             "unsynced": sorted(group.unsynced),
             "topics": None if group.topics is None else sorted(group.topics),
             "is_first": group.is_first,
-            "has_newcomer": group.has_newcomer,
+            "has_newcomer": group.has_new_member,
             "join_timer": None
             if group.join_timer is None
             else _timeout(group.join_timer),
@@ -224,7 +224,7 @@ class GroupNode:
             unsynced=set(facts["unsynced"]),
             topics=None if facts["topics"] is None else frozenset(facts["topics"]),
             is_first=facts["is_first"],
-            has_newcomer=facts["has_newcomer"],
+            has_new_member=facts["has_newcomer"],
         )
         # 2. Its members.
         for row in facts["members"]:

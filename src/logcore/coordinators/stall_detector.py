@@ -114,7 +114,11 @@ def _deadlines(
     for member in group.members.values():
         # The timer is not used, because it may have an earlier deadline than the member:
         # most heartbeats change only the deadline.
-        yield SessionEnds(member.member_id), member.deadline_ms, member.kept_ms
+        yield (
+            SessionEnds(member.member_id),
+            member.deadline_ms,
+            member.active_session_ms,
+        )
     for timeout, at_ms in timers.items():
         if isinstance(timeout, JoinEnds | SyncEnds):
             yield timeout, at_ms, group.rebalance_timeout_ms

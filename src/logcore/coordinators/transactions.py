@@ -33,6 +33,7 @@ from typing import Final, TypeVar
 
 from logcore.coordination.transaction_effects import (
     AbortOrphan,
+    AllocateProducerId,
     CancelTransactionTimer,
     Effect,
     End,
@@ -40,7 +41,6 @@ from logcore.coordination.transaction_effects import (
     Result,
     SetTransactionTimer,
     StoreTransaction,
-    TakeProducerId,
     TimedOut,
     TransactionError,
     TransactionReply,
@@ -340,7 +340,7 @@ class TransactionCoordinator:
                     self._mark(self._machine, markers)
                 case AbortOrphan() as orphan:
                     self._abort(orphan)
-                case TakeProducerId() as wanted:
+                case AllocateProducerId() as wanted:
                     self._take_producer_id(wanted)
                 case SetTransactionTimer(name, at_ms):
                     self._timers.at(at_ms, name)
@@ -492,7 +492,7 @@ class TransactionCoordinator:
                 self._ended(effect.producer_id, effect.commit)
         self._act(machine.marked(effect, frozenset(left), self.now_ms()))
 
-    def _take_producer_id(self, effect: TakeProducerId) -> None:
+    def _take_producer_id(self, effect: AllocateProducerId) -> None:
         producer_id = None
         try:
             producer_id = self._directory.host.next_producer_id()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from logcore.coordination.classic_group import Group
-from logcore.coordination.consumer_group import NOTHING, ConsumerGroup
+from logcore.coordination.consumer_group import NO_PARTITIONS, ConsumerGroup
 from logcore.coordination.group_requests import (
     ConsumerHeartbeat,
     HeartbeatAccepted,
@@ -87,7 +87,7 @@ def consumer_group_heartbeat(
     groups.consumer_heartbeat(
         heartbeat,
         lambda result: pending.set(_heartbeat_response(result, call)),
-        may_lack_id=call.version < _OWN_ID_SINCE,
+        may_omit_member_id=call.version < _OWN_ID_SINCE,
     )
     return pending
 
@@ -212,7 +212,9 @@ def _described_member(
         subscribed_topic_names=list(member.topic_names),
         subscribed_topic_regex=member.pattern or "",
         assignment=_assignment(current.assigned, state),
-        target_assignment=_assignment(consumers.targets.get(member_id, NOTHING), state),
+        target_assignment=_assignment(
+            consumers.targets.get(member_id, NO_PARTITIONS), state
+        ),
         # A group may have members of both protocols during a rolling upgrade.
         member_type=_CLASSIC_MEMBER
         if consumers.is_classic(member_id)

@@ -291,7 +291,7 @@ def join_group(
         ),
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
-        takes_id_first=call.version >= _MEMBER_ID_SINCE,
+        requires_member_id=call.version >= _MEMBER_ID_SINCE,
         may_skip_assignment=call.version >= _SKIP_ASSIGNMENT_SINCE,
     )
     pending = PendingResponse()
