@@ -1043,9 +1043,9 @@ MISTAKES: Final = (
     Mistake(
         "paused_process_removes_other_members", "logcore/coordinators/stall_detector.py",
         "            watched.counted_ms += min(\n"
-        "                now_ms - watched.looked_ms, waited_ms // _PAUSE_PART\n"
+        "                now_ms - watched.observed_ms, duration_ms // _PAUSE_PART\n"
         "            )",
-        "            watched.counted_ms += now_ms - watched.looked_ms",
+        "            watched.counted_ms += now_ms - watched.observed_ms",
         "consumer/test_stall_detector.py consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -1264,20 +1264,20 @@ MISTAKES: Final = (
     ),
     Mistake(
         "steps_are_answered_before_their_sync", "logcore/coordinators/flat_combining.py",
-        "            self._wait_until_durable()\n            is_settled = True\n        finally:",
-        "            is_settled = True\n        finally:",
+        "            self._wait_until_durable()\n            is_synced = True\n        finally:",
+        "            is_synced = True\n        finally:",
         "log/test_flat_combining.py",
     ),
     Mistake(
         "interrupted_step_is_reported_as_done", "logcore/coordinators/flat_combining.py",
-        "                if not is_whole and request.error is None:",
+        "                if not have_all_run and request.error is None:",
         "                if False:",
         "log/test_flat_combining.py",
     ),
     Mistake(
         "no_thread_combines_after_an_interrupt", "logcore/coordinators/flat_combining.py",
-        "                    may_lead = not is_woken or self._is_first(mine)",
-        "                    may_lead = self._is_first(mine)",
+        "                    may_lead = not is_woken or self._is_first(request)",
+        "                    may_lead = self._is_first(request)",
         "log/test_flat_combining.py --timeout 30",
     ),
     Mistake(
@@ -2177,7 +2177,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "missed_marker_is_forgotten", "logcore/coordinators/transactions.py",
-        "        self._act(machine.marked(effect, frozenset(left), self.now_ms()))\n",
+        "        self._act(machine.marked(effect, frozenset(unwritten), self.now_ms()))\n",
         "        self._act(machine.marked(effect, frozenset(), self.now_ms()))\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
@@ -2242,7 +2242,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "follow_up_appends_are_not_awaited", "logcore/coordinators/durable_queue.py",
-        "        number = self._cause\n        if number is None:",
+        "        number = self._parent_number\n        if number is None:",
         "        number = None\n        if number is None:",
         "log/test_pending_syncs.py",
     ),
@@ -2275,7 +2275,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "orphans_of_a_power_cut_stay_open", "netshim/transactions.py",
-        "            effects += self._coordinator.adopt(left_open(self._state.logdir), now_ms)\n",
+        "            effects += self._coordinator.adopt(find_orphans(self._state.logdir), now_ms)\n",
         "            pass\n",
         "netshim/test_transaction_crashes.py",
     ),
@@ -2501,8 +2501,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "absence_counts_as_a_session", "logcore/coordinators/stall_detector.py",
-        "member.deadline_ms, member.active_session_ms\n",
-        "member.deadline_ms, member.session_timeout_ms\n",
+        "            member.active_session_ms,\n",
+        "            member.session_timeout_ms,\n",
         "consumer/test_stall_detector.py consumer/test_consumer_groups.py -k 'static or absent'",
     ),
     # -- how much is read at once

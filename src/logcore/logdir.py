@@ -293,7 +293,7 @@ class LogDir(Closeable):
             if finishes:
                 self._registry.complete()
         self.host.is_closed = False
-        self.host.deletions.forget_again(self, self.host.lock)
+        self.host.deletions.retry_forgetting(self, self.host.lock)
         if finishes and not self.is_replicated:
             self._apply_staged()
 
@@ -539,7 +539,7 @@ class LogDir(Closeable):
         if is_half_deleted:  # an earlier creation or deletion failed half way, for example on a full disk
             self.host.deletions.finish(self.host.lock)
         if deleted_elsewhere:
-            self.host.deletions.forget_left(self, deleted_elsewhere)
+            self.host.deletions.forget_remaining(self, deleted_elsewhere)
         with self.host.lock:
             self.host.check_writable()
             if deleted_elsewhere:
@@ -1146,7 +1146,7 @@ class LogDir(Closeable):
             wall_ms = self._fs.now_ms()
         if self._registry.deleting:
             self.host.deletions.finish(self.host.lock)
-            self.host.deletions.forget_again(self, self.host.lock)
+            self.host.deletions.retry_forgetting(self, self.host.lock)
         # In this order, until one of them has taken the time of a tick.
         if not self._maintenance.visit_open(wall_ms):
             return

@@ -155,7 +155,7 @@ class SharedDirectoryGroups(GroupService):
             groups = logdir.host.coordinators.groups(logdir)
             assert isinstance(groups, SharedGroups), "the directory is shared"
             groups.rules = group_rules(self._state.settings)
-            groups.on_news = self._reports.append
+            groups.on_event = self._reports.append
             self._groups = groups
         return self._groups
 

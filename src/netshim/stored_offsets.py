@@ -57,11 +57,11 @@ class OffsetsTopic:
             LogcoreError: a log could not be opened or read.
         """
         groups = stored_groups(self.topic.logs())
-        if groups.not_understood:
+        if groups.skipped_count:
             _log.warning(
                 "%s: %d records are not understood and left as they are",
                 OFFSETS_TOPIC,
-                groups.not_understood,
+                groups.skipped_count,
             )
         return groups
 

@@ -57,7 +57,7 @@ from logcore.coordination.transactions import (
     TransactionMachine,
 )
 from logcore.coordinators.durable_queue import sync_present
-from logcore.coordinators.orphans import left_open
+from logcore.coordinators.orphans import find_orphans
 from logcore.coordinators.stored_transactions import (
     TRANSACTIONS_CONFIG,
     stored_transactions,
@@ -257,7 +257,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
             sync_present(log)
         effects = self._coordinator.load(stored_transactions(logs), now_ms)
         if self._expects_orphans:
-            effects += self._coordinator.adopt(left_open(self._state.logdir), now_ms)
+            effects += self._coordinator.adopt(find_orphans(self._state.logdir), now_ms)
         return effects
 
     def _begin(self, effects: list[Effect]) -> list[Effect]:

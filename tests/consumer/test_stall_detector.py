@@ -16,7 +16,7 @@ from logcore.coordination.group_requests import (
     SyncEnds,
     Timeout,
 )
-from logcore.coordinators.stall_detector import Observations
+from logcore.coordinators.stall_detector import StallDetector
 
 SESSION_MS = 3_000
 REBALANCE_MS = 60_000
@@ -41,7 +41,7 @@ def is_stuck_after(observed: list[tuple[int, int]]) -> bool:
     """Return whether a member is stuck after these observations, each with its time and
     the deadline of the member.
     """
-    observations = Observations()
+    observations = StallDetector()
     for at_ms, deadline_ms in observed:
         observations.observe(group(deadline_ms), {}, at_ms)
     return observations.is_over(group(observed[-1][1]), {}, M0)
@@ -57,7 +57,7 @@ def test_absent_member_has_its_own_timeout() -> None:
     first.members["m0"].absence_ms = 1_000
     for is_absent in (False, True):
         first.members["m0"].is_absent = is_absent
-        observations = Observations()
+        observations = StallDetector()
         for at_ms in (0, 300, 600, 900, 1_200):
             observations.observe(first, {}, at_ms)
         assert observations.is_over(first, {}, M0) == is_absent
@@ -77,7 +77,7 @@ def test_member_that_renewed_its_session_is_counted_from_then() -> None:
 
 
 def test_detector_needs_observations_before_it_reports_a_member() -> None:
-    observations = Observations()
+    observations = StallDetector()
     first = group(0, 0)
     assert not observations.is_over(first, {}, M0)
     observations.observe(first, {}, 0)
@@ -96,7 +96,7 @@ def test_detector_needs_observations_before_it_reports_a_member() -> None:
 
 @pytest.mark.parametrize("timeout", REBALANCES)
 def test_rebalance_is_over_after_its_deadline_was_observed(timeout: Timeout) -> None:
-    observations = Observations()
+    observations = StallDetector()
     first = group(0)
     timers = {timeout: REBALANCE_MS}
     assert not observations.is_over(first, timers, timeout), (
@@ -117,7 +117,7 @@ def test_rebalance_is_over_after_its_deadline_was_observed(timeout: Timeout) -> 
 
 
 def test_deadlines_without_a_living_member_need_no_observation() -> None:
-    observations = Observations()
+    observations = StallDetector()
     assert observations.is_over(group(0), {DelayEnds(0): 5}, DelayEnds(0))
     assert observations.is_over(group(), {M0: 5}, M0), "there is no such member"
 
@@ -126,7 +126,7 @@ def test_deadlines_without_a_living_member_need_no_observation() -> None:
 def test_no_member_is_stuck_before_two_thirds_of_its_session(
     pauses_ms: list[int], renewed: int
 ) -> None:
-    observations = Observations()
+    observations = StallDetector()
     at_ms = 0
     renewed_ms = 0
     deadline_ms = 0

@@ -72,7 +72,7 @@ class Trial:
         before = sys.gettrace()
         sys.settrace(trace or before)
         try:
-            self.combined.take(functools.partial(self.step, number, waits_for, error))
+            self.combined.run(functools.partial(self.step, number, waits_for, error))
         except BaseException as caught:
             result = caught
         finally:
@@ -162,7 +162,7 @@ def test_signal_handler_can_enqueue_in_the_combiner_thread(moment: str) -> None:
         trial.taken.append(0)
 
     trial.combined._wait_until_durable = settle
-    thread = threading.Thread(target=trial.combined.take, args=(step,), daemon=True)
+    thread = threading.Thread(target=trial.combined.run, args=(step,), daemon=True)
     trial.threads.append(thread)
     thread.start()
     trial.join()
@@ -175,7 +175,7 @@ def test_second_wake_has_no_effect() -> None:
     asked = module._Request(lambda: None)
     asked.wake()
     asked.wake()
-    assert asked.gate.acquire(timeout=0)
+    assert asked.wakeup_lock.acquire(timeout=0)
 
 
 @pytest.mark.long

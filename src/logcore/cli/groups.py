@@ -34,7 +34,7 @@ from logcore.cli.options import (
 )
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.coordinators.group_descriptions import GroupDescription, read_groups
-from logcore.coordinators.shared_groups import living_members
+from logcore.coordinators.shared_groups import live_members
 from logcore.errors import LogNotFoundError
 from logcore.metadata.checkpoint import Key
 from logcore.registry import Registry, offsets, open_registry
@@ -401,7 +401,7 @@ def _check_members(directory: str, name: str, force: bool) -> None:
         contextlib.suppress(LogNotFoundError),
         open_registry(directory, read_only=True) as registry,
     ):
-        count = len(living_members(registry, name))
+        count = len(live_members(registry, name))
         if count and not force:
             fail(
                 f"group {name} has {count} members",

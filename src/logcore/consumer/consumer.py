@@ -895,7 +895,7 @@ class Consumer:
         if is_settled and self._groups is None:
             return _CHECK_SECONDS
         if is_settled and reports_deaths and isinstance(self._groups, SharedGroups):
-            return self._groups.quiet_ms() / 1000
+            return self._groups.time_until_check_ms() / 1000
         return _CHECK_SHARED_SECONDS
 
     # -- initial positions -------------------------------------------------------------

@@ -162,7 +162,7 @@ class GroupMember:
                 owned_generation,
             )
             protocols.append((name, subscription_value(subscription)))
-        pending = PendingResult(is_kept=True)
+        pending = PendingResult(can_be_withdrawn=True)
         request = Join(
             group_id=self.group_id,
             member_id=self.member_id,

@@ -29,7 +29,7 @@ from logcore.log import Log
 
 #: Completion callback. Its argument maps the logs that could not be synced to the
 #: errors.
-Then = Callable[[Mapping[Log, LogcoreError]], None]
+CompletionCallback = Callable[[Mapping[Log, LogcoreError]], None]
 
 
 @attrs.define(eq=False)
@@ -42,7 +42,7 @@ class _PendingAppend:
     #: The offset up to which each log must be durable. Synced logs are removed.
     ends: dict[Log, int]
     #: Called once `ends` is empty.
-    then: Then
+    on_complete: CompletionCallback
     #: Logs whose sync failed, with the error.
     failures: dict[Log, LogcoreError] = attrs.Factory(dict)
 
@@ -58,21 +58,21 @@ class DurableQueue:
         #: The last number that add() has used.
         self._added = 0
         #: The number of the append whose callback is running.
-        self._cause: int | None = None
+        self._parent_number: int | None = None
 
-    def add(self, ends: Mapping[Log, int], then: Then) -> None:
+    def add(self, ends: Mapping[Log, int], on_complete: CompletionCallback) -> None:
         """Call `then` once each log is durable up to its end, or could not be synced.
 
         Called with the lock held. If `ends` is empty, the callback runs at once.
         """
         if not ends:
-            then({})
+            on_complete({})
             return
-        number = self._cause
+        number = self._parent_number
         if number is None:
             self._added += 1
             number = self._added
-        pending_append = _PendingAppend(number, dict(ends), then)
+        pending_append = _PendingAppend(number, dict(ends), on_complete)
         for log in ends:
             self._waiting.setdefault(log, deque()).append(pending_append)
 
@@ -135,12 +135,12 @@ class DurableQueue:
                 self._end(append)
 
     def _end(self, pending_append: _PendingAppend) -> None:
-        before = self._cause
-        self._cause = pending_append.number
+        previous = self._parent_number
+        self._parent_number = pending_append.number
         try:
-            pending_append.then(pending_append.failures)
+            pending_append.on_complete(pending_append.failures)
         finally:
-            self._cause = before
+            self._parent_number = previous
 
 
 def sync_present(log: Log) -> None:

@@ -1,6 +1,7 @@
-"""Flat combining: one thread, the leader, runs queued steps of all threads.
+"""Flat combining: one thread, the leader, runs the queued steps of all threads.
 
-It holds one lock for all of them, and waits for the fsync on behalf of all.
+The leader holds the lock once for all steps, and waits for the fsync on behalf of all
+threads.
 
 If each thread acquired the lock for its own step, every file write would release the
 GIL, and the next thread would block on the lock. With 64 threads, this took 18 context
@@ -12,7 +13,7 @@ Rules:
 - The first thread that queues a step while the leader runs waits to become the next
   leader. Later threads sleep until their steps are durable.
 - An error of a step is raised in the thread that queued the step.
-- A signal handler may request a step in the thread that leads. That step runs at once.
+- If a signal handler in the leader's thread requests a step, the step runs at once.
 - A thread can be interrupted at any point. If its step has not started, the step is
   cancelled. If the leader is interrupted after it started steps, their threads get
   DurabilityUnknownError, at most one second later.
@@ -34,7 +35,7 @@ from logcore.errors import DurabilityUnknownError
 #: After this time, a sleeping thread checks whether a leader exists. A leader that was
 #: interrupted may not have woken it.
 _CHECK_SECONDS: Final = 1.0
-_CUT_OFF: Final = (
+_INTERRUPTED_TEXT: Final = (
     "the thread that ran the requests of several threads was interrupted: this request "
     "may have been executed"
 )
@@ -43,28 +44,28 @@ _CUT_OFF: Final = (
 class _Request:
     """A step that one thread has queued.
 
-    The leader writes the fields is_done, is_settled and error. The thread that queued the
+    The leader writes the fields is_done, is_synced and error. The thread that queued the
     step writes is_abandoned.
     """
 
-    __slots__ = ("error", "gate", "is_abandoned", "is_done", "is_settled", "step")
+    __slots__ = ("error", "is_abandoned", "is_done", "is_synced", "step", "wakeup_lock")
 
     def __init__(self, step: Callable[[], object]) -> None:
         self.step = step
-        # Locked until the thread must check again.
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        #: Whether the thread was interrupted and no longer waits.
+        # Released to wake the thread.
+        self.wakeup_lock = threading.Lock()
+        self.wakeup_lock.acquire()
+        #: Whether the waiting thread was interrupted.
         self.is_abandoned = False
         #: Whether the result is complete. Written last.
         self.is_done = False
         #: Whether the leader has waited for the fsync.
-        self.is_settled = False
+        self.is_synced = False
         #: The error of the step.
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Run the step and keep its error."""
+        """Run the step, and store its error."""
         try:
             self.step()
         except Exception as error:
@@ -74,9 +75,9 @@ class _Request:
         """Wake the thread that queued the step."""
         # Not contextlib.suppress(), which takes 0.7 us for each step.
         try:
-            self.gate.release()
+            self.wakeup_lock.release()
         except RuntimeError:
-            pass  # the gate is already open
+            pass  # the thread was woken already
 
 
 class FlatCombiner:
@@ -86,55 +87,55 @@ class FlatCombiner:
         self,
         lock: AbstractContextManager[object],
         finish: Callable[[], object],
-        settle: Callable[[], object],
+        wait_until_durable: Callable[[], object],
     ) -> None:
         """Create an empty queue.
 
-        `lock` is held while steps run. `finish` is called with the lock held, after the
-        last of several steps. `settle` waits for the fsync, without the lock. If the
-        leader is interrupted in `settle`, the other threads call it too.
+        `lock` is held while steps run. `finish` is called after the last of several
+        steps, before the lock is released. `wait_until_durable` waits for the fsync, without the lock. If the
+        leader is interrupted in `wait_until_durable`, the other threads call it too.
         """
         self._lock = lock
         self._finish = finish
-        self._wait_until_durable = settle
-        self._leading = threading.Lock()
-        #: The id of the leading thread. An interrupt may leave an id here; the next
-        #: step of that thread then runs alone.
+        self._wait_until_durable = wait_until_durable
+        self._leader_lock = threading.Lock()
+        #: The id of the leader's thread. If an interrupt leaves a stale id here, the next
+        #: step of that thread runs without other steps.
         self._leader: int | None = None
-        #: Each thread appends its step at the end. The leader takes steps from the
-        #: front.
+        #: Each thread appends its step. The leader removes steps in FIFO order.
         self._requests: deque[_Request] = deque()
 
-    def take(self, step: Callable[[], object]) -> None:
+    def run(self, step: Callable[[], object]) -> None:
         """Run a step, and return when its results are durable.
 
         Raises the error of the step, if there is one.
         """
-        # A signal handler in the leading thread. It must not wait for itself.
+        # This is a signal handler in the leader's thread, which must not wait for
+        # itself.
         if self._leader == threading.get_ident():
             self._run_alone(step)
             return
-        mine = _Request(step)
+        request = _Request(step)
         try:
-            self._requests.append(mine)
-            may_lead = self._is_first(mine)
-            while not mine.is_done:
+            self._requests.append(request)
+            may_lead = self._is_first(request)
+            while not request.is_done:
                 if may_lead:
-                    self._lead(mine)
+                    self._run_as_leader(request)
                 else:
-                    is_woken = mine.gate.acquire(timeout=_CHECK_SECONDS)
-                    may_lead = not is_woken or self._is_first(mine)
+                    is_woken = request.wakeup_lock.acquire(timeout=_CHECK_SECONDS)
+                    may_lead = not is_woken or self._is_first(request)
         except BaseException:
-            mine.is_abandoned = True
+            request.is_abandoned = True
             with contextlib.suppress(ValueError):  # the leader has taken it out
-                self._requests.remove(mine)
+                self._requests.remove(request)
             with contextlib.suppress(IndexError):
                 self._requests[0].wake()  # that thread may lead now
             raise
-        if not mine.is_settled:
+        if not request.is_synced:
             self._wait_until_durable()
-        if mine.error is not None:
-            raise mine.error
+        if request.error is not None:
+            raise request.error
 
     def _run_alone(self, step: Callable[[], object]) -> None:
         with self._lock:
@@ -144,44 +145,44 @@ class FlatCombiner:
                 self._finish()
         self._wait_until_durable()
 
-    def _is_first(self, mine: _Request) -> bool:
+    def _is_first(self, request: _Request) -> bool:
         try:
-            return self._requests[0] is mine
+            return self._requests[0] is request
         except IndexError:  # the leader has taken all steps
             return False
 
-    def _lead(self, mine: _Request) -> None:
-        with self._leading:
-            if not mine.is_done:
+    def _run_as_leader(self, request: _Request) -> None:
+        with self._leader_lock:
+            if not request.is_done:
                 try:
                     self._leader = threading.get_ident()
-                    self._take_all()
+                    self._run_queued()
                 finally:
                     self._leader = None
             # An earlier leader had taken the step, and was interrupted.
-            if not mine.is_done:
-                mine.error = DurabilityUnknownError(_CUT_OFF)
-                mine.is_done = True
+            if not request.is_done:
+                request.error = DurabilityUnknownError(_INTERRUPTED_TEXT)
+                request.is_done = True
 
-    def _take_all(self) -> None:
-        taken: list[_Request] = []
-        is_whole = False
-        is_settled = False
+    def _run_queued(self) -> None:
+        batch: list[_Request] = []
+        have_all_run = False
+        is_synced = False
         try:
             with self._lock:
                 while self._requests:
-                    taken.append(self._requests.popleft())
-                    if not taken[-1].is_abandoned:
-                        taken[-1].run()
+                    batch.append(self._requests.popleft())
+                    if not batch[-1].is_abandoned:
+                        batch[-1].run()
                 self._finish()
-                is_whole = True
+                have_all_run = True
             self._wait_until_durable()
-            is_settled = True
+            is_synced = True
         finally:
-            for request in taken:
-                if not is_whole and request.error is None:
-                    request.error = DurabilityUnknownError(_CUT_OFF)
-                request.is_settled = is_settled
+            for request in batch:
+                if not have_all_run and request.error is None:
+                    request.error = DurabilityUnknownError(_INTERRUPTED_TEXT)
+                request.is_synced = is_synced
                 request.is_done = True
-            for request in taken:
+            for request in batch:
                 request.wake()

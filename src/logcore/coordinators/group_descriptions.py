@@ -18,7 +18,7 @@ from typing import cast
 
 import attrs
 
-from logcore.coordinators.shared_groups import seen_members
+from logcore.coordinators.shared_groups import registered_members
 from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
 from logcore.directory.interface import PartitionDirectory
 from logcore.errors import LogNotFoundError, NodeNotFoundError
@@ -203,7 +203,7 @@ def shared_members(
             member.is_alive,
             member.partitions,
         )
-        for member in seen_members(registry, name)
+        for member in registered_members(registry, name)
     )
 
 
@@ -212,37 +212,37 @@ def _stored_members(
 ) -> Iterator[GroupMemberDescription]:
     """Yield the members that the last rebalance stored, for both group protocols."""
     if name in stored.groups:
-        for each in stored.groups[name].members:
+        for member in stored.groups[name].members:
             yield GroupMemberDescription(
-                each.member_id,
-                each.instance_id,
-                each.client_id,
-                each.client_host,
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
                 None,
                 None,
-                read_assignment(each.assignment) or (),
+                read_assignment(member.assignment) or (),
             )
-    facts = stored.consumers.get(name, {})
+    records = stored.consumers.get(name, {})
     topics = {directory.topic_id(topic).bytes: topic for topic in directory.topics()}
-    for (kind, member_id), fact in sorted(facts.items()):
-        if kind is not RecordKind.MEMBER or not isinstance(fact, ConsumerMember):
+    for (kind, member_id), record in sorted(records.items()):
+        if kind is not RecordKind.MEMBER or not isinstance(record, ConsumerMember):
             continue
-        current = facts.get((RecordKind.CURRENT, member_id))
+        current = records.get((RecordKind.CURRENT, member_id))
         # A member may have no stored assignment yet.
-        given: Partitions = frozenset()
+        assigned: Partitions = frozenset()
         if isinstance(current, Current):
-            given = current.assigned
-        named = sorted(
-            (topics[topic], number) for topic, number in given if topic in topics
+            assigned = current.assigned
+        assigned_names = sorted(
+            (topics[topic], number) for topic, number in assigned if topic in topics
         )
         yield GroupMemberDescription(
             member_id,
-            fact.instance_id,
-            fact.client_id,
-            fact.client_host,
+            record.instance_id,
+            record.client_id,
+            record.client_host,
             None,
             None,
-            tuple(named),
+            tuple(assigned_names),
         )
 
 

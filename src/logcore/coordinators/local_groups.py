@@ -112,13 +112,13 @@ class LocalGroups(ProcessGroups):
         # This process has exclusive access, so the members of earlier processes are
         # dead and are removed. Static members may return.
         for group in self._coordinator.all():
-            gone: list[tuple[str, str | None]] = [
+            inactive_members: list[tuple[str, str | None]] = [
                 (member.member_id, None)
                 for member in group.members.values()
                 if member.instance_id is None
             ]
-            if gone:
-                self.leave(group.group_id, gone)
+            if inactive_members:
+                self.leave(group.group_id, inactive_members)
             if group.consumers is not None:
                 # Members of the classic protocol leave by LeaveGroup, the others by a
                 # heartbeat with the epoch -1. A copy, because members are removed.
@@ -156,7 +156,7 @@ class LocalGroups(ProcessGroups):
     def request(
         self, group_id: str, request: GroupRequest, done: PendingResult
     ) -> None:
-        def ask(now_ms: int) -> Iterable[Effect]:
+        def run_request(now_ms: int) -> Iterable[Effect]:
             # withdraw() finds the member by the id, even without an answer.
             self._naming = done
             try:
@@ -164,7 +164,7 @@ class LocalGroups(ProcessGroups):
             finally:
                 self._naming = None
 
-        self._do(ask)
+        self._do(run_request)
 
     def step(self, group_id: str, step: GroupStep) -> None:
         self._do(lambda now_ms: step(self._coordinator, now_ms))
@@ -199,9 +199,9 @@ class LocalGroups(ProcessGroups):
     ) -> GroupError | None:
         # The committing thread waits for the disk and not for changes of the group.
         # When 64 consumers woke one another, a commit took 0.3 ms.
-        answer = PendingResult(is_awaited=False)
-        self.request_commit(committer, offsets, answer, producer)
-        return self._result_of(answer)
+        pending = PendingResult(is_awaited=False)
+        self.request_commit(committer, offsets, pending, producer)
+        return self._result_of(pending)
 
     @contextlib.contextmanager
     def committing(self, committer: Committer) -> Generator[GroupError | None]:
@@ -267,27 +267,27 @@ class LocalGroups(ProcessGroups):
     # -- effects
 
     def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
-        def take() -> None:
+        def run_step() -> None:
             now_ms = self.now_ms()
             # Before the step, so that no request of an expired member is accepted.
             for group_id, timeout in self._timers.due(now_ms):
                 self._act(self._coordinator.timed_out(group_id, timeout, now_ms))
             self._act(step(now_ms))
 
-        self._steps.take(take)
+        self._steps.run(run_step)
 
     def _act(self, effects: Iterable[Effect]) -> None:
         """Execute effects after the earlier ones. The lock is held."""
         self._effects.extend(effects)
-        is_news = False
+        must_notify = False
         while self._effects:
             # After an interrupt, the next operation executes it, possibly a second
             # time.
             effect = self._effects[0]
             match effect:
-                case Reply(PendingResult() as answer, result):
-                    answer.set(result)
-                    is_news = is_news or answer.is_awaited
+                case Reply(PendingResult() as pending, result):
+                    pending.set(result)
+                    must_notify = must_notify or pending.is_awaited
                 case AppendRecords() as store:
                     self._unwritten.append(store)
                 case SetTimer(group_id, timeout, at_ms):
@@ -295,12 +295,12 @@ class LocalGroups(ProcessGroups):
                 case CancelTimer(group_id, timeout):
                     self._timers.cancel((group_id, timeout))
                 case _:
-                    is_news = True
+                    must_notify = True
             # If the effect is different, a signal handler ran in between.
             if self._effects and self._effects[0] is effect:
                 self._effects.popleft()
         # Without this condition, waiting members would wake one another endlessly.
-        if is_news:
+        if must_notify:
             self._notify_listeners()
 
     def _flush(self) -> None:
@@ -323,7 +323,7 @@ class LocalGroups(ProcessGroups):
         try:
             place = self.home(stores[0].group.group_id)
             log = self._log(place)
-            self._take_followers(stores, place, log.config)
+            self._collect_next_appends(stores, place, log.config)
             now_ms = self._fs.now_ms()
             rows: list[RecordInput] = [
                 (key, value, (), now_ms)
@@ -339,7 +339,7 @@ class LocalGroups(ProcessGroups):
                 functools.partial(self._settled, stores, log),
             )
 
-    def _take_followers(
+    def _collect_next_appends(
         self, stores: list[AppendRecords], place: tuple[str, int], config: LogConfig
     ) -> None:
         """Add the following decisions that may share the batch.
@@ -348,18 +348,18 @@ class LocalGroups(ProcessGroups):
         """
         # The partition accepts each decision alone, so it must also accept their batch.
         # Half of its limits leaves room for the headers.
-        most_bytes = min(
+        max_bytes = min(
             _BATCH_BYTES, config.max_message_bytes // 2, config.segment_bytes // 2
         )
-        left = most_bytes - _size_of(stores[0])
+        remaining_bytes = max_bytes - _size_of(stores[0])
         while self._unwritten:
             following = self._unwritten[0]
-            left -= _size_of(following)
+            remaining_bytes -= _size_of(following)
             is_of_batch = (
                 following.producer == stores[0].producer
                 and present_home_of(self._directory, following.group.group_id) == place
             )
-            if left < 0 or not is_of_batch:
+            if remaining_bytes < 0 or not is_of_batch:
                 return
             stores.append(self._unwritten.popleft())
 

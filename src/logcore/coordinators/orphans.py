@@ -26,14 +26,14 @@ _INVENTED_IDS: Final = 1 << 62
 
 
 class Partitions(Protocol):
-    """The methods of a LogDir that left_open() and first_free_producer_id() use."""
+    """The methods of a LogDir that find_orphans() and first_free_producer_id() use."""
 
     def topics(self) -> list[str]: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def partition(self, topic: str, number: int) -> Log: ...
 
 
-def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
+def find_orphans(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
     """Return the producer id and epoch of each open transaction, by (topic, partition).
 
     Opens all logs. A log that cannot be read is skipped, because its readers get the

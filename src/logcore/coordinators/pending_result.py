@@ -8,14 +8,16 @@ from typing import Any
 class PendingResult:
     """The future result of a request. It is set under the lock of the coordinator."""
 
-    __slots__ = ("id_end", "is_awaited", "is_done", "is_kept", "result")
+    __slots__ = ("can_be_withdrawn", "id_end", "is_awaited", "is_done", "result")
 
-    def __init__(self, *, is_awaited: bool = True, is_kept: bool = False) -> None:
+    def __init__(
+        self, *, is_awaited: bool = True, can_be_withdrawn: bool = False
+    ) -> None:
         #: Whether other threads may sleep until the result is available.
         self.is_awaited = is_awaited
         #: Whether withdraw() must find the request after it was interrupted or failed.
         #: The member then holds this object before it sends the request.
-        self.is_kept = is_kept
+        self.can_be_withdrawn = can_be_withdrawn
         #: The end of the member id that a request to join was given, in a group of this
         #: process.
         self.id_end = ""

@@ -174,32 +174,32 @@ class ProcessGroups(GroupHost[PendingResult]):
         The same transition removes the members, so that none of their commits can
         overwrite the offsets. The members join again and begin at these offsets.
         """
-        answer = PendingResult()
+        pending = PendingResult()
 
         def rewind(
             coordinator: Coordinator, waiter: Waiter, now_ms: int
         ) -> list[Effect]:
             return coordinator.rewind(group_id, offsets, waiter, now_ms)
 
-        self.request(group_id, rewind, answer)
-        return self._result_of(answer)
+        self.request(group_id, rewind, pending)
+        return self._result_of(pending)
 
     def delete(self, group_id: str) -> GroupError | None:
         """Delete a group without members, with its offsets, or return the error."""
-        answer = PendingResult()
+        pending = PendingResult()
         # The answer follows the sync of the tombstones.
-        self.request_delete(group_id, answer)
-        return self._result_of(answer)
+        self.request_delete(group_id, pending)
+        return self._result_of(pending)
 
-    def _result_of(self, answer: PendingResult) -> GroupError | None:
+    def _result_of(self, pending: PendingResult) -> GroupError | None:
         # One thread stores the records of several threads. If it is interrupted, it is
         # unknown whether the records of the other threads were written.
-        if not answer.is_done:
+        if not pending.is_done:
             raise DurabilityUnknownError(
                 "a thread was interrupted that stored records for this one: whether they are stored is not known",
                 path=self._directory.path,
             )
-        result: GroupError | None = answer.result
+        result: GroupError | None = pending.result
         return result
 
     @abstractmethod

@@ -71,7 +71,7 @@ from logcore.coordinators.process_groups import (
     check_forgotten,
     home_of,
 )
-from logcore.coordinators.stall_detector import Observations
+from logcore.coordinators.stall_detector import StallDetector
 from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
 from logcore.directory.interface import ClientDirectory
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
@@ -98,7 +98,7 @@ _NEVER_MS: Final = -(2**31)
 #: file for each process.
 _ALIVE_MS: Final = 50
 #: Maximum interval of the checks, in case the report of a change is lost.
-_QUIET_MS: Final = 1_000
+_MAX_CHECK_INTERVAL_MS: Final = 1_000
 #: Number of checks during the shortest deadline.
 _CHECKS: Final = 10
 #: A session is renewed when 1/_RENEW_PART of it has passed.
@@ -112,7 +112,7 @@ def _ignore(_: Effect) -> None:
 class SharedGroups(ProcessGroups):
     """The groups of one directory that several processes have open.
 
-    Set `rules` and `on_news` before the first request.
+    Set `rules` and `on_event` before the first request.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SharedGroups(ProcessGroups):
         self._session = registry.session.id
         #: Called with each event that is worth a log line, in the thread that executes
         #: it.
-        self.on_news: Callable[[Effect], None] = _ignore
+        self.on_event: Callable[[Effect], None] = _ignore
         #: Numbers for the names of waiters, which are unique within the session.
         self._numbers = itertools.count()
         #: Group -> waiter -> pending answer.
@@ -133,8 +133,8 @@ class SharedGroups(ProcessGroups):
         #: (group, member) -> monotonic time of the last renewal of its session.
         self._renewed: dict[tuple[str, str], int] = {}
         #: Groups with members of this process.
-        self._own_groups: set[str] = set()
-        self._observed = Observations()
+        self._local_groups: set[str] = set()
+        self._observed = StallDetector()
         #: Monotonic time of the last check whether the processes of members are alive.
         self._checked_ms = 0
         #: Groups whose nodes this process has created or found.
@@ -184,7 +184,7 @@ class SharedGroups(ProcessGroups):
                 )
             except BaseException:
                 # The caller withdraws a kept request later, and must find it then.
-                if not done.is_kept:
+                if not done.can_be_withdrawn:
                     self._answers.get(group_id, {}).pop(waiter, None)
                 raise
 
@@ -216,19 +216,19 @@ class SharedGroups(ProcessGroups):
                     if group.state == PREPARING
                     else None
                 )
-            found: list[GroupError | None] = []
+            errors: list[GroupError | None] = []
 
             def heartbeat(coordinator: Coordinator, at_ms: int) -> list[Effect]:
                 error, effects = coordinator.heartbeat(
                     group_id, member_id, instance_id, generation, at_ms
                 )
-                found.append(error)
+                errors.append(error)
                 return effects
 
             self.step(group_id, heartbeat)
             self._renewed[group_id, member_id] = now_ms
             # A step may run more than once, see _make(). The last run counts.
-            return found[-1]
+            return errors[-1]
 
     def withdraw(self, group_id: str, joining: PendingResult) -> None:
         with self._lock:
@@ -280,11 +280,11 @@ class SharedGroups(ProcessGroups):
 
     @contextlib.contextmanager
     def committing(self, committer: Committer) -> Generator[GroupError | None]:
-        found: list[GroupError | None] = []
+        errors: list[GroupError | None] = []
 
         def check(coordinator: Coordinator, now_ms: int) -> list[Effect]:
             error, effects = coordinator.check_commit(committer, now_ms)
-            found.append(error)
+            errors.append(error)
             return effects
 
         with self._lock:
@@ -293,7 +293,7 @@ class SharedGroups(ProcessGroups):
             # offsets.
             with self._registry.holding(_path(committer.group_id)):
                 self.step(committer.group_id, check)
-                yield found[-1]
+                yield errors[-1]
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         """Do nothing: the marker in the log is sufficient."""
@@ -321,7 +321,7 @@ class SharedGroups(ProcessGroups):
         return None if node is None else node.group
 
     def forget_topics(self, names: set[str]) -> None:
-        def ask(coordinator: Coordinator, waiter: Waiter, _: int) -> list[Effect]:
+        def forget(coordinator: Coordinator, waiter: Waiter, _: int) -> list[Effect]:
             return coordinator.forget_topics(names, lambda: waiter) or [
                 Reply(waiter, None)
             ]
@@ -330,7 +330,7 @@ class SharedGroups(ProcessGroups):
             answers: list[PendingResult] = []
             for group_id in self._offsets.groups_of(names):
                 answers.append(PendingResult())
-                self.request(group_id, ask, answers[-1])
+                self.request(group_id, forget, answers[-1])
             check_forgotten([answer.result for answer in answers], self.failure)
 
     def get(self, group_id: str) -> Group | None:
@@ -375,7 +375,7 @@ class SharedGroups(ProcessGroups):
 
         Otherwise, poll() has no work.
         """
-        return bool(self._answers or self._own_groups)
+        return bool(self._answers or self._local_groups)
 
     def expire_offsets(self) -> None:
         def expire(coordinator: Coordinator, now_ms: int) -> list[Effect]:
@@ -391,9 +391,9 @@ class SharedGroups(ProcessGroups):
             is_due = clock_ms - self._checked_ms >= _ALIVE_MS
             if is_due:
                 self._checked_ms = clock_ms
-            for group_id in sorted({*self._answers, *self._own_groups}):
+            for group_id in sorted({*self._answers, *self._local_groups}):
                 node = self._peek(group_id)
-                self._record_own_members(group_id, node)
+                self._record_local_members(group_id, node)
                 if node is None:
                     continue
                 self._observed.observe(node.group, node.timers, clock_ms)
@@ -427,16 +427,16 @@ class SharedGroups(ProcessGroups):
                 return True  # a dead process is not merely paused
         return self._observed.is_over(node.group, node.timers, timeout)
 
-    def _record_own_members(self, group_id: str, node: GroupNode | None) -> None:
+    def _record_local_members(self, group_id: str, node: GroupNode | None) -> None:
         """Record whether a group has members of this process.
 
         Other groups need no polling.
         """
         members = {} if node is None else node.group.members
         if node is not None and self._session in node.sessions.values():
-            self._own_groups.add(group_id)
+            self._local_groups.add(group_id)
         else:
-            self._own_groups.discard(group_id)
+            self._local_groups.discard(group_id)
             self._observed.forget(group_id)
         for key in [
             key for key in self._renewed if key[0] == group_id and key[1] not in members
@@ -450,8 +450,8 @@ class SharedGroups(ProcessGroups):
         """
         return self._clock_ms + self._next_ms(_ALIVE_MS)
 
-    def _next_ms(self, most_ms: int) -> int:
-        """Return the monotonic time of the next deadline, at most most_ms from now."""
+    def _next_ms(self, max_ms: int) -> int:
+        """Return the monotonic time of the next deadline, at most max_ms from now."""
         with self._lock:
             times = [
                 at_ms - node.clock_ms
@@ -462,9 +462,9 @@ class SharedGroups(ProcessGroups):
         # A deadline that has passed but must not be acted on yet is checked again
         # later.
         coming = [at_ms for at_ms in times if at_ms > clock_ms]
-        return min([clock_ms + most_ms, *coming])
+        return min([clock_ms + max_ms, *coming])
 
-    def quiet_ms(self) -> int:
+    def time_until_check_ms(self) -> int:
         """Return the time to the next check, if changes and deaths are reported.
 
         It is short while a group rebalances or a request waits. Otherwise, several checks
@@ -474,14 +474,14 @@ class SharedGroups(ProcessGroups):
         with self._lock:
             states = {
                 self._nodes[group_id][1].group.state
-                for group_id in self._own_groups
+                for group_id in self._local_groups
                 if group_id in self._nodes
             }
             if states - {STABLE} or any(self._answers.values()):
                 return _ALIVE_MS
             shortest_ms = self._observed.shortest_ms() or 0
-        most_ms = min(_QUIET_MS, max(_ALIVE_MS, shortest_ms // _CHECKS))
-        return max(1, self._next_ms(most_ms) - self._fs.monotonic_ms())
+        max_ms = min(_MAX_CHECK_INTERVAL_MS, max(_ALIVE_MS, shortest_ms // _CHECKS))
+        return max(1, self._next_ms(max_ms) - self._fs.monotonic_ms())
 
     @contextlib.contextmanager
     def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:
@@ -499,15 +499,18 @@ class SharedGroups(ProcessGroups):
     def _peek(self, group_id: str) -> GroupNode | None:
         """Return the current node, read without a lock. The caller must not change it."""
         try:
-            found = self._registry.get(_path(group_id))
+            registry_node = self._registry.get(_path(group_id))
         except NodeNotFoundError:
             self._nodes.pop(group_id, None)
             return None
         cached = self._nodes.get(group_id)
-        if cached is None or cached[0] != found.version:
-            if not found.value:
+        if cached is None or cached[0] != registry_node.version:
+            if not registry_node.value:
                 return None  # _make() has created it, and no step has written it yet
-            cached = found.version, GroupNode.unpack(group_id, found.value)
+            cached = (
+                registry_node.version,
+                GroupNode.unpack(group_id, registry_node.value),
+            )
             self._nodes[group_id] = cached
             self._notify_listeners()
         # After a reboot, the node describes members that died with the machine.
@@ -554,9 +557,9 @@ class SharedGroups(ProcessGroups):
         with self._lock:
             self._change(group_id, step, None)
             node = self._peek(group_id)
-            self._record_own_members(group_id, node)
+            self._record_local_members(group_id, node)
             if node is not None:
-                if group_id in self._own_groups:
+                if group_id in self._local_groups:
                     # Observe a deadline from the step that sets it, not only from the
                     # next poll().
                     self._observed.observe(
@@ -597,23 +600,23 @@ class SharedGroups(ProcessGroups):
         """
         # Step 1: load the node and the offsets.
         node = GroupNode.unpack(group_id, value) if value else None
-        is_quick = (
+        skips_maintenance = (
             commit is not None
             and node is not None
             and node.boot == self._boot
             and not self._due(node)
         )
-        if is_quick:
+        if skips_maintenance:
             self._offsets.read_once(group_id)
         else:
             self._offsets.read_new_records(group_id)
         node = self._opened(group_id, node)
         coordinator = Coordinator(self.rules, lambda: self._fs.random_bytes(16).hex())
         run = _Run(
-            node, coordinator, self._fs.monotonic_ms, self._store, self.on_news, commit
+            node, coordinator, self._fs.monotonic_ms, self._store, self.on_event, commit
         )
         now_ms = node.clock_ms + self._fs.monotonic_ms()
-        if not is_quick:
+        if not skips_maintenance:
             # Step 2: remove dead members and act on timeouts. A quick step skips this,
             # because removing a member may leave a group that only its offsets keep
             # alive.
@@ -625,7 +628,7 @@ class SharedGroups(ProcessGroups):
             for member in node.group.members.values()
         }
         run.act(step(coordinator, now_ms))
-        if is_quick:
+        if skips_maintenance:
             _keep_deadlines(node.group, deadlines)
         run.record_sessions()
         packed = node.pack()
@@ -736,20 +739,20 @@ def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
             member.deadline_ms = deadline_ms
 
 
-def living_members(registry: FileRegistry, group_id: str) -> list[str]:
+def live_members(registry: FileRegistry, group_id: str) -> list[str]:
     """Return the ids of members whose process is alive, from the group's node.
 
     This changes nothing in the registry.
     """
     return [
         member.member_id
-        for member in seen_members(registry, group_id)
+        for member in registered_members(registry, group_id)
         if member.is_alive
     ]
 
 
 @attrs.frozen(kw_only=True)
-class SeenMember:
+class RegisteredMember:
     """A member, as the node of its group describes it."""
 
     member_id: str
@@ -764,7 +767,7 @@ class SeenMember:
     partitions: tuple[OffsetKey, ...]
 
 
-def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
+def registered_members(registry: FileRegistry, group_id: str) -> list[RegisteredMember]:
     """Return the members in a group's node. This changes nothing in the registry."""
     try:
         value = registry.get(_path(group_id)).value
@@ -782,7 +785,7 @@ def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
     for member in node.group.members.values():
         session = node.sessions.get(member.member_id, "")
         found.append(
-            SeenMember(
+            RegisteredMember(
                 member_id=member.member_id,
                 instance_id=member.instance_id,
                 client_id=member.client_id,
@@ -838,14 +841,14 @@ class _Run:
         coordinator: Coordinator,
         monotonic_ms: Callable[[], int],
         store: Callable[[str, AppendRecords, _Commit | None], GroupError | None],
-        on_news: Callable[[Effect], None],
+        on_event: Callable[[Effect], None],
         commit: _Commit | None,
     ) -> None:
         self._node = node
         self._coordinator = coordinator
         self._monotonic_ms = monotonic_ms
         self._store = store
-        self._on_news = on_news
+        self._on_event = on_event
         self._commit = commit
         self._effects: deque[Effect] = deque()
         if not node.group.is_unused:
@@ -878,17 +881,17 @@ class _Run:
                     now_ms = node.clock_ms + self._monotonic_ms()
                     self._effects.extend(self._coordinator.stored(store, error, now_ms))
                 case SetTimer(group_id, timeout, at_ms):
-                    found = self._coordinator.get(group_id)
-                    if found is not None:
-                        self._use_group(found)
+                    group = self._coordinator.get(group_id)
+                    if group is not None:
+                        self._use_group(group)
                     node.timers[timeout] = at_ms
                 case CancelTimer(_, timeout):
                     node.timers.pop(timeout, None)
                 case event:
-                    self._on_news(event)
-        found = self._coordinator.get(node.group.group_id)
-        if found is not None:
-            self._use_group(found)
+                    self._on_event(event)
+        group = self._coordinator.get(node.group.group_id)
+        if group is not None:
+            self._use_group(group)
         elif node.group.state == DEAD:
             # A group that is created again continues with the generation, so that no
             # earlier member takes part in it.
@@ -922,7 +925,7 @@ class _Offsets:
     def __init__(self, directory: ClientDirectory) -> None:
         self._directory = directory
         #: Partition -> the groups in its log.
-        self._found: dict[int, StoredGroups] = {}
+        self._stored_groups: dict[int, StoredGroups] = {}
         #: Partition -> the log, and the offset up to which it was read.
         self._ends: dict[int, tuple[Log, int]] = {}
 
@@ -952,7 +955,7 @@ class _Offsets:
         """
         if (
             OFFSETS_TOPIC in self._directory
-            and self._number(group_id) not in self._found
+            and self._number(group_id) not in self._stored_groups
         ):
             self.read_new_records(group_id)
 
@@ -981,18 +984,18 @@ class _Offsets:
         # log is therefore read again until no transaction is open.
         is_undecided = log.last_stable_offset < high_watermark
         if is_undecided or aborted_transactions(log, start, high_watermark):
-            self._found[number] = stored_groups([log])
+            self._stored_groups[number] = stored_groups([log])
         else:
-            found = StoredGroups() if is_new else self._found[number]
+            found = StoredGroups() if is_new else self._stored_groups[number]
             for columns in log.scan(start, high_watermark):
                 pairs = zip(columns.keys(), columns.values(), strict=True)
                 found.take({key: value for key, value in pairs if key is not None})
-            self._found[number] = found
+            self._stored_groups[number] = found
         if not is_undecided:
             self._ends[number] = log, high_watermark
 
     def of(self, group_id: str) -> Mapping[str, Mapping[int, Committed]]:
-        for found in self._found.values():
+        for found in self._stored_groups.values():
             if group_id in found.offsets:
                 return found.offsets[group_id]
         return {}
@@ -1007,7 +1010,7 @@ class _Offsets:
         return next(
             (
                 found.unstable[group_id]
-                for found in self._found.values()
+                for found in self._stored_groups.values()
                 if group_id in found.unstable
             ),
             {},
@@ -1017,7 +1020,7 @@ class _Offsets:
         return next(
             (
                 found.groups[group_id]
-                for found in self._found.values()
+                for found in self._stored_groups.values()
                 if group_id in found.groups
             ),
             None,
@@ -1031,13 +1034,13 @@ class _Offsets:
         self._read_all_new_records()
         found = [
             (name, topic)
-            for each in self._found.values()
+            for each in self._stored_groups.values()
             for name, of in each.offsets.items()
             for topic in of
         ]
         found += [
             (name, topic)
-            for each in self._found.values()
+            for each in self._stored_groups.values()
             for name, producers in each.unstable.items()
             for keys in producers.values()
             for topic, _ in keys
@@ -1049,7 +1052,7 @@ class _Offsets:
         self._read_all_new_records()
         return {
             name
-            for found in self._found.values()
+            for found in self._stored_groups.values()
             for name in (*found.offsets, *found.groups)
         }
 

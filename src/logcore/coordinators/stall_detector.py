@@ -47,12 +47,12 @@ class _Watched:
     deadline_ms: int
     duration_ms: int
     #: Monotonic time of the last observation.
-    looked_ms: int
+    observed_ms: int
     #: The part of the duration that counts as observed.
     counted_ms: int = 0
 
 
-class Observations:
+class StallDetector:
     """The observed deadlines. Used under the lock of the groups."""
 
     def __init__(self) -> None:
@@ -64,18 +64,18 @@ class Observations:
 
         `now_ms` is the time of this process's monotonic clock.
         """
-        before = self._watched.get(group.group_id, {})
-        after = {}
-        for timeout, deadline_ms, waited_ms in _deadlines(group, timers):
-            watched = before.get(timeout)
+        previous = self._watched.get(group.group_id, {})
+        current = {}
+        for timeout, deadline_ms, duration_ms in _deadlines(group, timers):
+            watched = previous.get(timeout)
             if watched is None or watched.deadline_ms != deadline_ms:
-                watched = _Watched(deadline_ms, waited_ms, now_ms)
+                watched = _Watched(deadline_ms, duration_ms, now_ms)
             watched.counted_ms += min(
-                now_ms - watched.looked_ms, waited_ms // _PAUSE_PART
+                now_ms - watched.observed_ms, duration_ms // _PAUSE_PART
             )
-            watched.looked_ms = now_ms
-            after[timeout] = watched
-        self._watched[group.group_id] = after
+            watched.observed_ms = now_ms
+            current[timeout] = watched
+        self._watched[group.group_id] = current
 
     def shortest_ms(self) -> int | None:
         """Return the shortest duration of the observed deadlines, or None."""
@@ -98,12 +98,12 @@ class Observations:
 
         The result is True for timeouts that remove no live member.
         """
-        for each, deadline_ms, waited_ms in _deadlines(group, timers):
+        for each, deadline_ms, duration_ms in _deadlines(group, timers):
             if each == timeout:
                 watched = self._watched.get(group.group_id, {}).get(timeout)
                 if watched is None or watched.deadline_ms != deadline_ms:
                     return False
-                return watched.counted_ms >= waited_ms
+                return watched.counted_ms >= duration_ms
         return True
 
 

@@ -6,7 +6,7 @@ Rules:
   transaction.
 - A record of a transaction is valid once the transaction is committed. Its own offset
   counts, not the offset of the marker.
-- A record in an unknown form is skipped and counted in `not_understood`.
+- A record in an unknown form is skipped and counted in `skipped_count`.
 
 The bytes of a record are decoded in format/group_records.py.
 """
@@ -64,7 +64,7 @@ class StoredGroups:
             str, dict[int, dict[tuple[str, int], tuple[int, Committed]]]
         ] = {}
         #: The number of records that were skipped.
-        self.not_understood = 0
+        self.skipped_count = 0
 
     def member_count(self, group_id: str) -> int:
         """Return the number of members of a group in its last record, 0 without a
@@ -95,7 +95,7 @@ class StoredGroups:
             elif key[:2] in CONSUMER_KEY_VERSIONS:
                 self._apply_consumer_record(key, value)
             elif key[:2] in KEY_VERSIONS:
-                self.not_understood += 1
+                self.skipped_count += 1
 
     def _apply_commit(self, key: CommitKey, value: bytes | None) -> None:
         if value is None:
@@ -103,7 +103,7 @@ class StoredGroups:
             return
         committed = read_commit(value)
         if committed is None:
-            self.not_understood += 1
+            self.skipped_count += 1
             return
         self.offsets.setdefault(key.group_id, {}).setdefault(key.topic, {})[
             key.partition
@@ -141,20 +141,20 @@ class StoredGroups:
             return
         group = read_group(value)
         if group is None:
-            self.not_understood += 1
+            self.skipped_count += 1
         else:
             self.groups[group_id] = group
 
     def _apply_consumer_record(self, key: bytes, value: bytes | None) -> None:
         name = read_consumer_key(key)
         if name is None:
-            self.not_understood += 1
+            self.skipped_count += 1
             return
         if value is None:
             return
         fact = read_consumer_value(name.kind, value)
         if fact is None and name.kind is not RecordKind.TOPICS:
-            self.not_understood += 1
+            self.skipped_count += 1
             return
         self.consumers.setdefault(name.group_id, {})[name.kind, name.name] = fact
 

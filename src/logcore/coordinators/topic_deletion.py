@@ -1,9 +1,9 @@
-"""Deletes topics: the row of the topic, its files, and all offsets committed for it.
+"""Topic deletion: removes a topic's row, its files, and all offsets committed for it.
 
 Rules:
-- A topic is deleted in one step. Its files are removed afterwards, which makes room on
+- A topic is deleted in one step. Its files are removed afterwards, which frees space on
   a full disk.
-- Its name becomes available only when its committed offsets are durably deleted too.
+- The name becomes available only after the committed offsets are durably deleted too.
   After a crash, a new topic with that name therefore cannot inherit them, which would
   make groups skip its first records.
 - tick() and the next opening retry failed steps; until then the name is unavailable.
@@ -31,8 +31,8 @@ from logcore.reporting import INFO, log_line
 if TYPE_CHECKING:
     from logcore.directory.interface import HostDirectory
 
-#: Interval of forget_again(), because it reads the offsets of all groups.
-_FORGET_AGAIN_MS: Final = 1_000
+#: Interval of retry_forgetting(), because it reads the offsets of all groups.
+_RETRY_INTERVAL_MS: Final = 1_000
 
 
 class Deletions:
@@ -56,7 +56,7 @@ class Deletions:
         self._coordinators = coordinators
         #: Deleted topics whose offsets are being deleted.
         self._forgetting: set[str] = set()
-        #: Monotonic time at which forget_again() may run again.
+        #: Monotonic time at which retry_forgetting() may run again.
         self._forget_from_ms = 0
 
     def start(
@@ -100,7 +100,7 @@ class Deletions:
         try:
             self._finish(lock)
         except BaseException:
-            # forget_again() completes the deletion.
+            # retry_forgetting() completes the deletion.
             self._forgetting.discard(name)
             raise
 
@@ -168,7 +168,7 @@ class Deletions:
         if not directory.host.has_coordinator:
             self._coordinators.forget_registered(directory, {name})
 
-    def forget_left(self, directory: HostDirectory, names: set[str]) -> None:
+    def forget_remaining(self, directory: HostDirectory, names: set[str]) -> None:
         """Delete stored offsets for interrupted deletions, of a crashed process or
         after an error.
 
@@ -180,7 +180,7 @@ class Deletions:
         if forgotten:
             self._coordinators.forget_stored(directory, forgotten)
 
-    def forget_again(
+    def retry_forgetting(
         self,
         directory: HostDirectory,
         lock: contextlib.AbstractContextManager[object],
@@ -190,13 +190,13 @@ class Deletions:
         clock_ms = self._fs.monotonic_ms()
         if not names or clock_ms < self._forget_from_ms:
             return
-        self._forget_from_ms = clock_ms + _FORGET_AGAIN_MS
+        self._forget_from_ms = clock_ms + _RETRY_INTERVAL_MS
         with self._incidents.reporting_errors("deletion", ", ".join(sorted(names))):
             # Offsets in memory.
             if directory.host.forget_topic is not None or self._coordinators.has_groups:
                 for name in names:
                     self.forget(directory, name)
             # Offsets on disk.
-            self.forget_left(directory, names)
+            self.forget_remaining(directory, names)
             self._registry.remembered -= names
             self._finish(lock)

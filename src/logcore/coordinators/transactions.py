@@ -48,7 +48,7 @@ from logcore.coordination.transaction_effects import (
 )
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, TransactionMachine
 from logcore.coordinators.durable_queue import DurableQueue, sync_present
-from logcore.coordinators.orphans import left_open
+from logcore.coordinators.orphans import find_orphans
 from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.stored_transactions import (
     TRANSACTIONS_CONFIG,
@@ -82,7 +82,7 @@ _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
 #: Errors after which a marker is not retried: its partition was deleted, or has a later
 #: marker. CoordinatorFencedError is not included, because there is no other
 #: coordinator. If that marker counted as written, its records would remain undecided.
-_SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError)
+_MARKER_UNNEEDED_ERRORS: Final = (TopicNotFoundError, InvalidProducerEpochError)
 
 
 T = TypeVar("T")
@@ -144,10 +144,10 @@ class TransactionCoordinator:
             LogLockedError: another process decides.
             LogcoreError: `__transaction_state` could not be read.
         """
-        answer = PendingResult()
-        self._do(lambda now_ms: self._machine.handle(request, answer, now_ms))
-        assert answer.is_done, request
-        result: Result = answer.result
+        pending = PendingResult()
+        self._do(lambda now_ms: self._machine.handle(request, pending, now_ms))
+        assert pending.is_done, request
+        result: Result = pending.result
         return result
 
     def end_overdue(self) -> None:
@@ -289,7 +289,7 @@ class TransactionCoordinator:
         self._act(self._machine.load(found, now_ms))
         if self._expects_orphans:
             self._expects_orphans = False
-            self._act(self._machine.adopt(left_open(self._directory), now_ms))
+            self._act(self._machine.adopt(find_orphans(self._directory), now_ms))
 
     def _numbers(self) -> tuple[int, ...]:
         if TRANSACTIONS_TOPIC in self._directory:
@@ -330,8 +330,8 @@ class TransactionCoordinator:
         self._effects.extend(effects)
         while self._effects:
             match self._effects.popleft():
-                case TransactionReply(PendingResult() as answer, result):
-                    answer.set(result)
+                case TransactionReply(PendingResult() as pending, result):
+                    pending.set(result)
                 case TransactionReply():  # only requests with a PendingResult exist
                     raise AssertionError("a reply without a request")
                 case StoreTransaction() as store:
@@ -405,7 +405,7 @@ class TransactionCoordinator:
 
     def _mark(self, machine: TransactionMachine, effect: WriteMarkers) -> None:
         # Partitions whose marker must be written again.
-        left: set[Partition] = set()
+        unwritten: set[Partition] = set()
         written: dict[Partition, Log] = {}
         ends: dict[Log, int] = {}
         for partition in sorted(effect.partitions):
@@ -421,16 +421,17 @@ class TransactionCoordinator:
                     ),
                     durability="os",
                 )
-            except _SETTLED:
+            except _MARKER_UNNEEDED_ERRORS:
                 continue
             except (LogcoreError, OSError) as error:
-                self._miss(partition, error, left)
+                self._record_unwritten(partition, error, unwritten)
                 continue
             written[partition] = log
             # One sync for the markers of all partitions of a log.
             ends[log] = receipt.last_offset + 1
         self._unsynced.add(
-            ends, functools.partial(self._on_marked, machine, effect, written, left)
+            ends,
+            functools.partial(self._on_marked, machine, effect, written, unwritten),
         )
 
     def _abort(self, orphan: AbortOrphan) -> None:
@@ -465,8 +466,8 @@ class TransactionCoordinator:
             return self._directory.host.open_again(*partition)
         return log
 
-    def _miss(
-        self, partition: Partition, error: Exception, left: set[Partition]
+    def _record_unwritten(
+        self, partition: Partition, error: Exception, unwritten: set[Partition]
     ) -> None:
         log_line(
             "transactions",
@@ -475,22 +476,22 @@ class TransactionCoordinator:
             *partition,
             error,
         )
-        left.add(partition)
+        unwritten.add(partition)
 
     def _on_marked(
         self,
         machine: TransactionMachine,
         effect: WriteMarkers,
         written: Mapping[Partition, Log],
-        left: set[Partition],
+        unwritten: set[Partition],
         failures: Mapping[Log, LogcoreError],
     ) -> None:
         for partition, log in written.items():
             if log in failures:
-                self._miss(partition, failures[log], left)
+                self._record_unwritten(partition, failures[log], unwritten)
             elif partition[0] == OFFSETS_TOPIC:
                 self._ended(effect.producer_id, effect.commit)
-        self._act(machine.marked(effect, frozenset(left), self.now_ms()))
+        self._act(machine.marked(effect, frozenset(unwritten), self.now_ms()))
 
     def _take_producer_id(self, effect: AllocateProducerId) -> None:
         producer_id = None

@@ -208,13 +208,19 @@ class GroupShards(GroupService):
         super().join(request, joined)
 
     def consumer_heartbeat(
-        self, request: ConsumerHeartbeat, callback: Callback, *, may_omit_member_id: bool
+        self,
+        request: ConsumerHeartbeat,
+        callback: Callback,
+        *,
+        may_omit_member_id: bool,
     ) -> None:
         shard = self._find(request.group_id)
         if isinstance(shard, GroupError):
             callback(HeartbeatRefused(shard, "another broker coordinates the group"))
         else:
-            shard.consumer_heartbeat(request, callback, may_omit_member_id=may_omit_member_id)
+            shard.consumer_heartbeat(
+                request, callback, may_omit_member_id=may_omit_member_id
+            )
 
     def get(self, group_id: str) -> Group | None:
         shard = self._find(group_id)
