@@ -123,7 +123,10 @@ def reports_changes(frame: memoryview) -> bool:
 def _return_response(
     response: Any, request: Any, call: Call, state: BrokerState
 ) -> Any:
-    """Return a given response, as the handler of a request."""
+    """Return the first argument.
+
+    It takes the place of a handler if the response exists.
+    """
     return response
 
 
@@ -193,7 +196,7 @@ class Broker:
             self.state.transactions = TransactionHost(self.state)
 
     def advertise(self, nodes: AdvertisedNodes | None) -> None:
-        """Answer as several nodes, which all are this broker, or as one again."""
+        """Advertise several nodes, which all are this broker, or one node again."""
         self._nodes = nodes
         state = self.state
         if nodes is None:
@@ -273,7 +276,7 @@ class Broker:
             raise CloseConnection(str(error)) from error
         if entries > _LARGE_ENTRIES and self.state.step_runner.is_full:
             raise CloseConnection(
-                f"{api.name} of {entries} entries, where many large requests are in work already"
+                f"{api.name} of {entries} entries, while many large requests are in progress already"
             )
         if self._nodes is not None:
             handler = partial(self._nodes.handle, handler)
@@ -398,7 +401,7 @@ class Broker:
         is_timed = throttle is not None and throttle.counts_time
         began_ns = time.thread_time_ns() if is_timed else 0
         response = None
-        # The API's guard removes the parts that the user is not allowed to do.
+        # The API's guard removes the parts for which the user has no permission.
         if state.security.acls is not None:
             guarded = GUARDS[call.api_key](
                 request,

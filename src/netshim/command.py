@@ -384,7 +384,7 @@ def _server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fields(type_: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are fields of a class."""
-    # Only these options are read: a test finds an option that is read nowhere.
+    # The other options are left unread: a test finds an option that nothing reads.
     return {name: options[name] for name in attrs.fields_dict(type_) if name in options}
 
 
@@ -488,7 +488,7 @@ def serve(
     """Serve the log directory DIR to Kafka clients; it is created if it does not exist.
 
     Prints its address once clients may connect. Ctrl-C or TERM stops it cleanly, a
-    second one at once. --config sets what topics that do not set it themselves have.
+    second one at once. --config sets defaults of topics.
     Sizes are in bytes, times in milliseconds. Each option may also be set in a file,
     see --config-file, or by an environment variable such as NETSHIM_PORT.
     """

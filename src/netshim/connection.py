@@ -52,7 +52,7 @@ _SMALL_BYTES: Final = 64 << 10
 _MAX_EMPTY_BUFFER_BYTES: Final = 4 << 20
 #: An empty buffer is kept until the client has been silent for this time.
 _EMPTY_BUFFER_MS: Final = 1_000
-#: Pieces smaller than this are joined, which costs less than a system call for each.
+#: Buffers smaller than this are joined, which costs less than a system call for each.
 _SMALL_BUFFER_BYTES: Final = 16 << 10
 #: Maximum number of bytes for one send.
 _SEND_BYTES: Final = 1 << 20
@@ -316,7 +316,7 @@ class Connection:
         self._start = self._end = 0
         #: Responses from the first pending one on, in the order of their requests.
         self._slots: deque[list[Buffer] | PendingResponse] = deque()
-        #: Pieces of responses that were not sent.
+        #: Buffers of responses that were not sent.
         self.outgoing: deque[Buffer] = deque()
         #: Number of bytes in `outgoing`.
         self.unsent_bytes = 0
@@ -415,7 +415,7 @@ class Connection:
 
     @property
     def has_input(self) -> bool:
-        """Whether process() has something to do: received bytes, or a place in line."""
+        """Whether process() has something to do: received bytes, or a place in a queue."""
         return self._end > self._start or self in self._workload.queue
 
     def process(self, now_ms: int) -> None:
@@ -469,7 +469,7 @@ class Connection:
             # Connections after this one may use the room.
             self._workload.leave_queue(self)
         self.is_waiting = self._end - self._start >= 4 and self.is_full
-        # Step 3: shrink an empty buffer, or start the clock of the next incomplete
+        # Step 3: shrink an empty buffer, or start the time limit of the next incomplete
         # frame.
         if self._start == self._end:
             self._start = self._end = 0

@@ -77,7 +77,7 @@ def console(
 
     Prints the address of the pages. DIR is only read, without a lock, so that a broker or
     another writer may run. With --write, each change opens DIR for writing. Ctrl-C ends
-    the console. --config sets what topics that do not set it themselves have.
+    the console. --config sets defaults of topics.
     """
     if not os.path.isdir(directory):
         raise LogNotFoundError("there is no such directory", path=directory)

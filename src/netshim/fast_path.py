@@ -294,7 +294,8 @@ class FastPath:
             epoch,
         ):
             return None
-        # Before the high watermark, which another thread may raise in between.
+        # This is read before the high watermark, which another thread may raise in
+        # between.
         state = writer.state
         stable = log.known_stable_offset if request.is_committed else state.visible
         if stable is None or state.is_closed:
@@ -328,7 +329,7 @@ class FastPath:
         return response
 
     def _take_position(self, request: UsualFetch, key: Key, log: Log) -> bool:
-        """Take the position of a follower, once for each fetch.
+        """Record the position of a follower, once for each fetch.
 
         Returns False if the general path must refuse the fetch. After a change of
         replicas or leaders, the general path also answers a fetch that waits.
@@ -356,7 +357,7 @@ class FastPath:
         state = log.host.writer.state
         if state.is_closed:
             return None
-        # This thread alone moves both in a cluster.
+        # In a cluster, only this thread changes both.
         high_watermark, log_start = state.visible, state.log_start
         has_records = request.offset < state.end
         response: list[Buffer] | None = None

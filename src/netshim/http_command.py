@@ -104,7 +104,7 @@ class HttpPages:
     schema_registry: str | None = None
     insecure: bool = False
     tls: TlsSettings | None = None
-    #: Settings for topics without values of their own.
+    #: The default settings of topics.
     config: Mapping[str, str] = attrs.Factory(dict)
     console_login: bool = False
     console_write: bool = False

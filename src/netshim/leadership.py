@@ -103,7 +103,7 @@ class Leadership(ABC):
     def follower_fetched(
         self, key: Key, log: Log, fetch: FollowerFetch
     ) -> FetchRefusal | None:
-        """Take the position of a follower. Return why it gets no records, or None."""
+        """Record the position of a follower. Return why it gets no records, or None."""
 
     @abstractmethod
     def is_in_sync(self, key: Key, replica: int) -> bool:

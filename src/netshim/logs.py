@@ -274,7 +274,7 @@ class BrokerLogs:
     ) -> None:
         """Open the last of the missing logs, then the others.
 
-        Then set the answer to the result of handle().
+        Then set the response to the result of handle().
         """
         # Another request may have opened the log in the meantime.
         while to_open and (

@@ -37,7 +37,7 @@ RETRIED: Final = frozenset(
 )
 #: The time for which a client may have batches in flight.
 _REFUSED_MS: Final = 30_000
-#: Maximum number of refused batches that are remembered. Each occupies 200 bytes.
+#: Maximum number of refused batches that are stored. Each occupies 200 bytes.
 _MAX_REFUSED: Final = 1_000
 
 
@@ -49,7 +49,7 @@ class _RefusedBatch:
     sequence: int
     #: The error code of the refusal.
     code: int
-    #: When the batch is forgotten.
+    #: When this object is removed.
     until_ms: int
     #: Further batches that may be in flight and out of order.
     remaining_batches: int = KNOWN_BATCHES - 1
@@ -82,7 +82,7 @@ class RefusedBatches:
         code: int,
         now_ms: int,
     ) -> None:
-        """Remember a batch that was refused with one of the codes in RETRIED."""
+        """Store a batch that was refused with one of the codes in RETRIED."""
         source = key, producer_id
         if self.code_for(key, producer_id, epoch, sequence, now_ms):
             refused = self._refused[source]

@@ -122,7 +122,7 @@ class _Printer:
         self._printed = 0
         #: Number of differences that repeat the fields and values of another one.
         self._repeated = 0
-        #: Differences that were printed, without their places.
+        #: Fields and values of the differences that were printed.
         self._printed_differences: set[tuple[object, ...]] = set()
 
     def report(self, difference: ResponseDifference) -> None:

@@ -49,7 +49,7 @@ _OPEN = frozenset((Status.ONGOING, Status.PREPARE_COMMIT, Status.PREPARE_ABORT))
 
 @attrs.frozen
 class _FileState:
-    """Facts that differ after each change of a file."""
+    """Properties of a file that show whether it has changed."""
 
     size_bytes: int
     mtime_ns: int
@@ -58,7 +58,7 @@ class _FileState:
 
 @attrs.frozen
 class ReplacedBroker:
-    """Facts of a broker whose directory is rolled back."""
+    """The state of a broker whose directory is rolled back."""
 
     #: The leader epochs of partitions.
     epochs: Mapping[Key, int]

@@ -8,8 +8,8 @@ Rules:
 - An exception in one waiter must not reach the other waiters or the caller that woke
   them.
 - Handlers process large requests in steps (Steps), because one request may list 100,000
-  partitions. They yield to the event loop after each chunk of PIECE entries. The state
-  may have changed by the next chunk.
+  partitions. They yield to the event loop after each chunk of CHUNK_ENTRIES entries.
+  The state may have changed by the next chunk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CallLater = Callable[[Callable[[], None]], object]
 
 
 class Lifecycle:
-    """Facts that the host reports: the latest time, and whether the broker stops."""
+    """The state that the host reports: the latest time, and whether the broker stops."""
 
     def __init__(self) -> None:
         #: The latest time that the host has reported.

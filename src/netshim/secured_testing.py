@@ -76,7 +76,7 @@ def start_secured(path: Path, **options: Any) -> SecuredKafka:
     options.setdefault(
         "security",
         SecuritySettings(
-            # Clients differ in the mechanisms that they know.
+            # Clients differ in the mechanisms that they support.
             mechanisms=("PLAIN", *scram.HASHES),
             super_users=(f"User:{ADMIN}",),
             enforces_acls=True,

@@ -1,7 +1,7 @@
 """The state of one connection that a broker keeps while the connection is open.
 
-Each request carries its session in `Call.session`. This module knows no protocol and no
-socket: connection.py splits the bytes into frames, broker.py answers them.
+Each request carries its session in `Call.session`. This module contains no protocol and
+no socket: connection.py splits the bytes into frames, broker.py answers them.
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ class Kafka:
     def requests(self, api: str = "*") -> list[ObservedRequest]:
         """Return the latest requests of clients, at most 1,000, oldest first.
 
-        The broker remembers requests from the first call of requests() or faults() on.
+        The broker stores requests from the first call of requests() or faults() on.
         """
         broker = self.server.server.broker
         return self.server.call(lambda: observed_requests(broker, api))

@@ -5,7 +5,7 @@ Rules (as Apache Kafka 4.1.1):
   request of its connection is started for that time.
 - A fetch over its quota is answered without records, which are then not counted.
 - Changes of topics over their quota are refused with THROTTLING_QUOTA_EXCEEDED in the
-  versions that know the error. Older versions are delayed only.
+  versions that have this error. Older versions are delayed only.
 - SASL, ApiVersions before authentication and requests of other brokers are not counted,
   if access control lists allow them.
 
@@ -24,7 +24,7 @@ from netshim.wire import codes
 
 #: APIs whose processor time is not counted.
 _FREE: Final = wire.keys_of(wire.SASL_HANDSHAKE, wire.SASL_AUTHENTICATE)
-#: API -> first version that knows THROTTLING_QUOTA_EXCEEDED.
+#: API -> first version with the error THROTTLING_QUOTA_EXCEEDED.
 _STRICT_SINCE: Final = {
     wire.CREATE_TOPICS.key: 6,
     wire.CREATE_PARTITIONS.key: 3,
@@ -151,7 +151,7 @@ class Throttle:
                 is_strict=is_strict,
             )
             delay_ms = max(delay_ms, topic_delay_ms)
-            # Older clients do not know the error. The change is made, and the next
+            # Older clients do not support the error. The change is made, and the next
             # request of the client is delayed.
             if is_strict and topic_delay_ms:
                 self._refused.append(topic)

@@ -46,7 +46,7 @@ class ServedTopics:
             return None
         try:
             return self._logdir.topic_id(name).bytes, len(self._logdir.partitions(name))
-        except LogcoreError:  # deleted in this moment
+        except LogcoreError:  # deleted since then
             return None
 
 

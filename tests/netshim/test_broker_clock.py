@@ -144,7 +144,7 @@ def test_clock_of_the_system_cannot_be_moved(kafka: Kafka) -> None:
 
 
 class OldClock:
-    """A clock that is far behind the clock of the system."""
+    """A clock with a time of many years ago."""
 
     def now_ms(self) -> int:
         return 1_000_000_000_000

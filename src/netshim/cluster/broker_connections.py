@@ -8,11 +8,11 @@ Rules:
   read the registry's directory can also change every user in it, so the password gives it
   no further rights.
 - If the listener uses TLS, a broker verifies the certificate and the name of another one,
-  and presents its own certificate if it is asked for one.
+  and presents its own certificate if the other one requests it.
 - With access control lists, the principal of the brokers must be a super user: other
   users may not fetch as a follower or write markers. Without SASL, it is User:ANONYMOUS
   or the subject of the certificate.
-- All of this is tried when a broker starts, by a handshake with itself. A broker that the
+- A broker tests all of this at its start, by a handshake with itself. A broker that the
   others would refuse does not start.
 """
 

@@ -62,7 +62,7 @@ def review_cluster(
     *,
     waits_for_disk: bool,
 ) -> Iterator[Change]:
-    """Make each state fit the registered brokers; yield each change after its write.
+    """Adapt each state to the registered brokers. Yield each change after its write.
 
     `waits_for_disk` is whether the durability policy waits for the disk. The caller
     must write a DELETED change to its list before it takes the next one. Raises the
@@ -105,7 +105,7 @@ def _write_states(
     try:
         results = registry.write_many([write.node for write in writes])
     except Exception:
-        # Any of them may have been written, also if the disk is full.
+        # Any of them may have been written, even if the disk is full.
         for write in writes:
             yield write.name, write.number
         raise

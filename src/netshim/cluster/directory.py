@@ -37,7 +37,7 @@ from netshim.cluster.nodes import WHOLE_TOPIC, TopicNode
 from netshim.cluster.view import ClusterView, TopicOfCluster
 from netshim.topology import Placement
 
-#: Limit for a change to take effect.
+#: Maximum time until a change takes effect.
 _CHANGE_S: Final = 20.0
 #: Replication of internal topics, if there are as many brokers.
 _INTERNAL_FACTOR: Final = 3

@@ -8,7 +8,7 @@ Rules:
   also over several requests. A request lists only the partitions whose fetch is new,
   so an idle partition costs neither side anything.
 - A partition that cannot be fetched now is tried again later, and the others continue.
-- After drop() has returned, this module changes the log no more.
+- After drop() has returned, this module no longer changes the log.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class FollowedPartition:
 
 @attrs.frozen
 class _SentFetch:
-    """A fetch that the leader has."""
+    """A fetch that was sent to the leader, and not given up."""
 
     partition: FollowedPartition
     fetch: FollowerFetch
@@ -137,7 +137,8 @@ class LeaderFetcher:
         #: because more are expected.
         self._added_ms = 0
         self._uses_short_wait = False
-        #: The fetch session, and the fetches that it contains. Of the thread.
+        #: The fetch session, and the fetches that it contains. Only the thread uses
+        #: them.
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
         self._sent: dict[_FetchKey, _SentFetch] = {}
@@ -156,24 +157,24 @@ class LeaderFetcher:
             self._added_ms = self._fs.monotonic_ms()
             uses_short_wait = self._uses_short_wait
             self._changed.notify_all()
-        # The present request may wait for records of other partitions. An interrupt also
-        # ends the session, so it would be costly for each of many new partitions.
+        # The current request may wait for records of other partitions. An interrupt
+        # also ends the session, so it would be costly for each of many new partitions.
         if not uses_short_wait:
             self._connection.interrupt()
 
     def drop(self, key: Key) -> None:
-        """Stop to follow a partition. Returns when its log is no longer used."""
+        """Stop following a partition. Returns when its log is no longer used."""
         with self._changed:
             partition = self._partitions.pop(key, None)
             if partition is not None:
-                self._due[partition] = None  # the session forgets it
+                self._due[partition] = None  # to remove it from the session
         if partition is not None:
             with partition.mutex:
                 # The thread holds the mutex while it uses the log.
                 partition.is_dropped = True
 
     def read_state(self, key: Key, state: LeaderAndIsr) -> None:
-        """Take a newer state with the same leader and epoch."""
+        """Use a newer state with the same leader and epoch."""
         with self._changed:
             partition = self._partitions.get(key)
         if partition is not None:
@@ -184,7 +185,7 @@ class LeaderFetcher:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        # It ends the request that waits for records.
+        # This ends the request that waits for records.
         self._connection.interrupt()
         self._thread.join()
 
@@ -222,7 +223,8 @@ class LeaderFetcher:
                 fetch = None
             previous = self._sent.get(partition.fetch_key)
             if fetch is None:
-                # The leader would answer its former fetch again and again.
+                # Otherwise, the leader would answer the previous fetch again in each
+                # response.
                 if previous is not None and previous.partition is partition:
                     del self._sent[partition.fetch_key]
                     forgotten.append(partition.fetch_key)
@@ -313,7 +315,7 @@ class LeaderFetcher:
                 self._mark_due(partition)
 
     def _mark_due(self, followed_partition: FollowedPartition) -> None:
-        """Look for the next fetch of a partition in the next round."""
+        """Compute the fetch of a partition again for the next request."""
         with self._changed:
             self._due[followed_partition] = None
 
@@ -445,7 +447,7 @@ class LeaderFetcher:
                     log.delete_records(offset)
             case StopReplica(reason):
                 _log.error(
-                    "%s-%d stops to follow broker %d: %s",
+                    "%s-%d stops following broker %d: %s",
                     *followed_partition.key,
                     self.leader,
                     reason,
@@ -482,7 +484,7 @@ class LeaderFetcher:
 def _fetch_answer(part: Any) -> FetchAnswer:
     error = None
     if part.error_code:
-        # Other codes, such as UNKNOWN_TOPIC_ID, also end with newer metadata.
+        # Newer metadata also resolves other codes, such as UNKNOWN_TOPIC_ID.
         error = _CODES.get(part.error_code, ReplicationError.NOT_LEADER_OR_FOLLOWER)
     diverging = None
     if part.diverging_epoch is not None and part.diverging_epoch.end_offset >= 0:

@@ -3,14 +3,14 @@
 Rules:
 - The member has one thread, which reads the registry, renews the session, and is the
   controller if this broker was elected.
-- The epoch that counts is the one in the broker's own node. If the answer to a create()
+- The valid epoch is the one in the broker's own node. If the answer to a create()
   was lost, it is read back; the counter may be higher.
-- If the session expires, the member registers again with a new epoch, as often as it
-  takes. Until then it proposes nothing, and coordinators do not answer.
-- A registry that does not answer ends no session. The member tries again, and the broker
-  continues all work that needs no change of the registry.
-- A registry that was emptied or replaced, and has another cluster id, is not joined: its
-  lack of topics would be a deletion.
+- If the session expires, the member registers again with a new epoch, and repeats that
+  until it succeeds. Until then it proposes nothing, and coordinators do not answer.
+- While the registry does not answer, the session does not end. The member tries again,
+  and the broker continues all work that needs no change of the registry.
+- A registry that was emptied or replaced, and has another cluster id, is not joined.
+  Otherwise, the broker would delete the topics that the registry lacks.
 - A writer publishes the list of its changes after they are written. Readers then read the
   listed nodes, and at intervals all nodes, because a list may be lost.
 - The session is renewed only while the event loop runs. If the loop is blocked for the
@@ -60,18 +60,18 @@ _log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
-#: A node that was read, or why it cannot be.
+#: A node, or the error if it is damaged.
 _Read = Node | CorruptRegistryError
 #: The number of nodes that are requested together. With files, 500 take 5 ms.
 _NODES_AT_ONCE: Final = 500
-#: Time after which all topics are read again. A list of changes is only lost with its
-#: writer, and all topics are read when a broker registers or disappears. So this is a
-#: precaution: with 1,000 partitions and every 30 s, it took 0.6 % of a core of each
-#: broker.
+#: Time after which all topics are read again. A list of changes is lost only if its
+#: writer ends, and all topics are read when a broker registers or disappears. So this
+#: is only a precaution. With 1,000 partitions and every 30 s, it took 0.6 % of a core
+#: of each broker.
 _READ_ALL_MS: Final = 300_000
-#: Limit for one change of the registry.
+#: Maximum time for one change of the registry.
 _LOCK_TIMEOUT_MS: Final = 2_000
-#: Time between the attempts to open a registry that does not answer, and their limit.
+#: Interval and total time of the attempts to open a registry that does not answer.
 _OPEN_RETRY_S: Final = 0.2
 _START_MS: Final = 30_000
 #: How often a registry that does not answer is reported.
@@ -134,9 +134,8 @@ class ClusterMember:
         self._controller_epoch: int | None = None
         #: The last view in which the controller found nothing to change.
         self._reviewed_view: ClusterView | None = None
-        self._last_change_numbers: dict[
-            int, int
-        ] = {}  # the last number read of each writer
+        #: The last change that was read, by the number of its writer.
+        self._last_change_numbers: dict[int, int] = {}
         self._read_all_at_ms = 0
         #: The time before the last reading that succeeded.
         self._read_at_ms = -settings.session_timeout_ms
@@ -527,7 +526,7 @@ class ClusterMember:
         return self._watch.wait(pause_s)
 
     def _renew(self) -> None:
-        """Renew the session if the event loop has turned since the last call.
+        """Renew the session if the event loop has run since the last call.
 
         Raises:
             SessionExpiredError: the session is over, or the loop is blocked.
@@ -678,8 +677,8 @@ class ClusterMember:
         now_ms = self._fs.monotonic_ms()
         reads_all = changes is None or now_ms >= self._read_all_at_ms
         if reads_all:
-            # Built from nothing, so that topics whose deletion was not published
-            # disappear too.
+            # Without the previous topics, so that those whose deletion was not
+            # published disappear too.
             view = self._with_topics(attrs.evolve(view, topics={}, states={}), None)
         elif changes:
             view = self._with_topics(view, changes)

@@ -54,7 +54,7 @@ def _check_registry(settings: object, field: object, address: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class ClusterSettings:
-    """The place of one broker in a cluster."""
+    """The settings of one broker for its cluster."""
 
     #: `zk://HOST:PORT,.../PATH`, or the path of files. All brokers have the same one.
     registry: str = attrs.field(validator=_check_registry)
@@ -111,8 +111,8 @@ class ClusterNode:
         self._disk = ""
         LogConfig.parse(config)
         if settings.replica_lag_time_max_ms <= settings.broker_session_timeout_ms:
-            # Otherwise a leader could commit without a former leader that still answers
-            # reads of committed offsets.
+            # Otherwise, a new leader could commit records while a former one, whose
+            # session has not expired, still returns older committed offsets.
             raise InvalidConfigError(
                 "replica_lag_time_max_ms",
                 expected="more than broker_session_timeout_ms, "

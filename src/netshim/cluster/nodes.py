@@ -35,8 +35,8 @@ EPOCHS: Final = "/brokers/epochs"
 CHANGES: Final = "/brokers/changes"
 DELETIONS: Final = "/admin/delete_topics"
 PRODUCER_IDS: Final = "/producer_ids"
-#: Number of changes in the list of one writer. A reader that missed more of them reads
-#: all topics.
+#: Maximum number of changes in the list of one writer. A reader that missed more of
+#: them reads all topics.
 MAX_CHANGES: Final = 200
 #: The partition number of a change of the topic itself.
 WHOLE_TOPIC: Final = -1

@@ -148,7 +148,8 @@ class PeerQueue(Generic[_Entry, _Result]):
         try:
             request = self._pack([entry for entry, _ in entries])
             results = self._unpack(self._connection.request(self._api, request))
-            # Results have no names. They belong to the entries in their order.
+            # A result does not name its entry. The results have the order of the
+            # entries.
             if len(results) != len(entries):
                 raise RemoteUnavailableError(
                     f"broker {self._broker}: {self._api.name} has {len(results)} results",
@@ -156,7 +157,7 @@ class PeerQueue(Generic[_Entry, _Result]):
                     found=len(results),
                 )
         except Exception as error:
-            # The response may arrive later, and would answer the next request.
+            # The response may arrive later, after the next request was sent.
             self._connection.close()
             if not isinstance(error, LogcoreError):
                 _log.exception("an internal error in requests to %d", self._broker)

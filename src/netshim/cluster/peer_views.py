@@ -1,12 +1,13 @@
 """Newer leaders, from the metadata of other brokers while the registry does not answer.
 
-A broker that only the registry cannot reach is replaced, and reads nothing about it. Its
-clients would keep it as the leader: it is the broker that they ask for the leader.
+If a broker loses only its connection to the registry, the others replace it, and it
+cannot read this from the registry. Without their reports, it would still name itself as
+the leader when its clients request the metadata.
 
 Rules:
 - A broker reports only leader epochs that were written to the registry. Therefore it is
   safe to give up a leadership for a higher epoch. No report makes this broker a leader.
-- Questions run in threads of their own, because a broker may not answer for 30 s.
+- Each request runs in a thread, because a broker may not answer for 30 s.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PeerViews:
     def newer_view(self, view: ClusterView) -> ClusterView:
         """Return a view with the newer leaders that were reported, and ask again.
 
-        Does not block: the next call has the answers.
+        Does not block: the next call returns the new reports.
         """
         for number in view.brokers:
             if number != self._node_id:

@@ -6,8 +6,8 @@ Rules:
 - The role of a replica is evaluated when its state or the broker's own epoch changes.
   A change of role first ends the former one. After all queued work on the log, a thread
   prepares the next one. Until then, requests get NotLeaderError.
-- An append counts only under the leadership that it was made for. After a change of role
-  the log itself refuses such appends.
+- An append is acknowledged only under the leadership that it was made for. After a
+  change of role the log itself refuses such appends.
 - Replicas are removed if a broker has published the deletion of the topic's id, or if
   the state of the partition no longer names this broker. The replicas of a topic or
   state that is missing for another reason, such as a registry that was emptied or
@@ -64,7 +64,7 @@ from netshim.state import BrokerState
 
 _log = logging.getLogger("netshim")
 
-#: Key of the work that places and removes replicas.
+#: Key of the work that creates and removes replicas.
 _PLACING: Final = "placing"
 #: Time after which a proposal with an unknown outcome is written again, and a role that
 #: could not be prepared is prepared again.
@@ -120,7 +120,7 @@ class _PlacementStep:
 
     topic: TopicOfCluster
     assigned: frozenset[int]
-    #: They lose their replica. All of a former topic of the name are among them.
+    #: The partitions that it loses, including all of a former topic with this name.
     unassigned: frozenset[int]
 
 
@@ -176,14 +176,14 @@ class ClusterReplicas(Leadership):
         self._topics_to_place: set[str] = set()
         #: Deleted topics that were reported by on_deleted, and still have replicas here.
         self._reported: set[str] = set()
-        #: The directory is being changed in a thread.
+        #: Whether a thread is changing the directory.
         self._is_placing = False
         self._is_closed = False
         state.fetches.has_other_writers = False
         self._review(state.now_ms)
 
     def close(self) -> None:
-        """Stop to follow. This blocks until the threads have ended."""
+        """Stop following. This blocks until the threads have ended."""
         self._is_closed = True
         for fetcher in self._fetchers.values():
             fetcher.close()
@@ -362,7 +362,7 @@ class ClusterReplicas(Leadership):
         self._state.fetches.wake([key], self._state.now_ms)
 
     def _update(self, led: _LedPartition, book: LeaderBook) -> None:
-        """Take the next book of a partition, and carry out its effects."""
+        """Store the next book of a partition, and execute its effects."""
         if book.state is not led.book.state:
             self.version += 1
         led.book = book
@@ -426,7 +426,8 @@ class ClusterReplicas(Leadership):
             _log.warning(
                 "%s-%d: the in-sync replicas were not written: %s", *led.key, result
             )
-        # The outcome is known with a newer version. Until then it is written again.
+        # A newer version of the state shows the outcome. Until then, it is written
+        # again.
         led.is_proposing = True
         self._state.timers.at(
             self._state.now_ms + _RETRY_MS, lambda _: self._propose(led)
@@ -688,7 +689,7 @@ class ClusterReplicas(Leadership):
         self._state.fetches.wake_followers(key, now_ms)
 
     def _read_end(self, led: _LedPartition) -> None:
-        """Take the current ends of the log."""
+        """Record the current end of the log."""
         end = led.log.log_end_offset
         if end > led.book.log_end:
             self._update(

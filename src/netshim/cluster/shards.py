@@ -2,7 +2,7 @@
 
 Rules:
 - A coordinator loads its partition when this broker begins to lead it, once its records
-  are committed again. Until then, its answer is COORDINATOR_LOAD_IN_PROGRESS.
+  are committed again. Until then, its response is COORDINATOR_LOAD_IN_PROGRESS.
 - A record is acknowledged once it is committed in the partition, so it is never lost by
   another election.
 - A coordinator answers only while the lease of the broker's session holds. Otherwise a
@@ -201,7 +201,7 @@ class GroupShards(GroupService):
     def join(self, request: Join, done: Callback) -> None:
         def joined(result: Any) -> None:
             if isinstance(result, GroupError):
-                # A refused Join has a form of its own, with the member id.
+                # The response to a refused Join contains the member id.
                 result = JoinRefused(result, request.member_id)
             done(result)
 

@@ -28,9 +28,10 @@ from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
 
-#: Attempts of a change whose node another broker changes at the same time.
+#: Maximum number of attempts to change a node that another broker changes at the same
+#: time.
 _ATTEMPTS = 20
-#: Limit for the view of this broker to contain its own change.
+#: Maximum time until the view of this broker contains its own change.
 _CHANGE_S = 5.0
 
 

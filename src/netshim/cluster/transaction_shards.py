@@ -332,7 +332,7 @@ class _Preparation:
     callback: Callable[[TransactionErrors], None]
     is_requesting: bool = False
     errors: TransactionErrors = attrs.field(factory=dict)
-    #: Partitions with a marker after the question: its answer may be older.
+    #: Partitions with a marker after the request, whose response may be older.
     changed: set[Partition] = attrs.field(factory=set)
 
 

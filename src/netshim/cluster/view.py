@@ -1,7 +1,7 @@
 """The cluster as one broker has read it from the registry.
 
-A view is immutable and is replaced whole. It may be older than the registry: each write
-is a compare-and-set, so a decision from an old view fails and is made again.
+A view is immutable. Each change creates another one. It may be older than the registry:
+each write is a compare-and-set, so a decision from an old view fails and is made again.
 """
 
 from __future__ import annotations

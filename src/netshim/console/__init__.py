@@ -1,1 +1,1 @@
-"""The console: web pages that show a log directory as it is."""
+"""The console: web pages that show the current state of a log directory."""

@@ -4,7 +4,7 @@ Rules:
 - Without access control lists, every user who may open the console sees everything.
 - With them, the console enforces the lists of the broker. DESCRIBE of a topic, a group
   or a transactional id shows it, and READ of a topic shows its messages. A topic that a
-  user may not describe has the error of a topic that does not exist.
+  user may not describe gets the same error as a topic that does not exist.
 - If the users or the rules cannot be read, no page is shown.
 """
 
@@ -27,7 +27,7 @@ from netshim.security.acls import (
 from netshim.security.stored import SecuritySnapshot, SecurityStore
 from netshim.session import ANONYMOUS
 
-#: How long the users and rules that were read last are used without a check of the files.
+#: How long the cached users and rules are used before the files are checked again.
 _FRESH_MS: Final = 1_000
 
 
@@ -82,7 +82,7 @@ class ConsoleAccess:
     read_snapshot: Callable[[], SecuritySnapshot] = SecuritySnapshot
     #: Whether a page needs a login.
     needs_login: bool = False
-    #: Whether a page leaves out everything that the rules do not allow.
+    #: Whether pages enforce the rules.
     enforces_acls: bool = False
     #: Principals that may do everything.
     super_users: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class ConsoleAccess:
         return not (self.needs_login or self.enforces_acls)
 
     def viewer(self, principal: str, host: str) -> ConsoleViewer:
-        """Return a user with the rules as they are now. May block."""
+        """Return a user with the current rules. May block."""
         if not self.enforces_acls:
             return ConsoleViewer(principal, host)
         rules = tuple(sorted(set(self.read_snapshot().acls)))

@@ -1,4 +1,4 @@
-"""Facts about a broker for its pages: clients, requests, errors, users and replicas.
+"""The data of the pages about a broker: clients, requests, errors, users and replicas.
 
 The broker's event loop copies the list of its connections. The thread of the page copies
 the counts of requests, as the metrics do.
@@ -59,14 +59,14 @@ def wait_for(
     result: Future[Any] = Future()
 
     def finish(value: Any) -> None:
-        # The first result counts: begin() may raise after it has called finish().
+        # Only the first result is used: begin() may raise after it has called finish().
         with contextlib.suppress(InvalidStateError):
             result.set_result(value)
 
     def run() -> None:
         try:
             begin(finish)
-        except Exception as error:  # raised in the page
+        except Exception as error:  # raised in the thread of the page
             finish(error)
 
     handle.post(run)
@@ -78,7 +78,7 @@ def wait_for(
 
 @attrs.frozen
 class LiveGroup:
-    """A group as the broker's coordinator has it now."""
+    """The current state of a group in the broker's coordinator."""
 
     #: By Kafka's names, such as "PreparingRebalance".
     state: str
@@ -137,7 +137,7 @@ class ApiCounts:
     api: str
     requests: int
     errors: int
-    #: Bounds that half, and 99 of 100, of the requests did not exceed; None if they
+    #: The bounds that 50 % and 99 % of the requests did not exceed; None if they
     #: exceeded the largest bound.
     median_s: float | None
     p99_s: float | None
@@ -169,7 +169,7 @@ class LaggingPartition:
 
 @attrs.frozen
 class ClusterStatus:
-    """The cluster in the view of this broker."""
+    """The cluster, as this broker has read it from the registry."""
 
     #: Node id; -1 for none.
     controller: int

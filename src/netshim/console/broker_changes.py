@@ -33,7 +33,7 @@ _OFFSET_COMMIT: Final = 8
 _INIT_PRODUCER_ID: Final = 4
 _DELETE_TOPICS: Final = 5
 _DELETE_RECORDS: Final = 2
-#: Codes with a text of their own.
+#: Messages for some error codes.
 _TEXTS: Final = {
     codes.UNKNOWN_MEMBER_ID: "The group has members. Stop its consumers first.",
     codes.NOT_COORDINATOR: "Another broker of the cluster coordinates this. Use the "

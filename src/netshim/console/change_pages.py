@@ -38,8 +38,8 @@ from netshim.console.requests import (
 from netshim.console.values import visible
 
 Form = Mapping[str, str]
-#: Maximum number of characters of a place: an offset, `earliest`, `latest`, a time or
-#: an age.
+#: Maximum number of characters of a position: an offset, `earliest`, `latest`, a time
+#: or an age.
 _MAX_POSITION_CHARS: Final = 60
 
 
@@ -117,7 +117,7 @@ class ChangePages:
         changes: dict[Key, int] = {}
         for row in groups.offsets_of(directory, group_data, name, budget):
             key = row.topic, row.partition
-            # Without the end, the place cannot be found.
+            # Without the end, the position cannot be determined.
             if row.end is None or (selected_topic and row.topic != selected_topic):
                 continue
             after, end = self._offset_at(directory, key, text)
@@ -170,7 +170,7 @@ class ChangePages:
         name = request.query_params.get("id", "")
         data = groups.read_transactions(directory, self._budget())
         stored = dict(data.ids).get(name)
-        # The transaction may have ended since the list was drawn.
+        # The transaction may have ended since the list was displayed.
         if stored is None or not stored.partitions:
             name_text = visible(name[:80])
             raise HTTPException(404, f"There is no open transaction of {name_text!r}.")
@@ -282,7 +282,8 @@ class ChangePages:
         _check_typed(form, topic)
         plan = {}
         for (name, number), offset in _plan(form).items():
-            # The plan is from the browser, and the typed name confirms one topic only.
+            # The browser sends the plan, which may name other topics than the confirmed
+            # one.
             if name != topic:
                 raise bad_request(f"plan: expected partitions of {topic}; found {name}")
             plan[number] = offset

@@ -74,7 +74,7 @@ class DirectoryChanges:
     """Changes of a directory that no broker of this process serves."""
 
     path: str
-    #: Settings for topics without values of their own.
+    #: The default settings of topics.
     config: Mapping[str, str] = attrs.Factory(dict)
 
     def _open_directory(self) -> logcore.LogDir:

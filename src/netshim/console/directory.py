@@ -1,4 +1,4 @@
-"""A log directory as the console reads it: opened for each page, read-only.
+"""The log directory of a console, which each page opens read-only.
 
 Rules:
 - The console acquires no lock and writes nothing, even while a broker writes the directory.
@@ -44,7 +44,7 @@ SEARCH_S: Final = 2.0
 
 @attrs.frozen
 class TimeBudget:
-    """The time that a page may still use."""
+    """The remaining time of a page."""
 
     fs: FS
     deadline_ms: int
@@ -65,7 +65,7 @@ class DirectoryView:
     page_s: float = PAGE_S
     #: Time for a search, and for a check of all bytes.
     search_s: float = SEARCH_S
-    #: Settings for topics without values of their own.
+    #: The default settings of topics.
     config: Mapping[str, str] = attrs.Factory(dict)
     fs: FS = OS
     sizes: PartitionSizes = attrs.Factory(PartitionSizes)

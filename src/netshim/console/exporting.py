@@ -113,7 +113,7 @@ def _cells(message: MessageRow) -> list[object]:
 
 
 def _text(value: object) -> str:
-    """Return text as it is, null as nothing, and other bytes as hex:..."""
+    """Return text unchanged, null as an empty text, and other bytes as hex:..."""
     if value is None:
         return ""
     if isinstance(value, dict):

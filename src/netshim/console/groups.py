@@ -1,4 +1,4 @@
-"""Facts about groups and transactions.
+"""The data of the pages about groups and transactions.
 
 Sources:
 - The records of `__consumer_offsets` and `__transaction_state`, as they were last stored.

@@ -29,9 +29,9 @@ from netshim.console.logins import ConsoleLogins
 from netshim.http.host import names_this_host
 from netshim.session import ANONYMOUS
 
-#: Headers of each response. Messages of topics are text from strangers. Therefore
-#: scripts run only from files of the console, no other page may frame it, and nothing
-#: is cached.
+#: Headers of each response. An attacker may have written a message that a page shows.
+#: Therefore scripts run only from files of the console, no other page may frame it, and
+#: nothing is cached.
 _HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",

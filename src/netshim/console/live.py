@@ -26,7 +26,7 @@ from netshim.console.messages import MessageRow
 
 MAX_PARTITIONS: Final = 100
 MAX_TAILS: Final = 16
-#: Records of one event, and rows that a page keeps.
+#: Maximum number of records in one event, and of rows in a page.
 MAX_ROWS: Final = 500
 #: Interval at which the files are checked for new records.
 _INTERVAL_S: Final = 0.5

@@ -1,4 +1,4 @@
-"""Logins of a console: passwords, sessions, and limits for guessing.
+"""Logins of a console: passwords, sessions, and limits for failed logins.
 
 Rules:
 - The users of the broker may log in. Passwords are verified as for SASL PLAIN: an
@@ -6,8 +6,8 @@ Rules:
 - A session ends with the process, after SESSION_MS, at a logout, and when the user's
   password is changed or the user is removed.
 - The console keeps a hash of the cookie of a session, and never the cookie.
-- Failed logins are limited by address, and by user and address. A stranger therefore
-  cannot lock a user out from another address.
+- Failed logins are limited by address, and by user and address. An attacker therefore
+  cannot lock out a user who logs in from another address.
 """
 
 from __future__ import annotations

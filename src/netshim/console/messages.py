@@ -3,7 +3,7 @@ finds.
 
 Rules:
 - A page reads only the batches that it shows. A search ends after SEARCH_BYTES, or when
-  its time is over. The page has a link that continues the search at its last place.
+  its time is over. The page has a link that continues the search where it ended.
 - A damaged batch is left out, and the page names it. Batches after it are still read.
 - Records of several partitions are merged by timestamp. The records of one partition
   keep their order.
@@ -33,14 +33,14 @@ from logcore.recordbatch import RecordBatch
 from logcore.segment import GrowingSegment
 from netshim.console.directory import OpenDirectory, TimeBudget
 
-#: Records of a page unless the request names a number, and the largest such number.
+#: Default and maximum number of records of a page.
 COUNT: Final = 50
 MAX_COUNT: Final = 1_000
 #: Maximum size in bytes of batches that one step of a search reads.
 SEARCH_BYTES: Final = 1 << 30
 #: Bytes that a search reads between two checks of its limits.
 _BLOCK_BYTES: Final = 8 << 20
-#: Problems that one page lists.
+#: Maximum number of problems that one page lists.
 _MAX_PROBLEMS: Final = 20
 
 
@@ -187,7 +187,7 @@ def read_page(
             has_work = any(not source.is_at_end(query) for source in sources)
             if budget.is_over() and has_work:
                 # The link to the next page does not name this partition. The next page
-                # therefore reads it from its first place.
+                # therefore reads it from the beginning.
                 page.is_partial = True
                 page.unread += 1
                 continue
@@ -227,7 +227,7 @@ def _offset_of_time(log: logcore.Log, time_ms: int) -> int:
 
     Log.offset_for_timestamp() also checks the CRC of all earlier batches of the segment,
     which takes a second for a large one. This search trusts the time index: a damaged
-    index can only make a page begin at another place.
+    index can only make a page begin at another offset.
     """
     end = log.high_watermark
     for segment in segments_between(log, log.log_start_offset, end):
@@ -276,7 +276,8 @@ def _read_until_full(
             for source in unfinished
             if len(source.found) < query.count and not source.is_at_end(query)
         ]
-        # A search is over once the page is full, in the order in which it was found.
+        # A search ends when it has found enough records, even if records that were
+        # not read yet would come before them.
         if (
             query.is_search
             and sum(len(source.found) for source in sources) >= query.count
@@ -287,7 +288,7 @@ def _read_until_full(
 def _read_block(
     source: _QueriedPartition, query: MessageQuery, page: MessagePage
 ) -> None:
-    """Read one block of a partition, and move its place past the block."""
+    """Read one block of a partition, and continue after it in the next call."""
     start, end = _block(source, query)
     found_before = len(source.found)
     matches: list[MessageRow] = []

@@ -193,7 +193,7 @@ class LoginPages:
                 self._logins.log_in, user, form.get("password", ""), address
             )
         except LoginRefusedError as error:
-            # The name is from the client, so it is quoted and cut.
+            # The name is from the client, so it is quoted and truncated.
             _log.warning("console: a login as %r from %s failed", user[:80], address)
             # 429 is for too many attempts.
             status = 429 if error.is_limited else 403
@@ -409,7 +409,7 @@ class ConsolePages:
     def export(self, request: Request, directory: OpenDirectory) -> Response:
         """Return the messages of a page as a file."""
         suffix = request.path_params["suffix"]
-        # The text of the error shows a part of the address, so it is cut.
+        # The text of the error contains a part of the address, so it is truncated.
         if suffix not in EXPORT_FORMATS:
             raise bad_request(
                 f"expected {' or '.join(EXPORT_FORMATS)}; found {suffix[:20]!r}"
@@ -766,7 +766,7 @@ class ConsolePages:
 def _topic_row(
     directory: OpenDirectory, topic: str, budget: TimeBudget
 ) -> dict[str, Any]:
-    """Return a row of the list of topics. It is partial if the time is over."""
+    """Return a row of the list of topics. It is partial if no time is left."""
     numbers = directory.topics[topic]
     sizes = []
     errors = []
@@ -810,7 +810,7 @@ def _offsets_text(offsets: Mapping[int, int]) -> str:
 
 
 def _before_first(query: MessageQuery, page: MessagePage) -> str:
-    """Return the places for a link to the messages before the first one of the page."""
+    """Return the offsets for a link to the messages before the first one of the page."""
     offsets: dict[int, int] = {}
     for message in page.messages:
         offset = message.record.offset

@@ -57,9 +57,9 @@ class TextValue:
     form: Form
     text: str
     size_bytes: int
-    #: Whether the text is only the start.
+    #: Whether the end of the value is missing.
     is_truncated: bool = False
-    #: Whether the text begins later than the value.
+    #: Whether the start of the value is missing.
     starts_later: bool = False
     #: The tree of a value that is an object or an array in JSON.
     tree: JsonNode | None = None

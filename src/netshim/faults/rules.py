@@ -17,7 +17,7 @@ from logcore.errors import InvalidConfigError
 from netshim.faults.requests import ANY_API, ObservedRequest, check_filters, find_api
 from netshim.state import Call
 
-#: Number of requests that a plan and each rule remember.
+#: Number of latest requests that a plan and each rule store.
 MAX_OBSERVED: Final = 1_000
 #: The field of a request that each filter compares. A tuple has several values.
 _FIELDS: Final = {
@@ -147,7 +147,7 @@ class FaultRule:
             return False
         for name, pattern in self.filters.items():
             field = _FIELDS.get(name)
-            if field is None:  # of a partition
+            if field is None:  # the filter is compared with each partition below
                 continue
             value = getattr(observed, field)
             values = value if isinstance(value, tuple) else (str(value),)

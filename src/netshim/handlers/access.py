@@ -55,9 +55,9 @@ def _check_enum_numbers(
         (Permission, permission),
     ):
         if number not in [*numbers]:
-            raise CloseConnection(f"{number} is no {numbers.__name__}")
+            raise CloseConnection(f"{number} is not a {numbers.__name__}")
     if resource_type < ResourceType.ANY:
-        raise CloseConnection(f"{resource_type} is no ResourceType")
+        raise CloseConnection(f"{resource_type} is not a ResourceType")
 
 
 def _error_of(acl: Acl) -> str | None:

@@ -122,7 +122,8 @@ class SaslAuthentication:
         return self._stage is _Stage.DONE and not self._has_expired(now_ms)
 
     def handle(self, frame: memoryview, now_ms: int) -> Reply | bool:
-        """Return the response to a frame, or True if the handler of its API answers it.
+        """Return the response to a frame, or True if the handler of its API must create
+        the response.
 
         Raises:
             CloseConnection: the connection must be closed without a response.
@@ -141,7 +142,7 @@ class SaslAuthentication:
             if key != wire.SASL_AUTHENTICATE.key:
                 return self._refuse(header, "only SaslAuthenticate may follow")
             return self._handle_token(header, frame, now_ms)
-        # A client must learn the versions before it can authenticate.
+        # A client needs the versions before it can authenticate.
         if key == wire.API_VERSIONS.key and not self._has_versions:
             return True
         if key != wire.SASL_HANDSHAKE.key:
@@ -265,8 +266,8 @@ class SaslAuthentication:
         self._exchange = None
         session = self._session
         session.principal = principal
-        # Before authentication, a stranger may not make the broker reserve memory for a
-        # large frame.
+        # Only a client without authentication has this limit. Otherwise it could make
+        # the broker reserve memory for a large frame.
         session.frame_limit_bytes = None
         lifetime_ms = self._lifetime_ms(step, now_ms)
         self._expires_ms = None

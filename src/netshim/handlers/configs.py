@@ -78,7 +78,7 @@ def source_of(
     """Return the source of a setting. `defaults` contains the settings with which the
     broker was started.
     """
-    # The nearest source wins: the topic, the broker, the default.
+    # In the order of precedence: the topic, the broker, the default.
     if name in overrides:
         return _FROM_TOPIC
     if name in defaults and defaults[name] != _default(name):
@@ -157,7 +157,7 @@ def _topic_configs(
     defaults = state.logdir.given_config
     for name, value in described.config.as_mapping().items():
         metadata = CONFIGS[name].metadata
-        # Kafka does not know logcore's own settings. A tool that copies a topic would
+        # Kafka does not have logcore's own settings. A tool that copies a topic would
         # send them to a cluster, which refuses them.
         if metadata.get("is_extension") or (
             resource.configuration_keys and name not in resource.configuration_keys
@@ -559,7 +559,7 @@ def _alter(
             result.error_code = code_of(failure)
             result.error_message = message_of(failure)
         elif result.resource_type == _GROUP_RESOURCE:
-            # The name of a group may be any text, also with line breaks.
+            # The name of a group may be any text, even one with line breaks.
             name = quoted(result.resource_name)
             state.journal.log_change(
                 call, name, f"set to {quoted(config_changes)}", kind="group"

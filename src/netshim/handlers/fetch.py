@@ -72,7 +72,7 @@ def fetch(
 ) -> FetchResponse | PendingResponse:
     """Return stored batches of the requested partitions.
 
-    The answer waits up to max_wait_ms for min_bytes.
+    The response waits up to max_wait_ms for min_bytes.
     """
     session = None
     if request.session_epoch > 0 and not request.topics:
@@ -110,7 +110,7 @@ class _ListedPartitions:
             ]
         self._entries: list[_FetchEntry] = []
         #: Partitions that did not exist when the request arrived, by the id() of their
-        #: part of the request. As in Kafka, the others are still waited for.
+        #: part of the request. As in Kafka, the request still waits for the others.
         self.missing: set[int] = set()
         #: The existing partitions.
         self.keys: list[tuple[str, int]] = []
@@ -156,8 +156,8 @@ class _ListedPartitions:
         return self._entries
 
     def record_results(self, parts: list[FetchResponse.Topic.Partition]) -> None:
-        """Receive the results of the partitions that to_read() returned. They are not
-        needed here.
+        """Ignore the results of the partitions that to_read() returned. Only a fetch
+        session needs them.
         """
 
 
@@ -243,7 +243,8 @@ class _SessionPartitions:
     def compares_all(self) -> bool:
         """Whether each evaluation compares several partitions with their logs.
 
-        It takes 0.75 ms for 1,000 partitions, too much for one more at the deadline.
+        A comparison of 1,000 partitions takes 0.75 ms, too much to repeat it at the
+        deadline.
         """
         return not self._records_changes and len(self._session.partitions) > 1
 
@@ -592,7 +593,8 @@ class _ParkedFetch:
                 )
             )
         except Exception as error:
-            # The exception belongs to this request, not to its waker.
+            # The exception belongs to this request, and the caller may serve another
+            # one.
             self._finish(error)
             return
         if isinstance(result, PendingResponse):

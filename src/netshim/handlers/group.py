@@ -70,7 +70,8 @@ _COORDINATOR_TOPICS: Final = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
 #: Bits of the operations on a group that all clients may do without access rules: READ,
 #: DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-#: Kafka's value of the operations if the request does not ask for them.
+#: Kafka's value of the authorized operations in a response if the request does not ask
+#: for them.
 NOT_REQUESTED: Final = -(2**31)
 #: Maximum size in bytes of a commit's text, whatever the settings are: its record
 #: stores the length in 16 bits.
@@ -130,7 +131,7 @@ def code_of_group(error: GroupError | None, call: Call) -> int:
     """Return the code for the outcome of a request about a group."""
     if error is None:
         return codes.NONE
-    # An older client does not know the newer code.
+    # An older client does not support the newer code.
     last, code = _CODES_BY_VERSION.get((error, call.api_key), (-1, codes.NONE))
     if call.version <= last:
         return code

@@ -155,7 +155,7 @@ def _list_offsets(
         else:
             end = log.high_watermark
         # A new leader gets the high watermark from the fetches of its followers (KIP-207).
-        # With its own, older high watermark, the latest offset would go backwards.
+        # If it used its own, which may be older, the latest offset would go backwards.
         if timestamp == _LATEST and not state.leadership.is_high_watermark_current(key):
             result.error_code = codes.LEADER_NOT_AVAILABLE
             if call.version >= _NOT_AVAILABLE_SINCE:
@@ -164,7 +164,7 @@ def _list_offsets(
             result.offset = end
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
             result.offset = log.log_start_offset
-        # This broker has no remote storage. Kafka then answers offset -1 without an
+        # This broker has no remote storage. Kafka then responds with offset -1 and no
         # epoch.
         elif timestamp == _LATEST_TIERED:
             result.leader_epoch = -1
@@ -307,8 +307,8 @@ def delete_records(
 def _delete_records(
     request: DeleteRecordsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
-    """Delete records in the background, because they must be on disk first and files
-    are renamed.
+    """Delete records in the background, because the deletion syncs the log and renames
+    files.
     """
 
     def delete(

@@ -95,7 +95,7 @@ def produce(
 ) -> ProduceResponse | PendingResponse | None:
     """Append the batches of a request.
 
-    With acks=all, the answer waits until the batches are as durable as the durability
+    With acks=all, the response waits until the batches are as durable as the durability
     policy promises. A transactional request first waits until transactions are loaded,
     and from version 12 it adds its partitions to the transaction.
     """
@@ -176,7 +176,7 @@ def _produce_in_order(
         return _MultiPartitionProduce(request, call, state, errors).run()
 
     response = state.logs.in_order(keys, begin)
-    # A request that has begun has appended its batches, and needs them no more.
+    # A request that has begun has already appended its batches.
     if not is_first_call:
         _copy_records(request)
     return response

@@ -74,12 +74,12 @@ def _entity_of(parts: list[Any]) -> Entity:
             try:
                 ipaddress.ip_address(address)
             except ValueError:
-                raise _QuotaError(f"{address!r} is no IP address") from None
+                raise _QuotaError(f"{address!r} is not an IP address") from None
     return names.get("user"), names.get("client-id"), address
 
 
 def _change_of(operation: Any, entity: Entity) -> tuple[str, float | None]:
-    """Return the key and the bound of one change; None removes it.
+    """Return the key and the bound of one change. The bound None removes the quota.
 
     Raises:
         _QuotaError: the change is invalid.

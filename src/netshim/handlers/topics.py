@@ -59,7 +59,8 @@ def create_topics(
     def work() -> CreateTopicsResponse:
         results: dict[str, CreateTopicsResponse.Topic] = {}
         accepted: dict[str, tuple[int, dict[str, object]]] = {}
-        # 1. Check each topic alone: one that is refused must not prevent the others.
+        # 1. Check each topic alone, so that a refused topic does not prevent the
+        # others.
         for topic in request.topics:
             result = results[topic.name] = response_type.Topic(name=topic.name)
             result.error_code, result.error_message = _check_new_topic(
@@ -175,7 +176,7 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: BrokerState) -> in
 
 
 def _placement(topic: CreateTopicsRequest.Topic) -> Placement:
-    """Return the replicas that a request wants."""
+    """Return the replicas that a request specifies."""
     if topic.assignments:
         return Placement(
             assignments={
@@ -198,7 +199,7 @@ def _check_new_topic(
             f"creation of internal topic {METADATA_LOG} is prohibited",
         )
     if topic.assignments:
-        # The assignment gives both numbers. A second one could differ.
+        # The assignment determines both numbers, and the request could contradict it.
         if topic.num_partitions != -1 or topic.replication_factor != -1:
             return (
                 codes.INVALID_REQUEST,

@@ -744,7 +744,7 @@ def list_transactions(
         if producer_ids and stored.producer_id not in producer_ids:
             return False
         if request.duration_filter >= 0:
-            # A transaction that is over has no duration.
+            # A transaction that has ended has no duration.
             is_open = stored.status is Status.ONGOING or stored.status.label.startswith(
                 "Prepare"
             )

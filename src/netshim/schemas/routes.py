@@ -755,7 +755,7 @@ def _version_fields(schema: SchemaVersion) -> dict[str, Any]:
 def _comparison_result(
     call: RegistryCall, requested: RequestedSchema, comparison: Any
 ) -> Any:
-    """Return the answer to a comparison."""
+    """Return the body of the response to a comparison."""
     result: dict[str, Any] = {"is_compatible": comparison.is_compatible}
     unchecked = [not_checked(requested.type)] if requested.type != "AVRO" else []
     if call.flag("verbose") or unchecked:

@@ -76,7 +76,7 @@ class SchemaRegistryError(Exception):
 
 @attrs.frozen
 class Decision:
-    """Records to append together, and the answer once they are stored."""
+    """Records to append together, and the result to return once they are stored."""
 
     result: Any
     records: Sequence[SchemaRecord] = ()
@@ -359,7 +359,7 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
 
 
 def set_level(subject: str | None, level: Any) -> Decision:
-    """Set the compatibility level of a subject, or of all subjects without their own.
+    """Set the compatibility level of a subject, or the default for other subjects.
 
     The result is the level.
     """
@@ -391,7 +391,7 @@ def level_not_set(subject: str) -> SchemaRegistryError:
 def set_mode(
     state: SchemaState, subject: str | None, mode: Any, *, is_forced: bool
 ) -> Decision:
-    """Set the mode of a subject, or of all subjects without their own.
+    """Set the mode of a subject, or the default for other subjects.
 
     The result is the mode.
     """
@@ -479,7 +479,7 @@ class SchemaStore:
         return check_schema(requested.type, requested.text, references)
 
     def change(self, decide: Callable[[SchemaState], Decision]) -> Any:
-        """Append the records of a decision, and return its answer.
+        """Append the records of a decision, and return its result.
 
         Raises the errors of read() and of Log.append().
         """

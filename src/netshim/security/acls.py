@@ -127,9 +127,9 @@ _IMPLIED_BY: Final = {
     ),
     AclOperation.DESCRIBE_CONFIGS: (AclOperation.ALTER_CONFIGS,),
 }
-#: Maximum number of remembered answers. The cache is emptied when it is full.
+#: Maximum number of cached decisions. The cache is emptied when it is full.
 _MAX_DECISIONS: Final = 10_000
-#: Longest name of a resource whose answer is remembered. Clients choose the names of
+#: Longest name of a resource whose decisions are cached. Clients choose the names of
 #: groups and transactional ids, which may have 32,767 bytes.
 _MAX_CACHED_CHARS: Final = 249
 
@@ -195,7 +195,7 @@ def canonical_address(text: str) -> str:
 class AclIndex:
     """All rules, indexed by resource.
 
-    Answers are remembered. The index is used by one thread.
+    Decisions are cached. The index is used by one thread.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class AclIndex:
             resource_type: sorted({len(prefix) for prefix in by_name})
             for resource_type, by_name in by_prefix.items()
         }
-        #: Answers that were given before.
+        #: Cached decisions.
         self._decisions: dict[tuple[str, str, int, int, str], bool] = {}
 
     def is_super(self, principal: str) -> bool:

@@ -134,7 +134,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
             "topics",
             response_type(),
         )
-    # Version 8 and later ask about several groups, each with its own error.
+    # A request of version 8 or later names several groups, each with its own error.
     group_type = response_type.Group
     request.groups, denied_groups = split(
         request.groups,
@@ -223,7 +223,7 @@ def consumer_group_describe(request: Any, requester: Requester) -> Any:
         return completed
 
     def complete(response: Any) -> Any:
-        # A group with a topic that the user may not see is refused whole.
+        # If the user may not see one topic of a group, the whole group is refused.
         for slot, group in enumerate(response.groups):
             names = {
                 topic.topic_name
@@ -255,7 +255,7 @@ def _described(
 
     def complete(handler_response: Any) -> Any:
         for group in handler_response.groups:
-            # Only the guard knows the user, so it replaces the value of the handler.
+            # The handler does not know the user, so the guard replaces its value.
             if group.authorized_operations != NOT_REQUESTED:
                 group.authorized_operations = requester.operations(
                     ResourceType.GROUP, group.group_id

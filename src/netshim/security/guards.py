@@ -12,8 +12,8 @@
     | ... | see GUARDS and the function of each API |
 
 Rules:
-- A guard removes the refused parts from the request, so that the handler never sees
-  them, and adds their error codes to the response. Handlers contain no access control.
+- A guard removes the refused parts from the request before the handler runs, and adds
+  their error codes to the response. Handlers contain no access control.
 - The result of a guard is None (the request is allowed), a response (nothing is left to
   handle), or a function that completes the handler's response.
 - Refused parts do not reveal whether a resource exists: an unknown topic and a
@@ -79,7 +79,7 @@ def _refuse_election(request: Any, error: dict[str, Any]) -> Any:
                     for number in topic.partitions
                 ],
             )
-            # null requests all partitions, which the user may not learn.
+            # null requests all partitions, and the user may not learn which exist.
             for topic in request.topic_partitions or ()
         ],
     )

@@ -2,9 +2,10 @@
 for a client that exceeds one.
 
 Rules (as Apache Kafka 4.1.1):
-- The first entity that has a bound decides: (user, client id), (user, default client),
-  (user), (default user, client id), (default user, default client), (default user),
-  (client id), (default client). Without a bound, nothing is measured.
+- The bound of the first of these entities that has one applies: (user, client id),
+  (user, default client), (user), (default user, client id), (default user, default
+  client), (default user), (client id), (default client). Without a bound, nothing is
+  measured.
 - A rate is the sum of 11 samples of one second, divided by the time since the start of
   the oldest one, but by at least 10 s.
 - A client over its bound is delayed for the time after which the rate is the bound.
@@ -56,7 +57,7 @@ class Rate:
     _total: float = 0.0
 
     def record(self, value: float, now_ms: int) -> None:
-        """Add a value. A negative one takes it out again."""
+        """Add a value. A negative value undoes an earlier one."""
         samples = self._samples
         self._total += value
         if samples and now_ms - samples[-1][0] < _SAMPLE_MS:
@@ -178,7 +179,9 @@ class Quotas:
             self._rate(sensor_and_bound[0], now_ms).record(-value, now_ms)
 
     def max_fetch_bytes(self, user: str, client_id: str) -> int | None:
-        """Return the largest response that a fetch may ask for: ten seconds' worth."""
+        """Return the largest response that a fetch may request: the bytes of ten
+        seconds.
+        """
         sensor_and_bound = self._find(FETCH, user, client_id)
         if sensor_and_bound is None:
             return None

@@ -18,7 +18,7 @@ from netshim.security.acls import (
     ResourceType,
 )
 
-#: The authorized operations in the response to a request without them.
+#: The authorized operations in a response if the request does not ask for them.
 NOT_REQUESTED: Final = -(2**31)
 
 
@@ -26,7 +26,7 @@ NOT_REQUESTED: Final = -(2**31)
 class Requester:
     """The user of one request."""
 
-    #: Returns the rules as they are now. They may change while the request waits.
+    #: Returns the current rules. They may change while the request waits.
     rules: Callable[[], AclIndex]
     principal: str
     #: Address of the client.
@@ -41,7 +41,7 @@ class Requester:
 
     @property
     def index(self) -> AclIndex:
-        """The rules as they are now."""
+        """The current rules."""
         return self.rules()
 
     def may(

@@ -10,7 +10,7 @@ Rules:
 - Work that takes milliseconds, such as the derivation of keys or the download of
   signing keys, is returned as Work. The caller runs it in a worker thread.
 
-This module knows no frames and no sockets; handlers/authentication.py does.
+This module contains no frames and no sockets; see handlers/authentication.py.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from netshim.session import BROKER_PRINCIPAL, BROKER_USER
 PLAIN: Final = "PLAIN"
 OAUTHBEARER: Final = "OAUTHBEARER"
 MECHANISMS: Final = (PLAIN, *scram.HASHES, OAUTHBEARER)
-#: How long a correct password of PLAIN is remembered.
+#: How long a correct password of PLAIN is cached.
 _REMEMBER_MS: Final = 60_000
-#: Maximum number of remembered passwords. At this number, all are forgotten.
+#: Maximum number of cached passwords. At this number, the cache is emptied.
 _MAX_CACHED_PASSWORDS: Final = 10_000
 MAX_PASSWORD_BYTES: Final = 1_024
 _MAX_TOKEN_BYTES: Final = 64 << 10
@@ -57,7 +57,7 @@ class Accepted:
     user: str
     #: The last token for the client.
     token: bytes = b""
-    #: Wall clock at which the authentication ends; None if it does not.
+    #: Wall clock at which the authentication expires; None if it never does.
     expires_ms: int | None = None
     #: Whether the client is a broker of the cluster.
     is_broker: bool = False
@@ -126,7 +126,7 @@ class PasswordCache:
     def add(
         self, user: str, password: str, credential: Credential, now_ms: int
     ) -> None:
-        """Remember a correct password."""
+        """Cache a correct password."""
         if len(self._until_ms) >= _MAX_CACHED_PASSWORDS:
             self._until_ms.clear()
         self._until_ms[self._key(user, password, credential)] = now_ms + _REMEMBER_MS
@@ -153,7 +153,7 @@ class Authenticator:
     tokens: TokenVerifier | None = None
 
     def is_broker(self, user: str, mechanism: str | None) -> bool:
-        """Return whether a login is one of a broker of the cluster."""
+        """Return whether a login belongs to a broker of the cluster."""
         is_broker_login = user == BROKER_USER and mechanism == BROKER_MECHANISM
         return is_broker_login and self.snapshot().brokers is not None
 
@@ -246,7 +246,7 @@ class _Plain:
         try:
             authorization_id, user, password = token.decode().split("\0")
         except ValueError:
-            return Rejected("the token has not the form of RFC 4616")
+            return Rejected("the token does not have the form of RFC 4616")
         if not user or not password or authorization_id not in ("", user):
             return Rejected("an empty name or password, or another authorization id")
         if len(password.encode()) > MAX_PASSWORD_BYTES:
@@ -287,7 +287,7 @@ class _Bearer:
 
     def step(self, token: bytes, now_ms: int) -> Step:
         if self._rejected is not None:
-            # The client's answer to the error message.
+            # The client's token after the error message.
             return self._rejected
         try:
             bearer = _bearer_of(token)
@@ -319,7 +319,7 @@ def _bearer_of(token: bytes) -> str:
         raise ValueError(f"a message of {len(token)} bytes")
     parts = token.decode().split("\x01")
     if len(parts) < 4 or not parts[0].startswith("n,") or parts[-1] or parts[-2]:
-        raise ValueError("the message has not the form of RFC 7628")
+        raise ValueError("the message does not have the form of RFC 7628")
     for part in parts[1:-2]:
         key, _, value = part.partition("=")
         scheme, _, bearer = value.partition(" ")

@@ -125,7 +125,7 @@ def chosen_form(
 def mock_credential(secret: bytes, user: str, form: CredentialForm) -> Credential:
     """Return a credential for a user without one, always the same for a name.
 
-    No proof matches it. `secret` is only known to the servers of a directory, so that
+    No proof matches it. Only the servers of a directory know `secret`, so that
     a client cannot distinguish its salt from a stored one.
     """
     name = HASHES[form.mechanism]

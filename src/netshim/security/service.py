@@ -173,12 +173,12 @@ class Security:
     # -- in the broker's thread --------------------------------------------------------
 
     def rules(self) -> AclIndex:
-        """Return the rules as they are now. They are enforced."""
+        """Return the current rules. Only for brokers that enforce rules."""
         assert self.acls is not None, "no rule is enforced"
         return self.acls
 
     def may_describe(self, session: ClientSession, topic: str) -> bool:
-        """Return whether a client may learn of a topic, by the rules as they are now."""
+        """Return whether the current rules let a client know that a topic exists."""
         return self.may(session, AclOperation.DESCRIBE, topic)
 
     def may(self, session: ClientSession, operation: AclOperation, topic: str) -> bool:

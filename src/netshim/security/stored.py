@@ -9,7 +9,7 @@ share theirs.
 | `/config/users/<u>/clients/<c>` | settings: quotas |
 | `/config/clients/<c>`, `/config/ips/<ip>` | settings: quotas |
 | `/kafka-acl/<Type>/<name>` | rules with a literal pattern |
-| `/kafka-acl-extended/prefixed/<Type>/<name>` | rules for names that begin so |
+| `/kafka-acl-extended/prefixed/<Type>/<name>` | rules for names with this prefix |
 | `/security/salt_secret` | 32 random bytes |
 | `/security/brokers` | the login of the brokers of a cluster to each other |
 
@@ -134,7 +134,7 @@ class BrokerLogin:
 
 @attrs.frozen
 class SecuritySnapshot:
-    """Everything that is stored, at one moment."""
+    """The stored credentials, rules and quotas at one moment."""
 
     #: User name -> mechanism -> credential.
     users: Mapping[str, Mapping[str, Credential]] = attrs.Factory(dict)
@@ -423,13 +423,13 @@ class SecurityStore:
         if node is not None and not _unpack_acls(
             node.value, path, resource_type, pattern, name
         ):
-            # Another process may have added a rule since.
+            # Another process may have added a rule in this time.
             with contextlib.suppress(RegistryError):
                 self._registry.delete(path, version=node.version)
 
 
 class _SnapshotReader:
-    """One reading of everything that is stored."""
+    """Reads all credentials, rules and quotas once."""
 
     def __init__(
         self, registry: Registry, reported: frozenset[tuple[str, str]]
@@ -490,7 +490,7 @@ class _SnapshotReader:
         return nodes
 
     def _report(self, path: str, text: str, *values: object) -> None:
-        """Log a damaged node, unless the former reading has logged the same."""
+        """Log a damaged node, unless the previous load() logged the same."""
         line = path, text % values
         if line not in self._reported_before:
             _log.error("%s: %s", *line)
@@ -586,7 +586,7 @@ def _open(directory: str, fs: SharedFS, *, read_only: bool) -> Registry:
     for path in (directory, os.path.join(directory, _CLUSTER)):
         if read_layout(path, fs) == "truth":
             return open_registry(path, topics="truth", read_only=read_only, fs=fs)
-    # `netshim cluster` names the directories of its brokers so.
+    # `netshim cluster` gives the directories of its brokers such names.
     is_of_broker = name.isdecimal() and read_layout(directory, fs) is None
     if is_of_broker and read_layout(os.path.join(parent, _CLUSTER), fs) == "truth":
         raise InvalidConfigError(

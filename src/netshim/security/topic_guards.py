@@ -125,7 +125,7 @@ def fetch(request: Any, requester: Requester) -> Any:
 
     request.topics, parts = split(request.topics, is_allowed)
     if parts:
-        request.max_wait_ms = 0  # Kafka answers a refusal at once
+        request.max_wait_ms = 0  # Kafka refuses at once
     refused = [
         refusal(topic, (partition.partition for partition in topic.partitions))
         for topic in parts
