@@ -43,7 +43,7 @@ class Vocabulary:
 
     #: The attrs class that contains the settings.
     settings: type[Any]
-    #: Names that need a network, in addition to those of all clients.
+    #: Names that need a network and that only this kind of client has.
     network: frozenset[str]
     #: Names of other clients, with the name here.
     renamed: Mapping[str, str]
