@@ -83,7 +83,7 @@ _BITS_SHARE: Final = 8
 _NO_BITS: Final = np.zeros(0, np.uint8)
 
 
-# -- what to clean -----------------------------------------------------------------
+# -- choice of segments --------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)

@@ -141,7 +141,7 @@ class _Entries:
 
         The result is -1 if the file must be truncated or created. A file with other
         entries is removed, durably. If it were overwritten, a power failure could leave
-        a mix of old and new entries, each of which looks valid.
+        a mix of old and new entries, each of which is valid.
         """
         try:
             with opened(fs, self.path) as handle:

@@ -2,7 +2,7 @@
 
 Rules:
 - Bytes are only appended, by the single writer of the partition.
-- An index may be behind its .log file and can always be rebuilt from it, but not vice
+- An index may lack batches of its .log file and can always be rebuilt from it, but not vice
   versa.
 - A sealed segment does not change again: it is mapped, and readers share the mapping.
   The active segment is read with pread, because a mapping of a file that recovery
@@ -526,7 +526,7 @@ class GrowingSegment(Segment):
         """Do nothing: the open file keeps the segment readable."""
 
     def refresh(self) -> int:
-        """Read the present file size, and drop an index that is far behind."""
+        """Read the present file size, and drop an index that lacks many entries."""
         size = self.fs.size(self.handle)
         if not self._size <= size < self._size + _REREAD_BYTES:
             self._offset_index = self._time_index = None
