@@ -918,10 +918,10 @@ MISTAKES: Final = (
         "netshim/cluster/test_cluster_replicas.py",
     ),
     Mistake(
-        "state_of_the_former_topic", "netshim/cluster/nodes.py",
+        "state_of_the_former_topic", "netshim/cluster/registry_nodes.py",
         'return f"{partitions_path(name)}/{number}/{topic_id}"\n',
         'return f"{partitions_path(name)}/{number}/state"\n',
-        "netshim/cluster/test_cluster_nodes.py::test_write_for_a_deleted_topic_does_not_reach_the_next_topic",
+        "netshim/cluster/test_registry_nodes.py::test_write_for_a_deleted_topic_does_not_reach_the_next_topic",
     ),
     Mistake(
         "reassignment_ends_in_the_same_epoch", "logcore/replication/electing.py",
@@ -1712,7 +1712,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "connections_of_an_address_are_never_given_back", "netshim/server.py",
-        "        self._addresses[peer.address] -= 1\n",
+        "        self._addresses[client.address] -= 1\n",
         "",
         "netshim/test_hostile.py",
     ),

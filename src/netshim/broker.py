@@ -266,13 +266,13 @@ class Broker:
             if handler is None or (
                 self.state.is_shared and header.api_key in NOT_SHARED
             ):
-                self._log_unserved(header, session.peer, now_ms)
+                self._log_unserved(header, session.client_address, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
             request, entries = wire.decode_and_count_request(
                 header, frame, self.state.settings.max_request_entries
             )
         except wire.ProtocolError as error:
-            self._log_unknown(frame, session.peer, now_ms)
+            self._log_unknown(frame, session.client_address, now_ms)
             raise CloseConnection(str(error)) from error
         if entries > _LARGE_ENTRIES and self.state.step_runner.is_full:
             raise CloseConnection(
@@ -408,7 +408,7 @@ class Broker:
                 Requester(
                     rules=state.security.rules,
                     principal=call.session.principal,
-                    host=call.session.peer,
+                    host=call.session.client_address,
                     version=call.version,
                     topic_of=state.topic_ids.name_of,
                     exists=state.logdir.__contains__,
@@ -447,7 +447,9 @@ class Broker:
 
         return response, complete
 
-    def _log_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
+    def _log_unserved(
+        self, header: wire.Header, client_address: str, now_ms: int
+    ) -> None:
         name = wire.APIS[header.api_key].name
         feature = _FEATURES.get(header.api_key)
         self.state.journal.log(
@@ -458,11 +460,11 @@ class Broker:
             name,
             header.api_version,
             quoted(header.client_id),
-            peer,
+            client_address,
             f"; {feature} are not supported yet" if feature else "",
         )
 
-    def _log_unknown(self, frame: memoryview, peer: str, now_ms: int) -> None:
+    def _log_unknown(self, frame: memoryview, client_address: str, now_ms: int) -> None:
         """Log a request of an unknown API, with the feature that it belongs to."""
         key = int.from_bytes(frame[:2], "big")
         if key in wire.APIS or key not in _FEATURES:
@@ -472,7 +474,7 @@ class Broker:
             f"unserved {key}",
             now_ms,
             "a request of %s refused: %s are not served",
-            peer,
+            client_address,
             _FEATURES[key],
         )
 

@@ -79,7 +79,7 @@ def _log_fields(call: LoggedRequest) -> dict[str, object]:
     return {
         "client_id": call.client_id[:_TEXT_CHARACTERS],
         "principal": session.principal,
-        "peer": session.peer,
+        "peer": session.client_address,
     }
 
 
@@ -140,7 +140,7 @@ class Journal:
             api,
             call.version,
             quoted(call.client_id),
-            call.session.peer,
+            call.session.client_address,
             error,
             fields={**_log_fields(call), "api": api, "code": codes.name(code)},
         )
@@ -158,7 +158,7 @@ class Journal:
             name,
             change,
             quoted(call.client_id),
-            call.session.peer,
+            call.session.client_address,
             max_lines=_CHANGES,
             fields=_log_fields(call),
         )

@@ -43,9 +43,9 @@ from logcore.fs import FS, OS, OsFS
 from logcore.registry import registry_path
 from logcore.registry.views import register_broker
 from netshim.broker import Broker
+from netshim.client_sockets import ClientSocket, ListeningSockets, TlsListening
 from netshim.connection import MemoryBudget, Workload
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
-from netshim.peers import Peer, Sockets, TlsListening
 from netshim.request_counts import RequestCounts
 from netshim.request_log import LINES
 from netshim.rollback import DirectorySnapshot, ReplacedBroker
@@ -268,11 +268,11 @@ class Server:
             self._clock = clock
         #: The wall clock at the moment when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
-        self._peers: set[Peer] = set()
+        self._client_sockets: set[ClientSocket] = set()
         #: Number of requests that the broker had handled at the last tick.
         self._last_request_count = 0
         #: Connections that are checked in the next ticks.
-        self._to_check: list[Peer] = []
+        self._to_check: list[ClientSocket] = []
         #: Number of connections of each client address.
         self._addresses: Counter[str] = Counter()
         #: Calls _tick(). None before start() and after stop().
@@ -286,7 +286,7 @@ class Server:
         self._files_per_log += self._durability.waits or cluster is not None
         self._files_per_log += shared
         #: The sockets by host and port.
-        self._listening: dict[tuple[str, int], Sockets] = {}
+        self._listening: dict[tuple[str, int], ListeningSockets] = {}
 
     def __repr__(self) -> str:
         state = "not serving"
@@ -461,14 +461,14 @@ class Server:
         Raises:
             OSError: the address is not available.
         """
-        sockets: Sockets
+        sockets: ListeningSockets
         # In a cluster, clients wait until the topics and the users are known.
         start_serving = self._cluster is None
         if listener.uses_tls:
             sockets = TlsListening(self, listener, start_serving=start_serving)
         else:
             sockets = await self.loop.create_server(
-                partial(Peer, self, listener),
+                partial(ClientSocket, self, listener),
                 listener.host,
                 listener.port,
                 backlog=512,
@@ -518,10 +518,10 @@ class Server:
             [(listener.host, listener.port) for listener in node.listeners]
         )
         topology = self.broker.state.topology
-        for peer in list(self._peers):
-            session = peer.session
+        for client in list(self._client_sockets):
+            session = client.session
             if session is None or topology.node_of(session) == node.node_id:
-                peer.abort()
+                client.abort()
 
     async def forget_nodes(self) -> None:
         """Advertise this broker alone again.
@@ -588,9 +588,9 @@ class Server:
                 found=self.recorder.path,
             )
         self.recorder = recorder
-        for peer in self._peers:
-            if peer.is_open:
-                peer.record(recorder)
+        for client in self._client_sockets:
+            if client.is_open:
+                client.record(recorder)
 
     # -- stored users, rules and quotas ------------------------------------------------
 
@@ -762,8 +762,8 @@ class Server:
         self._timer = None
         await self._close_listeners()
         self.broker.stop(self.now_ms())
-        for peer in list(self._peers):
-            peer.drain()
+        for client in list(self._client_sockets):
+            client.drain()
         # Step 2: wait until the responses are sent.
         began_s = self.loop.time()
         self._deadline = began_s + drain_s
@@ -779,17 +779,20 @@ class Server:
                 unanswered,
             )
         # Step 3: close the connections, the threads and the directory.
-        for peer in list(self._peers):
-            peer.close()
+        for client in list(self._client_sockets):
+            client.close()
         await asyncio.sleep(0)
         linger_until_s = self.loop.time() + _LINGER_S
-        while self._peers and self.loop.time() < self._deadline:
-            has_unread = any(peer.is_open and peer.unread_bytes for peer in self._peers)
+        while self._client_sockets and self.loop.time() < self._deadline:
+            has_unread = any(
+                client.is_open and client.unread_bytes
+                for client in self._client_sockets
+            )
             if not has_unread and self.loop.time() >= linger_until_s:
                 break
             await asyncio.sleep(0.005)
-        for peer in list(self._peers):
-            peer.abort()
+        for client in list(self._client_sockets):
+            client.abort()
         if self._ticking is not None:
             with contextlib.suppress(Exception):
                 await self._ticking
@@ -820,7 +823,10 @@ class Server:
 
     def _unanswered(self) -> int:
         """Return the number of connections with requests that are not answered yet."""
-        return sum(peer.is_open and not peer.connection.is_idle for peer in self._peers)
+        return sum(
+            client.is_open and not client.connection.is_idle
+            for client in self._client_sockets
+        )
 
     def _end_at_once(self) -> None:
         """Close the server because its threads accept no work.
@@ -838,8 +844,8 @@ class Server:
         for sockets in self._listening.values():
             sockets.close()
         self._listening.clear()
-        for peer in list(self._peers):
-            peer.abort()
+        for client in list(self._client_sockets):
+            client.abort()
         self._logins.shutdown()
         self._workers.shutdown()
         self._pool.shutdown()
@@ -913,15 +919,15 @@ class Server:
         self.is_replacing = True
         try:
             # Step 1: take no requests, and answer those that wait.
-            for peer in self._peers:
-                peer.pause()
+            for client in self._client_sockets:
+                client.pause()
             self.broker.stop(self.now_ms())
             deadline_s = self.loop.time() + _DRAIN_S
             while self._unanswered() and self.loop.time() < deadline_s:
                 await asyncio.sleep(0.0005)
-            for peer in list(self._peers):
-                if peer.is_open and not peer.connection.is_idle:
-                    peer.abort()
+            for client in list(self._client_sockets):
+                if client.is_open and not client.connection.is_idle:
+                    client.abort()
             if self._ticking is not None:
                 await asyncio.wait([self._ticking])
             while self._outstanding:  # its results may submit more work
@@ -939,8 +945,8 @@ class Server:
             raise
         finally:
             self.is_replacing = False
-        for peer in list(self._peers):
-            peer.resume()
+        for client in list(self._client_sockets):
+            client.resume()
         return result
 
     def _change_closed(self, change: Callable[[], _T]) -> _T:
@@ -985,8 +991,8 @@ class Server:
                 due_ms = self.broker.next_ms - self.now_ms()
                 step_ms = min(remaining_ms, max(due_ms, min_step_ms))
             skip(step_ms)
-            for peer in self._peers:
-                peer.skip(step_ms)
+            for client in self._client_sockets:
+                client.skip(step_ms)
             remaining_ms -= step_ms
             await self.tick()
             while self._outstanding:
@@ -1051,8 +1057,8 @@ class Server:
                 now_ms, self.settings.request_timeout_ms
             ).items():
                 connection.fail(reason)
-            for peer in self._next_checked():
-                peer.check(now_ms)
+            for client in self._next_checked():
+                client.check(now_ms)
             self._loader.refresh(
                 self.broker.state, self._clock.monotonic_ms(), self.log
             )
@@ -1063,11 +1069,11 @@ class Server:
                 logging.ERROR, "tick", "an internal error in a due task", error=True
             )
 
-    def _next_checked(self) -> list[Peer]:
+    def _next_checked(self) -> list[ClientSocket]:
         """Return the connections whose time limits are checked now."""
         if not self._to_check:
-            self._to_check = list(self._peers)
-        count = max(_CHECKED_AT_ONCE, len(self._peers) // _CHECK_ALL_TICKS)
+            self._to_check = list(self._client_sockets)
+        count = max(_CHECKED_AT_ONCE, len(self._client_sockets) // _CHECK_ALL_TICKS)
         checked = self._to_check[-count:]
         del self._to_check[-count:]
         return checked
@@ -1169,13 +1175,17 @@ class Server:
 
     def connections(self) -> Counter[str]:
         """Return the number of connections by the name of their listener."""
-        return Counter(peer.listener.name for peer in self._peers)
+        return Counter(client.listener.name for client in self._client_sockets)
 
     def clients(self) -> Counter[tuple[str, str, str]]:
         """Return the number of connections by client library, address and user."""
-        sessions = [peer.session for peer in self._peers if peer.session is not None]
+        sessions = [
+            client.session
+            for client in self._client_sockets
+            if client.session is not None
+        ]
         return Counter(
-            (session.client_software, session.peer, session.principal)
+            (session.client_software, session.client_address, session.principal)
             for session in sessions
         )
 
@@ -1243,24 +1253,24 @@ class Server:
         """
         return max(
             _MIN_LOGS,
-            (self._max_files - _RESERVED_FILES - len(self._peers))
+            (self._max_files - _RESERVED_FILES - len(self._client_sockets))
             // self._files_per_log,
         )
 
     # -- connections -------------------------------------------------------------------
 
-    def admit(self, peer: Peer) -> float | None:
-        """Register a connection and return None, or return the delay to close it.
+    def admit(self, client: ClientSocket) -> float | None:
+        """Register a connection and return None, or return when to close it, in seconds.
 
         A connection above a quota is held before it is closed, so that its client does
         not reconnect at once.
         """
-        reason = self._refusal(peer)
+        reason = self._refusal(client)
         if reason is None:
-            self._peers.add(peer)
-            self._addresses[peer.address] += 1
+            self._client_sockets.add(client)
+            self._addresses[client.address] += 1
             self.broker.state.logs.close_unused_logs()
-            delay_ms = self.security.quotas.connect(peer.address, self.now_ms())
+            delay_ms = self.security.quotas.connect(client.address, self.now_ms())
             if delay_ms:
                 return min(_MAX_CLOSE_DELAY_S, delay_ms / 1000)
             return None
@@ -1268,25 +1278,28 @@ class Server:
             logging.WARNING,
             "connection refused",
             "connection from %s refused: %s",
-            peer.address,
+            client.address,
             reason,
         )
         return 0
 
-    def _refusal(self, peer: Peer) -> str | None:
+    def _refusal(self, client: ClientSocket) -> str | None:
         """Return why a connection is refused, or None."""
         if self._timer is None:
             return "stopping"
         if (
-            len(self._peers)
+            len(self._client_sockets)
             >= self._max_files - _RESERVED_FILES - _MIN_LOGS * self._files_per_log
         ):
-            return f"there are {len(self._peers)} connections, and the limit of open files is {self._max_files}"
-        if len(self._peers) >= self.settings.max_connections:
-            return f"there are {len(self._peers)} connections"
-        if self._addresses[peer.address] >= self.settings.max_connections_per_address:
-            return f"there are {self._addresses[peer.address]} connections from there"
-        if peer.is_unauthenticated and not self._may_begin_login(peer.address):
+            return (
+                f"there are {len(self._client_sockets)} connections, "
+                f"and the limit of open files is {self._max_files}"
+            )
+        if len(self._client_sockets) >= self.settings.max_connections:
+            return f"there are {len(self._client_sockets)} connections"
+        if self._addresses[client.address] >= self.settings.max_connections_per_address:
+            return f"there are {self._addresses[client.address]} connections from there"
+        if client.is_unauthenticated and not self._may_begin_login(client.address):
             return f"{_MAX_UNAUTHENTICATED} connections are not authenticated yet"
         return None
 
@@ -1297,16 +1310,18 @@ class Server:
         oldest place of the address that holds the most. Otherwise, one address could
         keep all others from logging in.
         """
-        waiting = [peer for peer in self._peers if peer.is_unauthenticated]
+        waiting = [
+            client for client in self._client_sockets if client.is_unauthenticated
+        ]
         if len(waiting) < _MAX_UNAUTHENTICATED:
             return True
-        connections_by_address = Counter(peer.address for peer in waiting)
+        connections_by_address = Counter(client.address for client in waiting)
         largest, count = connections_by_address.most_common(1)[0]
         if connections_by_address[address] + 1 >= count:
             return False
         oldest = min(
-            (peer for peer in waiting if peer.address == largest),
-            key=lambda peer: peer.accepted_s,
+            (client for client in waiting if client.address == largest),
+            key=lambda client: client.accepted_s,
         )
         self.log(
             logging.WARNING,
@@ -1320,14 +1335,14 @@ class Server:
         self.dismiss(oldest)
         return True
 
-    def dismiss(self, peer: Peer) -> None:
+    def dismiss(self, client: ClientSocket) -> None:
         """Remove a connection that admit() has registered."""
-        if peer not in self._peers:
+        if client not in self._client_sockets:
             return
-        self._peers.discard(peer)
-        self._addresses[peer.address] -= 1
-        if not self._addresses[peer.address]:
-            del self._addresses[peer.address]
+        self._client_sockets.discard(client)
+        self._addresses[client.address] -= 1
+        if not self._addresses[client.address]:
+            del self._addresses[client.address]
 
 
 def _client_address(listener: Listener) -> str:

@@ -64,8 +64,8 @@ class ClientSession:
     #: The address for the client in responses.
     host: str
     port: int
-    #: The client's own address.
-    peer: str
+    #: The client's own address, without the port.
+    client_address: str
     #: Topics that were created because this connection requested them.
     topics_created: int = 0
     #: Name and version of the client library; "" until the client sends them.

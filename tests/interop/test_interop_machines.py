@@ -33,7 +33,7 @@ from logcore.errors import NodeNotEmptyError, NodeNotFoundError
 from logcore.registry import Registry, paths
 from logcore.registry.zookeeper import connect
 from netshim import wire
-from netshim.cluster import nodes
+from netshim.cluster import registry_nodes
 from netshim.wire import codes
 from support.cluster_load import Load, Offsets, judge, judge_files
 from support.clusters import FAST, Cluster, until
@@ -478,17 +478,17 @@ def test_damaged_state_is_offline_and_others_continue(
 ) -> None:
     calm.create("good")
     calm.create("bad")
-    partition = f"{nodes.partitions_path('bad')}/0"
+    partition = f"{registry_nodes.partitions_path('bad')}/0"
 
     def write(registry: Registry, path: str, state: bytes) -> None:
         """Write the state and report it. Unreported changes are read after 5 minutes."""
         registry.set(path, state)
-        note = nodes.changes_of(NUMBERS[0])
+        note = registry_nodes.changes_of(NUMBERS[0])
 
         def add(data: bytes | None) -> bytes:
             assert data is not None
-            found = nodes.unpack_changes(data, note)
-            return nodes.pack_changes(found.with_changes([("bad", 0)]))
+            found = registry_nodes.unpack_changes(data, note)
+            return registry_nodes.pack_changes(found.with_changes([("bad", 0)]))
 
         registry.update(note, add)
 

@@ -339,7 +339,7 @@ def test_lines_in_json_have_the_facts_of_a_request(
     from netshim.command import _JsonLines
     from netshim.request_log import Journal
 
-    session: Any = SimpleNamespace(peer="10.0.0.7", principal="User:carol")
+    session: Any = SimpleNamespace(client_address="10.0.0.7", principal="User:carol")
     call: Any = SimpleNamespace(
         session=session, version=7, client_id="app", now_ms=0, api_key=2
     )

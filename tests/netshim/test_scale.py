@@ -23,20 +23,22 @@ MANY = 2_000
 def test_limits_of_each_connection_are_checked_in_turn(tmp_path: Path) -> None:
     """The checks of 2,000 connections in each tick occupied 12 % of a core."""
     server = Server(tmp_path)
-    peers: Any = set(range(MANY))
-    server._peers = peers
+    client_sockets: Any = set(range(MANY))
+    server._client_sockets = client_sockets
     checked = [server._next_checked() for _ in range(20)]
     assert [len(entry) for entry in checked] == [MANY // 20] * 20
-    assert {peer for step in checked for peer in step} == peers
-    server._peers = set()
+    assert {
+        client_socket for step in checked for client_socket in step
+    } == client_sockets
+    server._client_sockets = set()
     assert [server._next_checked() for _ in range(2)] == [[], []]
 
 
 def test_limits_of_few_connections_are_checked_in_each_tick(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    peers: Any = {1, 2, 3}
-    server._peers = peers
-    assert [set(server._next_checked()) for _ in range(3)] == [peers] * 3
+    client_sockets: Any = {1, 2, 3}
+    server._client_sockets = client_sockets
+    assert [set(server._next_checked()) for _ in range(3)] == [client_sockets] * 3
 
 
 @pytest.mark.slow

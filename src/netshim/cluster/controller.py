@@ -33,8 +33,8 @@ from logcore.registry import paths
 from logcore.registry.protocol import NodeWrite, Registry
 from logcore.replication import electing
 from logcore.replication.state import LeaderAndIsr, ReplicationError, pack_state
-from netshim.cluster import nodes
-from netshim.cluster.nodes import DELETED, WHOLE_TOPIC, Change
+from netshim.cluster import registry_nodes
+from netshim.cluster.registry_nodes import DELETED, WHOLE_TOPIC, Change
 from netshim.cluster.view import ClusterView, StoredState
 
 _log = logging.getLogger("netshim")
@@ -83,7 +83,7 @@ def review_cluster(
             before = version = None
             new: LeaderAndIsr | None
             if stored is None:
-                path = nodes.state_path(name, number, topic.node.topic_id)
+                path = registry_nodes.state_path(name, number, topic.node.topic_id)
                 replicas = topic.node.replicas[number]
                 new = electing.create_state(replicas, live, controller_epoch)
             else:
@@ -144,14 +144,14 @@ def _report(name: str, number: int, old: LeaderAndIsr, new: LeaderAndIsr) -> Non
 def _delete_topic(registry: Registry, name: str) -> Iterator[Change]:
     path = paths.topic(name)
     try:
-        topic_id = nodes.unpack_topic(registry.get(path).value, path).topic_id
+        topic_id = registry_nodes.unpack_topic(registry.get(path).value, path).topic_id
     except NodeNotFoundError:
         pass  # an earlier controller has removed it
     except CorruptRegistryError as error:
         _log.error("topic %s is deleted, and its replicas are kept: %s", name, error)
     else:
         yield str(topic_id), DELETED
-    parent = nodes.partitions_path(name)
+    parent = registry_nodes.partitions_path(name)
     for number in registry.children(parent):
         for state in registry.children(f"{parent}/{number}"):
             _delete(registry, f"{parent}/{number}/{state}")

@@ -31,9 +31,9 @@ from logcore.registry import paths
 from logcore.registry.protocol import Registry
 from logcore.replication.placing import place_partitions
 from logcore.replication.state import ReplicationError
-from netshim.cluster import nodes
+from netshim.cluster import registry_nodes
 from netshim.cluster.member import ClusterMember
-from netshim.cluster.nodes import WHOLE_TOPIC, TopicNode
+from netshim.cluster.registry_nodes import WHOLE_TOPIC, TopicNode
 from netshim.cluster.view import ClusterView, TopicOfCluster
 from netshim.topology import Placement
 
@@ -206,7 +206,7 @@ class ClusterDirectory:
             if registry.children(paths.topic(name)):
                 raise exists from None
         try:
-            registry.create(paths.topic(name), nodes.pack_topic(node))
+            registry.create(paths.topic(name), registry_nodes.pack_topic(node))
         except NodeExistsError:
             raise exists from None
         registry.update(paths.topic_config(name), lambda _: config)
@@ -294,7 +294,8 @@ class ClusterDirectory:
             return
         path = paths.topic(name)
         self._member.registry.update(
-            path, lambda value: nodes.add_partitions(value, path, topic.node, added)
+            path,
+            lambda value: registry_nodes.add_partitions(value, path, topic.node, added),
         )
         self._member.publish_changes([(name, WHOLE_TOPIC)])
         self._wait(
@@ -362,7 +363,9 @@ class ClusterDirectory:
 
 
 def _next_block(value: bytes | None) -> bytes:
-    end = 0 if value is None else paths.unpack_number(value, nodes.PRODUCER_IDS)
+    end = (
+        0 if value is None else paths.unpack_number(value, registry_nodes.PRODUCER_IDS)
+    )
     return paths.pack_number(end + _PRODUCER_ID_BLOCK)
 
 
@@ -443,9 +446,13 @@ class ClusterHost:
         """Return a producer id that no broker of the cluster has given out."""
         with self._ids:
             if self._next_id >= self._ids_end:
-                node = self._member.registry.update(nodes.PRODUCER_IDS, _next_block)
+                node = self._member.registry.update(
+                    registry_nodes.PRODUCER_IDS, _next_block
+                )
                 assert node is not None
-                self._ids_end = paths.unpack_number(node.value, nodes.PRODUCER_IDS)
+                self._ids_end = paths.unpack_number(
+                    node.value, registry_nodes.PRODUCER_IDS
+                )
                 self._next_id = self._ids_end - _PRODUCER_ID_BLOCK
             self._next_id += 1
             return self._next_id - 1

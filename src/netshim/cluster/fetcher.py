@@ -62,7 +62,7 @@ _IDLE_WAIT_MS: Final = 2_500
 _SHORT_WAIT_MS: Final = 50
 _GROWTH_MS: Final = 1_000
 
-_CODES: Final = {int(error): error for error in ReplicationError}
+_ERRORS_BY_CODE: Final = {int(error): error for error in ReplicationError}
 
 
 #: A topic id and a partition.
@@ -485,7 +485,9 @@ def _fetch_answer(part: Any) -> FetchAnswer:
     error = None
     if part.error_code:
         # Newer metadata also resolves other codes, such as UNKNOWN_TOPIC_ID.
-        error = _CODES.get(part.error_code, ReplicationError.NOT_LEADER_OR_FOLLOWER)
+        error = _ERRORS_BY_CODE.get(
+            part.error_code, ReplicationError.NOT_LEADER_OR_FOLLOWER
+        )
     diverging = None
     if part.diverging_epoch is not None and part.diverging_epoch.end_offset >= 0:
         diverging = part.diverging_epoch.epoch, part.diverging_epoch.end_offset

@@ -44,9 +44,9 @@ from logcore.registry import paths
 from logcore.registry.cluster_address import open_cluster_registry
 from logcore.registry.protocol import Node, Registry, Watch
 from logcore.replication.state import unpack_state
-from netshim.cluster import nodes
+from netshim.cluster import registry_nodes
 from netshim.cluster.controller import review_cluster, write_state
-from netshim.cluster.nodes import (
+from netshim.cluster.registry_nodes import (
     DELETED,
     WHOLE_TOPIC,
     BrokerNode,
@@ -271,9 +271,9 @@ class ClusterMember:
         self._check_cluster_id()
         # Each registration has a higher epoch, so requests of an earlier one are
         # refused.
-        counter = registry.update(nodes.broker_epoch(number), _next)
+        counter = registry.update(registry_nodes.broker_epoch(number), _next)
         assert counter is not None
-        epoch = paths.unpack_number(counter.value, nodes.broker_epoch(number))
+        epoch = paths.unpack_number(counter.value, registry_nodes.broker_epoch(number))
         for other, node in self._read_brokers().items():
             # Two brokers with one disk would count as two replicas.
             if other != number and node.disk == self._node.disk:
@@ -286,13 +286,13 @@ class ClusterMember:
         node = attrs.evolve(self._node, epoch=epoch, is_leaving=self._is_leaving)
         path = paths.broker(number)
         try:
-            registry.create(path, nodes.pack_broker(node), ephemeral=True)
+            registry.create(path, registry_nodes.pack_broker(node), ephemeral=True)
         except NodeExistsError:
             registered = registry.get(path)
             # The number belongs to the session of a broker that is alive, or was just
             # killed.
             if registered.session != registry.session.id:
-                live_broker = nodes.unpack_broker(registered.value, path)
+                live_broker = registry_nodes.unpack_broker(registered.value, path)
                 raise NodeExistsError(
                     f"another broker has the number {number}; give this broker another "
                     "number, or stop the other broker",
@@ -300,7 +300,7 @@ class ClusterMember:
                     found=f"a broker at {live_broker.host}:{live_broker.port}",
                 ) from None
             # The answer to an earlier create() was lost.
-            epoch = nodes.unpack_broker(registered.value, path).epoch
+            epoch = registry_nodes.unpack_broker(registered.value, path).epoch
         self._epoch = epoch
         self._controller_epoch = None
         self._read_all_at_ms = 0
@@ -329,8 +329,8 @@ class ClusterMember:
         def change(value: bytes | None) -> bytes | None:
             if value is None:
                 return None
-            node = nodes.unpack_broker(value, path)
-            return nodes.pack_broker(attrs.evolve(node, is_leaving=True))
+            node = registry_nodes.unpack_broker(value, path)
+            return registry_nodes.pack_broker(attrs.evolve(node, is_leaving=True))
 
         path = paths.broker(self.settings.node_id)
         self._is_leaving = True
@@ -399,7 +399,9 @@ class ClusterMember:
         Read from the registry, because a view may lack a broker that has just joined.
         """
         # A broker that is stopped can still get replicas.
-        numbers = nodes.broker_numbers(self.registry.children(nodes.EPOCHS))
+        numbers = registry_nodes.broker_numbers(
+            self.registry.children(registry_nodes.EPOCHS)
+        )
         racks: dict[int, str | None] = dict.fromkeys(numbers)
         return racks | {n: node.rack for n, node in self._read_brokers().items()}
 
@@ -435,14 +437,14 @@ class ClusterMember:
         The write alone makes every broker read the registered brokers again. If it fails,
         the changes are published with the next ones.
         """
-        path = nodes.changes_of(self.settings.node_id)
+        path = registry_nodes.changes_of(self.settings.node_id)
         unpublished: list[Change] = []
 
         def add(value: bytes | None) -> bytes:
             published = PublishedChanges()
             if value is not None:
-                published = nodes.unpack_changes(value, path)
-            return nodes.pack_changes(published.with_changes(unpublished))
+                published = registry_nodes.unpack_changes(value, path)
+            return registry_nodes.pack_changes(published.with_changes(unpublished))
 
         with self._changes_lock:
             # A write that fails leaves them for the next call.
@@ -519,8 +521,8 @@ class ClusterMember:
         if self._watch is None:
             writers = {*self.view.known_brokers, self.settings.node_id}
             self._watch = self.registry.watch(
-                [paths.CONTROLLER, *map(nodes.changes_of, sorted(writers))],
-                children=[paths.BROKERS, nodes.DELETIONS],
+                [paths.CONTROLLER, *map(registry_nodes.changes_of, sorted(writers))],
+                children=[paths.BROKERS, registry_nodes.DELETIONS],
             )
             return True
         return self._watch.wait(pause_s)
@@ -658,8 +660,12 @@ class ClusterMember:
                 "the node of this broker is missing, or belongs to another registration",
                 path=paths.broker(self.settings.node_id),
             )
-        known_numbers = nodes.broker_numbers(registry.children(nodes.EPOCHS))
-        deletions = frozenset(nodes.topic_names(registry.children(nodes.DELETIONS)))
+        known_numbers = registry_nodes.broker_numbers(
+            registry.children(registry_nodes.EPOCHS)
+        )
+        deletions = frozenset(
+            registry_nodes.topic_names(registry.children(registry_nodes.DELETIONS))
+        )
         view = attrs.evolve(
             previous,
             brokers=brokers,
@@ -705,10 +711,12 @@ class ClusterMember:
         self._on_view(view)
 
     def _read_brokers(self) -> dict[int, BrokerNode]:
-        numbers = nodes.broker_numbers(self.registry.children(paths.BROKERS))
+        numbers = registry_nodes.broker_numbers(self.registry.children(paths.BROKERS))
         read = self._read_nodes({paths.broker(number): number for number in numbers})
         return {
-            number: nodes.unpack_broker(_intact(node).value, paths.broker(number))
+            number: registry_nodes.unpack_broker(
+                _intact(node).value, paths.broker(number)
+            )
             for number, node in read.items()
         }
 
@@ -721,10 +729,12 @@ class ClusterMember:
     def _read_changes(self, writers: list[int]) -> dict[int, PublishedChanges]:
         """Return the published changes of brokers by their numbers."""
         nodes_read = self._read_nodes(
-            {nodes.changes_of(number): number for number in writers}
+            {registry_nodes.changes_of(number): number for number in writers}
         )
         return {
-            number: nodes.unpack_changes(_intact(node).value, nodes.changes_of(number))
+            number: registry_nodes.unpack_changes(
+                _intact(node).value, registry_nodes.changes_of(number)
+            )
             for number, node in nodes_read.items()
         }
 
@@ -759,7 +769,9 @@ class ClusterMember:
             # All nodes are read again, and those still damaged are added again.
             damaged.clear()
             elements = self.registry.children(paths.TOPICS)
-            changes = {(name, WHOLE_TOPIC) for name in nodes.topic_names(elements)}
+            changes = {
+                (name, WHOLE_TOPIC) for name in registry_nodes.topic_names(elements)
+            }
         # Sorted, so that a simulation of the same changes repeats exactly.
         whole_topics = sorted(
             {name for name, number in changes if number == WHOLE_TOPIC}
@@ -790,7 +802,7 @@ class ClusterMember:
                 damaged.discard((name, WHOLE_TOPIC))
                 keys |= {(name, number) for number in topic.node.replicas}
         state_paths = {
-            nodes.state_path(*key, topics[key[0]].node.topic_id): key
+            registry_nodes.state_path(*key, topics[key[0]].node.topic_id): key
             for key in sorted(keys)
             if key[0] in topics
         }
@@ -832,7 +844,7 @@ class ClusterMember:
             path = paths.topic_config(name)
             overrides = paths.unpack_config(_intact(config_node).value, path)
         settings = LogConfig.parse({**self.settings.defaults, **overrides})
-        node = nodes.unpack_topic(_intact(topic_node).value, paths.topic(name))
+        node = registry_nodes.unpack_topic(_intact(topic_node).value, paths.topic(name))
         return TopicOfCluster(node, overrides, settings)
 
     def _read_nodes(self, key_by_path: Mapping[str, _K]) -> dict[_K, _Read]:
@@ -863,5 +875,5 @@ def _unpack_state(read: _Read, path: str) -> StoredState:
 
 
 def _next(value: bytes | None) -> bytes:
-    number = 0 if value is None else paths.unpack_number(value, nodes.EPOCHS)
+    number = 0 if value is None else paths.unpack_number(value, registry_nodes.EPOCHS)
     return paths.pack_number(number + 1)

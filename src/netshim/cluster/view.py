@@ -15,7 +15,7 @@ from logcore.config import LogConfig
 from logcore.metadata.checkpoint import Key
 from logcore.replication.electing import PartitionSettings
 from logcore.replication.state import LeaderAndIsr, LiveBroker
-from netshim.cluster.nodes import BrokerNode, TopicNode
+from netshim.cluster.registry_nodes import BrokerNode, TopicNode
 from netshim.topology import NO_NODE
 
 

@@ -69,7 +69,7 @@ class BrokerChanges:
         session = ClientSession(
             host="127.0.0.1",
             port=0,
-            peer=viewer.host,
+            client_address=viewer.host,
             client_software=_CLIENT,
             listener=server.listeners[0].name,
             principal=viewer.principal,

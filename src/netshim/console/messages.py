@@ -34,7 +34,7 @@ from logcore.segment import GrowingSegment
 from netshim.console.directory import OpenDirectory, TimeBudget
 
 #: Default and maximum number of records of a page.
-COUNT: Final = 50
+DEFAULT_COUNT: Final = 50
 MAX_COUNT: Final = 1_000
 #: Maximum size in bytes of batches that one step of a search reads.
 SEARCH_BYTES: Final = 1 << 30
@@ -100,7 +100,7 @@ class MessageQuery:
     #: Further conditions. They contain no regular expressions, which could take
     #: minutes.
     where: Where | None = None
-    count: int = COUNT
+    count: int = DEFAULT_COUNT
 
     @property
     def is_search(self) -> bool:
@@ -344,7 +344,7 @@ def _offsets_of_bytes(log: logcore.Log, offset: int, is_backward: bool) -> int:
     for (base, _, size_bytes), end in zip(times, ends):
         if base <= offset - is_backward < end:
             return max(1, _BLOCK_BYTES * (end - base) // max(1, size_bytes))
-    return COUNT
+    return DEFAULT_COUNT
 
 
 def batches_between(
@@ -475,7 +475,7 @@ def read_message(
 
 def _previous(log: logcore.Log, offset: int) -> int | None:
     """Return the offset of the record before an offset, if it is found quickly."""
-    offset_count = COUNT
+    offset_count = DEFAULT_COUNT
     end = offset
     for _ in range(3):
         start = max(log.log_start_offset, end - offset_count)

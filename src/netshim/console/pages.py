@@ -327,7 +327,7 @@ class ConsolePages:
             page_rows=_PAGE_ROWS,
             all_topics=len(directory.topics),
             partitions=sum(len(topic) for topic in directory.topics.values()),
-            wanted=name_filter,
+            name_filter=name_filter,
             shows_internal=shows_internal,
             is_partial=any(row["is_partial"] for row in rows),
         )
@@ -700,7 +700,7 @@ class ConsolePages:
             problems=problems,
             rows=rows,
             known=directory.topics,
-            wanted=name_filter,
+            name_filter=name_filter,
             lags={
                 row.name: self._lag(self._view.lags.of_group(row.name, row.topics))
                 for row in rows

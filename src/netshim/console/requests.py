@@ -16,7 +16,7 @@ from logcore.cli.filters import Where
 from logcore.config import INT64_MAX
 from logcore.metadata.filenames import is_topic_name
 from netshim.console.directory import OpenDirectory
-from netshim.console.messages import COUNT, MAX_COUNT, MessageQuery
+from netshim.console.messages import DEFAULT_COUNT, MAX_COUNT, MessageQuery
 from netshim.console.values import visible
 
 _OFFSETS: Final = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*")
@@ -94,7 +94,7 @@ def query_of(
     if number is not None:
         numbers = (number,)
     text = _search_text(parameters, "q")
-    count = number_of(parameters.get("count", str(COUNT)), "count", MAX_COUNT)
+    count = number_of(parameters.get("count", str(DEFAULT_COUNT)), "count", MAX_COUNT)
     offsets = _parse_offsets(parameters, "until")
     is_backward = offsets is not None
     time_ms = None

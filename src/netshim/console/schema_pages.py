@@ -89,7 +89,7 @@ class SchemaPages:
             problem=directory.problem,
             rows=rows,
             found=len(names),
-            wanted=name_filter,
+            name_filter=name_filter,
             skipped=state.skipped,
             reasons=state.reasons,
         )
@@ -102,12 +102,12 @@ class SchemaPages:
         if not versions:
             raise HTTPException(404, f"There is no subject {visible(name[:80])!r}.")
         numbers = sorted(versions, reverse=True)
-        chosen = _chosen(request, "version", versions, numbers[0])
+        chosen = _selected_version(request, "version", versions, numbers[0])
         assert chosen is not None
         previous = max(
             (number for number in numbers if number < chosen.version), default=None
         )
-        other = _chosen(request, "against", versions, previous)
+        other = _selected_version(request, "against", versions, previous)
         lines = None
         if other is not None and other.version != chosen.version:
             lines = _diff(_pretty(other), _pretty(chosen))
@@ -148,7 +148,7 @@ def _topic_of_subject(directory: OpenDirectory, subject: str) -> str:
     return ""
 
 
-def _chosen(
+def _selected_version(
     request: Request,
     name: str,
     versions: dict[int, SchemaVersion],

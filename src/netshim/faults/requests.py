@@ -106,7 +106,7 @@ def observe_request(
         call.version,
         call.client_id,
         session.principal,
-        session.peer,
+        session.client_address,
         state.topology.node_of(session),
         call.now_ms,
         tuple(partitions),

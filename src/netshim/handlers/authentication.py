@@ -115,7 +115,7 @@ class SaslAuthentication:
 
         A session and its authentication refer to each other.
         """
-        self._session = ClientSession("", 0, self._session.peer)
+        self._session = ClientSession("", 0, self._session.client_address)
 
     def passes_requests(self, now_ms: int) -> bool:
         """Return whether handle() passes a Produce or a Fetch to its handler."""
@@ -339,10 +339,10 @@ class SaslAuthentication:
         security.failures[mechanism if is_known else "other"] += 1
         self._state.journal.log(
             logging.WARNING,
-            f"authentication failed {self._session.peer}",
+            f"authentication failed {self._session.client_address}",
             self._state.now_ms,
             "a connection from %s is not authenticated: %s (mechanism %.100r, user %.100r)",
-            self._session.peer,
+            self._session.client_address,
             reason,
             mechanism,
             user,

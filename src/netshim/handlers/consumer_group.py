@@ -73,7 +73,7 @@ def consumer_group_heartbeat(
         instance_id=request.instance_id,
         rack_id=request.rack_id,
         client_id=call.client_id,
-        client_host="/" + call.session.peer,
+        client_host="/" + call.session.client_address,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         # null means that the field did not change since the last heartbeat. An empty
         # list is a change.

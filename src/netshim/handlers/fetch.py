@@ -389,14 +389,14 @@ def _fetch(
         if request.max_wait_ms > 0 and len(entries) >= scheduling.CHUNK_ENTRIES
         else []
     )
-    waiting = _waiting(request, state)
-    waiting.add(awaited_keys, record_wakeup)
+    waiters = _waiters_for(request, state)
+    waiters.add(awaited_keys, record_wakeup)
     try:
         response, size, is_urgent = yield from _collect(
             request, entries, partitions, call, state
         )
     finally:
-        waiting.remove(awaited_keys, record_wakeup)
+        waiters.remove(awaited_keys, record_wakeup)
     # Step 3: respond, or wait for more records.
     deadline_ms = call.now_ms + min(request.max_wait_ms, MAX_WAIT_MS)
     if (
@@ -496,7 +496,7 @@ class _ParkedFetch:
         "_size",
         "_state",
         "_timer",
-        "_waiting",
+        "_waiters",
         "_was_woken",
         "last_response",
     )
@@ -526,7 +526,7 @@ class _ParkedFetch:
         self._min_bytes = min(request.min_bytes, request.max_bytes)
         self._is_reading = False
         self._was_woken = False
-        self._waiting = _waiting(request, state)
+        self._waiters = _waiters_for(request, state)
         self._pending = PendingResponse()
         #: The last result of a request that compares all partitions, which is the
         #: response at the deadline. Otherwise None.
@@ -539,14 +539,14 @@ class _ParkedFetch:
         """
         pending = self._pending
         self._timer = self._state.timers.at(self._deadline_ms, self._retry)
-        self._waiting.add(self._keys, self._retry)
+        self._waiters.add(self._keys, self._retry)
         pending.when_cancelled(self._forget)
         if reads_again:
             self._retry(self._state.now_ms)
         return pending
 
     def _forget(self) -> None:
-        self._waiting.remove(self._keys, self._retry)
+        self._waiters.remove(self._keys, self._retry)
         self._state.timers.cancel(self._timer)
 
     def _finish(self, response: FetchResponse | Exception) -> None:
@@ -815,7 +815,7 @@ def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] |
     return None
 
 
-def _waiting(request: FetchRequest, state: BrokerState) -> scheduling.Waiters:
+def _waiters_for(request: FetchRequest, state: BrokerState) -> scheduling.Waiters:
     """Return the waiters that a request joins to wait for records."""
     if _follower_of(request, state) is None:
         return state.fetches

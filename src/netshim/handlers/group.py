@@ -285,7 +285,7 @@ def join_group(
         instance_id=request.group_instance_id,
         client_id=call.client_id,
         # The form of Java's InetAddress, which admin tools print.
-        client_host="/" + call.session.peer,
+        client_host="/" + call.session.client_address,
         protocol_type=request.protocol_type,
         protocols=tuple(
             (protocol.name, protocol.metadata) for protocol in request.protocols

@@ -253,7 +253,7 @@ class BrokerCalls:
         def run() -> None:
             try:
                 function(finish)
-            except Exception as error:  # raised in the page
+            except Exception as error:  # raised for the page
                 with contextlib.suppress(InvalidStateError):
                     result.set_exception(error)
 

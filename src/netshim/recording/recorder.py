@@ -84,7 +84,7 @@ class TrafficRecorder:
             ) from error
         try:
             if isinstance(fs, OsFS):
-                self._restrict()
+                self._restrict_permissions()
             header = file_header(fs.now_ms())
             fs.pwrite(self._handle, header, 0)
         except BaseException:
@@ -104,7 +104,7 @@ class TrafficRecorder:
         )
         self._thread.start()
 
-    def _restrict(self) -> None:
+    def _restrict_permissions(self) -> None:
         try:
             os.chmod(self.path, _MODE)
         except OSError as error:
@@ -127,7 +127,7 @@ class TrafficRecorder:
         with self._changed:
             self._connections += 1
             number = self._connections
-        payload = encode_open(f"{session.peer}:{port}", session.listener)
+        payload = encode_open(f"{session.client_address}:{port}", session.listener)
         self.append(TrafficKind.OPEN, number, (payload,))
         return ConnectionRecorder(self, number, session)
 

@@ -149,7 +149,7 @@ class _Comparison:
         self._version = version
         self._ids = ids
 
-    def _differ(self, path: str, recorded: object, replayed: object) -> None:
+    def _add_difference(self, path: str, recorded: object, replayed: object) -> None:
         self.differences.append(
             FieldDifference(path, _as_text(recorded), _as_text(replayed))
         )
@@ -186,7 +186,7 @@ class _Comparison:
                         field.struct, recorded_value, replayed_value, field_path
                     )
             elif not self._is_same(field, recorded, recorded_value, replayed_value):
-                self._differ(field_path, recorded_value, replayed_value)
+                self._add_difference(field_path, recorded_value, replayed_value)
 
     def _is_same(
         self, field: Field, recorded: Any, recorded_value: Any, replayed_value: Any
@@ -218,9 +218,9 @@ class _Comparison:
         ):
             entry_path = f"{path}[{_label(schema, replayed_entry if recorded_entry is None else recorded_entry)}]"
             if recorded_entry is None:
-                self._differ(entry_path, "absent", "present")
+                self._add_difference(entry_path, "absent", "present")
             elif replayed_entry is None:
-                self._differ(entry_path, "present", "absent")
+                self._add_difference(entry_path, "present", "absent")
             else:
                 self.compare(schema, recorded_entry, replayed_entry, entry_path)
 
@@ -236,7 +236,9 @@ class _Comparison:
             (entry.producer_id, entry.first_offset) for entry in replayed
         }
         for producer_id, offset in sorted(missing):
-            self._differ(f"{path}[{producer_id}, {offset}]", "present", "absent")
+            self._add_difference(
+                f"{path}[{producer_id}, {offset}]", "present", "absent"
+            )
 
     def _compare_records(self, recorded: Any, replayed: Any, path: str) -> None:
         """Compare the batches of a partition, up to the end of the shorter side."""
@@ -247,12 +249,12 @@ class _Comparison:
             )
         except LogcoreError:
             if bytes(recorded) != bytes(replayed):
-                self._differ(
+                self._add_difference(
                     path, f"{len(recorded)} bytes", f"{len(replayed)} other bytes"
                 )
             return
         if len(replayed_batches) < len(recorded_batches):
-            self._differ(
+            self._add_difference(
                 path,
                 f"{len(recorded_batches)} batches",
                 f"{len(replayed_batches)} batches",
@@ -261,14 +263,14 @@ class _Comparison:
             recorded_batches, replayed_batches, strict=False
         ):
             if recorded_batch.base_offset != replayed_batch.base_offset:
-                self._differ(
+                self._add_difference(
                     path,
                     f"a batch at offset {recorded_batch.base_offset}",
                     f"a batch at offset {replayed_batch.base_offset}",
                 )
                 return
             if _comparable_bytes(recorded_batch) != _comparable_bytes(replayed_batch):
-                self._differ(
+                self._add_difference(
                     f"{path}[{recorded_batch.base_offset}]",
                     recorded_batch,
                     replayed_batch,

@@ -340,9 +340,7 @@ class SchemaRegistry:
         only_deleted = call.flag("deletedOnly", "deleted_only")
 
         def select(state: SchemaState) -> list[str]:
-            names = (
-                version for version in state.versions if version.startswith(prefix)
-            )
+            names = (name for name in state.versions if name.startswith(prefix))
             if only_deleted:
                 return [name for name in names if not state.active(name)]
             return [

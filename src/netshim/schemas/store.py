@@ -59,7 +59,7 @@ _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.05
 #: Maximum number of characters of the name of a subject. Each record about a subject
 #: repeats its name.
-_LONGEST_SUBJECT: Final = 1_000
+_MAX_SUBJECT_CHARS: Final = 1_000
 _RESERVED_SUBJECTS: Final = ("__GLOBAL", "__EMPTY")
 
 
@@ -162,13 +162,13 @@ def check_subject(subject: str) -> None:
     if (
         not subject.strip()
         or not subject.isprintable()
-        or len(subject) > _LONGEST_SUBJECT
+        or len(subject) > _MAX_SUBJECT_CHARS
         or subject in _RESERVED_SUBJECTS
     ):
         raise SchemaRegistryError(
             42208,
             f"The specified subject {subject[:80]!r} is not a valid subject: expected "
-            f"1 to {_LONGEST_SUBJECT} printable characters",
+            f"1 to {_MAX_SUBJECT_CHARS} printable characters",
         )
 
 

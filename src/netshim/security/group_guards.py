@@ -77,17 +77,17 @@ def commit(api: wire.Api[Any, Any]) -> Guard:
             code = codes.GROUP_AUTHORIZATION_FAILED
         if code:
             return api.Response(topics=_topics_refused(api, request.topics, code))
-        request.topics, parts = split(
+        request.topics, denied_topics = split(
             request.topics,
             lambda topic: requester.may_topic(AclOperation.READ, topic.name),
         )
-        refused = _topics_refused(api, parts, codes.TOPIC_AUTHORIZATION_FAILED)
+        refused = _topics_refused(api, denied_topics, codes.TOPIC_AUTHORIZATION_FAILED)
         return complete_with(request.topics, refused, "topics", api.Response())
 
     return guard
 
 
-def _fetched_topics(topic_type: Any, parts: Iterable[Any]) -> list[Any]:
+def _fetched_topics(topic_type: Any, denied_topics: Iterable[Any]) -> list[Any]:
     return [
         _refused_topic(
             topic_type,
@@ -97,7 +97,7 @@ def _fetched_topics(topic_type: Any, parts: Iterable[Any]) -> list[Any]:
             metadata="",
             error_code=codes.TOPIC_AUTHORIZATION_FAILED,
         )
-        for topic in parts
+        for topic in denied_topics
     ]
 
 

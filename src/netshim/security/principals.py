@@ -7,7 +7,7 @@ Rules:
   X500Principal.getName() writes it (RFC 2253), changed by the mapping rules of
   `ssl.principal.mapping.rules`.
 
-Users' regular expressions run in RE2, because a peer chooses the subject.
+Users' regular expressions run in RE2, because a client chooses the subject.
 """
 
 from __future__ import annotations

@@ -186,7 +186,11 @@ class Security:
         they are now.
         """
         return self.acls is None or self.acls.allows(
-            session.principal, session.peer, operation, ResourceType.TOPIC, topic
+            session.principal,
+            session.client_address,
+            operation,
+            ResourceType.TOPIC,
+            topic,
         )
 
     def may_follow(self, session: ClientSession) -> bool:

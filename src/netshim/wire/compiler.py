@@ -120,7 +120,7 @@ def split_records(records: Any) -> tuple[Sequence[Buffer], int]:
 
 
 def check_uuid(value: bytes) -> bytes:
-    # struct would pad or cut it without an error.
+    # struct would pad or truncate it without an error.
     if len(value) != 16:
         raise ValueError(f"a uuid is 16 bytes, not {len(value)}")
     return value

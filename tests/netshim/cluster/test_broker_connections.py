@@ -194,7 +194,11 @@ def test_refused_broker_reports_the_refusal_once(
         alone.call(lambda: publish(server, snapshot, monkeypatch))
         connection = connections.connect(2)
         assert caplog.text.count("logged in to broker 2 again") == 1
-        principals = [peer.session.principal for peer in server._peers if peer.session]
+        principals = [
+            client.session.principal
+            for client in server._client_sockets
+            if client.session
+        ]
         assert BROKER_PRINCIPAL in principals
         connection.close()
         logins.clear()

@@ -22,7 +22,7 @@ from logcore.fs import OsFS
 from logcore.kernels import kernel
 from logcore.replication.state import InSyncReplica, LeaderAndIsr
 from netshim import fetch_sessions, wire
-from netshim.cluster.nodes import BrokerNode, TopicNode
+from netshim.cluster.registry_nodes import BrokerNode, TopicNode
 from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from netshim.security.acls import AclIndex

@@ -73,7 +73,7 @@ def test_leader_without_followers_acknowledges_nothing(
     leader = proxies[entry.leader_id]
     for follower in {1, 2, 3} - {entry.leader_id}:
         leader.cut(follower, Cut.REQUESTS)
-    until(lambda: not load.is_moving(), "answers that are on their way have arrived")
+    until(lambda: not load.is_moving(), "the load gets no more responses")
     before = len(load.acknowledged)
     until(
         lambda: len(cluster.partition("t").isr_nodes) == 1,

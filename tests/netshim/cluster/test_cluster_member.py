@@ -25,11 +25,11 @@ from logcore.errors import (
 from logcore.fs import OS
 from logcore.registry import FileRegistry, paths
 from netshim.cluster import member as member_module
-from netshim.cluster import nodes
+from netshim.cluster import registry_nodes
 from netshim.cluster.broker_connections import BrokerListener
 from netshim.cluster.member import ClusterMember, MemberSettings
 from netshim.cluster.node import ClusterNode, ClusterSettings
-from netshim.cluster.nodes import WHOLE_TOPIC, TopicNode
+from netshim.cluster.registry_nodes import WHOLE_TOPIC, TopicNode
 from netshim.cluster.view import ClusterView
 from netshim.listeners import Listener
 from netshim.settings import Settings
@@ -75,7 +75,7 @@ def join(tmp_path: Path) -> Iterator[Join]:
 
 def create(member: ClusterMember, name: str, *replicas: tuple[int, ...]) -> None:
     node = TopicNode(uuid.uuid4(), dict(enumerate(replicas)))
-    member.registry.create(paths.topic(name), nodes.pack_topic(node))
+    member.registry.create(paths.topic(name), registry_nodes.pack_topic(node))
     member.publish_changes([(name, WHOLE_TOPIC)])
 
 
@@ -399,11 +399,11 @@ def test_a_member_registers_again_after_its_number_was_in_use(
     first, second = join(1), join(2)
     before = first.epoch
     path = paths.broker(1)
-    taken = nodes.BrokerNode(99, "other", "127.0.0.1", 9999)
+    taken = registry_nodes.BrokerNode(99, "other", "127.0.0.1", 9999)
     # Between the end of the session and the next registration.
     expire(second, first)
     with contextlib.suppress(NodeExistsError):
-        second.registry.create(path, nodes.pack_broker(taken), ephemeral=True)
+        second.registry.create(path, registry_nodes.pack_broker(taken), ephemeral=True)
         until(lambda: first.epoch is None, "the end of the registration")
         second.registry.delete(path)
     until(lambda: first.epoch not in (None, before), "a new epoch")
@@ -558,9 +558,9 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
         if not replaced and paths.topic("t") in wanted:
             replaced.append(other.topic_id)
             registry = member.registry
-            registry.set(paths.topic("t"), nodes.pack_topic(other))
+            registry.set(paths.topic("t"), registry_nodes.pack_topic(other))
             registry.delete(former_path)
-            registry.create(nodes.state_path("t", 0, other.topic_id), state)
+            registry.create(registry_nodes.state_path("t", 0, other.topic_id), state)
             member.publish_changes([("t", WHOLE_TOPIC)])
         return found
 
@@ -592,9 +592,9 @@ def test_a_topic_that_the_registry_has_lost_is_not_deleted(join: Join) -> None:
     create(first, "t", (1,))
     wait(first, lambda view: ("t", 0) in view.states)
     registry = first.registry
-    partition = f"{nodes.partitions_path('t')}/0"
+    partition = f"{registry_nodes.partitions_path('t')}/0"
     state = first.view.states["t", 0].path
-    for path in (state, partition, nodes.partitions_path("t")):
+    for path in (state, partition, registry_nodes.partitions_path("t")):
         registry.delete(path)
     registry.delete(paths.topic("t"))
     first.publish_changes([("t", WHOLE_TOPIC)])

@@ -14,7 +14,7 @@ import pytest
 from logcore import Log, LogDir
 from logcore.config import LogConfig
 from logcore.replication.state import InSyncReplica, LeaderAndIsr
-from netshim.cluster.nodes import BrokerNode, TopicNode
+from netshim.cluster.registry_nodes import BrokerNode, TopicNode
 from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from support.broker_harness import BrokerHarness

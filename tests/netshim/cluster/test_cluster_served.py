@@ -15,7 +15,7 @@ import logcore
 from logcore import recordbatch
 from logcore.registry import open_registry, paths
 from netshim import wire
-from netshim.cluster import nodes
+from netshim.cluster import registry_nodes
 from netshim.wire import codes
 from support.cluster_load import Load, judge, judge_files
 from support.clusters import Cluster, until
@@ -77,7 +77,7 @@ def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> Non
     calm.create("lost")
     calm.until_in_sync("lost", 3)
     with open_registry(calm.path / "cluster", topics="truth") as registry:
-        parent = nodes.partitions_path("lost")
+        parent = registry_nodes.partitions_path("lost")
         partition = f"{parent}/0"
         (topic_id,) = registry.children(partition)
         state = f"{partition}/{topic_id}"
@@ -86,10 +86,12 @@ def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> Non
 
         def add(value: bytes | None) -> bytes:
             assert value is not None
-            note = nodes.unpack_changes(value, nodes.changes_of(1))
-            return nodes.pack_changes(note.with_changes([("lost", nodes.WHOLE_TOPIC)]))
+            note = registry_nodes.unpack_changes(value, registry_nodes.changes_of(1))
+            return registry_nodes.pack_changes(
+                note.with_changes([("lost", registry_nodes.WHOLE_TOPIC)])
+            )
 
-        registry.update(nodes.changes_of(1), add)
+        registry.update(registry_nodes.changes_of(1), add)
     for number in (1, 2, 3):
         until(
             lambda number=number: (
@@ -642,7 +644,7 @@ def test_a_partition_moves_to_other_brokers_under_load(tmp_path: Path) -> None:
         assert move(target) == codes.NONE
         until(lambda: not moves(), "the move ends")
         load.until_more()
-        # The brokers learn of the end one after another.
+        # The brokers read the end of the move one after another.
         until(
             lambda: sorted(cluster.partition("t").replica_nodes) == sorted(target),
             "each broker reads the assignment",

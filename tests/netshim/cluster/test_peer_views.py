@@ -12,8 +12,8 @@ from logcore.metadata.checkpoint import Key
 from logcore.replication.state import InSyncReplica, LeaderAndIsr, Role, role_of
 from netshim import wire
 from netshim.cluster import peer_views
-from netshim.cluster.nodes import BrokerNode
 from netshim.cluster.peer_views import PeerViews
+from netshim.cluster.registry_nodes import BrokerNode
 from netshim.cluster.view import ClusterView, StoredState
 from support.clusters import until
 

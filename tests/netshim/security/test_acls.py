@@ -84,7 +84,7 @@ def test_index_decides_as_the_rules_one_by_one(
 ) -> None:
     index = AclIndex(rules)
     wanted = allows(rules, user, host, operation, name)
-    for _ in range(2):  # the second answer comes from the cache
+    for _ in range(2):  # the second decision comes from the cache
         found = index.allows(user, host, operation, ResourceType.TOPIC, name)
         assert found == wanted
 

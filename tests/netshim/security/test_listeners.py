@@ -228,7 +228,7 @@ def test_an_address_cannot_take_all_login_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """Another address gets up to half of the places, and no more."""
-    monkeypatch.setattr("netshim.peers._HANDSHAKE_S", 3_600.0)
+    monkeypatch.setattr("netshim.client_sockets._HANDSHAKE_S", 3_600.0)
     with contextlib.ExitStack() as stack:
         kafka = start_secured(
             tmp_path / "data", listeners=[f"{protocol}://127.0.0.1:0"]

@@ -25,9 +25,9 @@ from logcore.replication.state import (
     pack_state,
     unpack_state,
 )
-from netshim.cluster import nodes
+from netshim.cluster import registry_nodes
 from netshim.cluster.controller import review_cluster, write_state
-from netshim.cluster.nodes import (
+from netshim.cluster.registry_nodes import (
     DELETED,
     WHOLE_TOPIC,
     BrokerNode,
@@ -45,7 +45,7 @@ BROKERS = {
 
 def test_a_broker_is_packed_and_unpacked() -> None:
     node = BrokerNode(3, "d", "::1", 9092, "rack-a", is_leaving=True, was_clean=True)
-    assert nodes.unpack_broker(nodes.pack_broker(node), "/p") == node
+    assert registry_nodes.unpack_broker(registry_nodes.pack_broker(node), "/p") == node
     assert node.live.epoch == 3
     assert node.live.rack == "rack-a"
 
@@ -56,18 +56,18 @@ def test_a_broker_is_packed_and_unpacked() -> None:
         b"",
         b"[]",
         b'{"version":5}',
-        nodes.pack_broker(BROKERS[1]).replace(b'"port":9001', b'"port":true'),
-        nodes.pack_broker(BROKERS[1]).replace(b'"version":5', b'"version":6'),
+        registry_nodes.pack_broker(BROKERS[1]).replace(b'"port":9001', b'"port":true'),
+        registry_nodes.pack_broker(BROKERS[1]).replace(b'"version":5', b'"version":6'),
     ],
 )
 def test_a_damaged_broker_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptRegistryError):
-        nodes.unpack_broker(data, "/brokers/ids/1")
+        registry_nodes.unpack_broker(data, "/brokers/ids/1")
 
 
 def test_a_topic_is_packed_and_unpacked() -> None:
     node = TopicNode(ID, {0: (1, 2), 1: (2, 3)})
-    assert nodes.unpack_topic(nodes.pack_topic(node), "/p") == node
+    assert registry_nodes.unpack_topic(registry_nodes.pack_topic(node), "/p") == node
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,20 @@ def test_a_topic_is_packed_and_unpacked() -> None:
     ],
 )
 def test_a_damaged_topic_is_refused(old: bytes, new: bytes) -> None:
-    data = nodes.pack_topic(TopicNode(ID, {0: (1, 2)}))
+    data = registry_nodes.pack_topic(TopicNode(ID, {0: (1, 2)}))
     assert old in data
     with pytest.raises(CorruptRegistryError):
-        nodes.unpack_topic(data.replace(old, new), "/brokers/topics/t")
+        registry_nodes.unpack_topic(data.replace(old, new), "/brokers/topics/t")
 
 
 def test_partitions_are_added_to_the_topic_that_they_were_placed_for() -> None:
     known = TopicNode(ID, {0: (1, 2)})
-    data = nodes.add_partitions(nodes.pack_topic(known), "/p", known, {1: (2, 3)})
-    assert nodes.unpack_topic(data, "/p") == TopicNode(ID, {0: (1, 2), 1: (2, 3)})
+    data = registry_nodes.add_partitions(
+        registry_nodes.pack_topic(known), "/p", known, {1: (2, 3)}
+    )
+    assert registry_nodes.unpack_topic(data, "/p") == TopicNode(
+        ID, {0: (1, 2), 1: (2, 3)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,16 +108,18 @@ def test_partitions_are_added_to_the_topic_that_they_were_placed_for() -> None:
     ],
 )
 def test_no_partitions_are_added_to_another_topic(found: TopicNode | None) -> None:
-    data = None if found is None else nodes.pack_topic(found)
+    data = None if found is None else registry_nodes.pack_topic(found)
     with pytest.raises(BadVersionError):
-        nodes.add_partitions(data, "/p", TopicNode(ID, {0: (1, 2)}), {1: (2, 3)})
+        registry_nodes.add_partitions(
+            data, "/p", TopicNode(ID, {0: (1, 2)}), {1: (2, 3)}
+        )
 
 
 def test_a_note_lists_the_changes_since_a_number() -> None:
     note = (
         PublishedChanges().with_changes([("t", 0), ("t", 1)]).with_changes([("u", -1)])
     )
-    note = nodes.unpack_changes(nodes.pack_changes(note), "/p")
+    note = registry_nodes.unpack_changes(registry_nodes.pack_changes(note), "/p")
     assert note.last == 3
     assert note.since(3) == set()
     assert note.since(1) == {("t", 1), ("u", -1)}
@@ -124,7 +130,7 @@ def test_a_reader_that_missed_too_much_reads_all() -> None:
     note = PublishedChanges().with_changes([(str(ID), DELETED)])
     assert note.deleted_ids == {str(ID)}
     note = PublishedChanges().with_changes(
-        [("t", n) for n in range(nodes.MAX_CHANGES + 5)]
+        [("t", n) for n in range(registry_nodes.MAX_CHANGES + 5)]
     )
     assert note.since(3) is None
     assert note.since(-1) is None
@@ -133,7 +139,7 @@ def test_a_reader_that_missed_too_much_reads_all() -> None:
 
 def test_a_damaged_note_is_refused() -> None:
     with pytest.raises(CorruptRegistryError):
-        nodes.unpack_changes(b'{"n":1,"recent":[[1]]}', "/p")
+        registry_nodes.unpack_changes(b'{"n":1,"recent":[[1]]}', "/p")
 
 
 # -- the controller --------------------------------------------------------------------
@@ -147,7 +153,7 @@ def registry(tmp_path: Path) -> Iterator[FileRegistry]:
 
 def put_topic(registry: FileRegistry, name: str, node: TopicNode) -> None:
     registry.create(paths.topic_config(name), paths.pack_config({}))
-    registry.create(paths.topic(name), nodes.pack_topic(node))
+    registry.create(paths.topic(name), registry_nodes.pack_topic(node))
 
 
 def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
@@ -155,11 +161,11 @@ def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
     topics, states = {}, {}
     for name in registry.children(paths.TOPICS):
         found = registry.get(paths.topic(name))
-        node = nodes.unpack_topic(found.value, name)
+        node = registry_nodes.unpack_topic(found.value, name)
         config = LogConfig.parse({"min.insync.replicas": 2})
         topics[name] = TopicOfCluster(node, {}, config)
-        for number in registry.children(nodes.partitions_path(name)):
-            path = nodes.state_path(name, int(number), node.topic_id)
+        for number in registry.children(registry_nodes.partitions_path(name)):
+            path = registry_nodes.state_path(name, int(number), node.topic_id)
             with contextlib.suppress(NodeNotFoundError):
                 stored = registry.get(path)
                 states[name, int(number)] = StoredState(
@@ -170,7 +176,7 @@ def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
         known_brokers=frozenset(BROKERS),
         topics=topics,
         states=states,
-        deletions=frozenset(registry.children(nodes.DELETIONS)),
+        deletions=frozenset(registry.children(registry_nodes.DELETIONS)),
     )
 
 
@@ -205,7 +211,7 @@ def test_a_decision_from_an_old_view_writes_nothing(registry: FileRegistry) -> N
     put_topic(registry, "t", TopicNode(ID, {0: (1, 2, 3)}))
     review(registry)
     old = read_view(registry, {2: BROKERS[2], 3: BROKERS[3]})
-    path = nodes.state_path("t", 0, ID)
+    path = registry_nodes.state_path("t", 0, ID)
     newer = attrs.evolve(old.states["t", 0].state, leader_epoch=9)
     registry.set(path, pack_state(newer))
     # The partition is reported, so that its node is read again.
@@ -223,7 +229,7 @@ def test_states_that_were_written_before_an_error_are_reported(
     create = FileRegistry.create
 
     def fail(self: FileRegistry, path: str, *given: Any, **named: Any) -> int:
-        if path == nodes.state_path("t", 1, ID):
+        if path == registry_nodes.state_path("t", 1, ID):
             raise DiskFullError("no space left")
         return create(self, path, *given, **named)
 
@@ -247,7 +253,7 @@ def test_the_state_of_a_deleted_topic_is_not_created_again(
     assert review(registry) == [(str(ID), DELETED), ("t", WHOLE_TOPIC)]
     assert registry.children(paths.TOPICS) == []
     assert registry.children(paths.TOPIC_CONFIGS) == []
-    assert registry.children(nodes.DELETIONS) == []
+    assert registry.children(registry_nodes.DELETIONS) == []
 
 
 @pytest.mark.parametrize("step", range(6))
@@ -271,10 +277,10 @@ def test_the_next_controller_completes_a_deletion(
         patch.setattr(FileRegistry, "delete", failing)
         with pytest.raises(KeyboardInterrupt):
             review(registry)
-    assert registry.children(nodes.DELETIONS) == ["t"]
+    assert registry.children(registry_nodes.DELETIONS) == ["t"]
     review(registry)
     assert registry.children(paths.TOPICS) == []
-    assert registry.children(nodes.DELETIONS) == []
+    assert registry.children(registry_nodes.DELETIONS) == []
 
 
 def test_a_reassignment_is_finished_once_the_target_is_in_sync(
@@ -283,7 +289,7 @@ def test_a_reassignment_is_finished_once_the_target_is_in_sync(
     put_topic(registry, "t", TopicNode(ID, {0: (1, 2)}))
     isr = {n: InSyncReplica(BROKERS[n].epoch, BROKERS[n].disk) for n in (2, 3)}
     state = LeaderAndIsr(2, 5, isr, (2, 3, 1), adding=(3,), removing=(1,))
-    registry.create(nodes.state_path("t", 0, ID), pack_state(state))
+    registry.create(registry_nodes.state_path("t", 0, ID), pack_state(state))
     assert review(registry) == [("t", 0)]
     view = read_view(registry)
     finished = view.states["t", 0].state

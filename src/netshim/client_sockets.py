@@ -53,7 +53,7 @@ _NO_PROTOCOL: Final = asyncio.BufferedProtocol()
 _ACCEPT_RETRY_S: Final = 0.05
 
 
-class PeerHost(Protocol):
+class ClientSocketHost(Protocol):
     """The server of a connection. Server documents the methods."""
 
     broker: Broker
@@ -69,8 +69,8 @@ class PeerHost(Protocol):
     loop: asyncio.AbstractEventLoop
 
     def now_ms(self) -> int: ...
-    def admit(self, peer: Peer) -> float | None: ...
-    def dismiss(self, peer: Peer) -> None: ...
+    def admit(self, client: ClientSocket) -> float | None: ...
+    def dismiss(self, client: ClientSocket) -> None: ...
     def run_step(
         self, name: str, step: Callable[..., object], *arguments: object
     ) -> None: ...
@@ -85,13 +85,13 @@ class PeerHost(Protocol):
     ) -> None: ...
 
 
-class Peer(asyncio.BufferedProtocol):
+class ClientSocket(asyncio.BufferedProtocol):
     """The socket of one connection."""
 
     transport: asyncio.Transport
     connection: Connection
 
-    def __init__(self, server: PeerHost, listener: Listener) -> None:
+    def __init__(self, server: ClientSocketHost, listener: Listener) -> None:
         self.server = server
         self.listener = listener
         self.session: ClientSession | None = None
@@ -100,17 +100,17 @@ class Peer(asyncio.BufferedProtocol):
         self.handshake: asyncio.Task[None] | None = None
         #: The client's address, without the port.
         self.address = ""
-        #: The connection was admitted, its handshake is done, and it is not closed.
+        #: Whether the connection was admitted, has ended its handshake, and is not closed.
         self.is_open = False
-        #: Reading is paused because the connection has reached a limit.
+        #: Whether reading is paused, because the connection has reached a limit.
         self.is_paused = False
-        #: The transport's buffer is full because the client does not read.
+        #: Whether the transport's buffer is full, because the client does not read.
         self.is_blocked = False
-        #: flush() is scheduled.
-        self._flushing = False
-        #: The client has stopped sending, at _end_ms.
-        self._at_end = False
-        self._end_ms = 0
+        #: Whether _flush_now() is scheduled.
+        self._is_flush_scheduled = False
+        #: Whether the client has stopped sending, and when.
+        self._has_client_ended = False
+        self._client_ended_ms = 0
         #: The unread bytes at the client's latest progress, and its time.
         self._unread_progress = (0, 0)
 
@@ -118,10 +118,10 @@ class Peer(asyncio.BufferedProtocol):
         # uvloop's transports do not inherit from asyncio's classes
         transport = cast("asyncio.Transport", transport)
         self.transport = transport
-        peer = transport.get_extra_info("peername") or ("?", 0)
+        peer_name = transport.get_extra_info("peername") or ("?", 0)
         name = transport.get_extra_info("sockname") or ("127.0.0.1", 0)
-        self.address = str(peer[0])
-        self._used = str(name[0]), int(name[1])
+        self.address = str(peer_name[0])
+        self._local_address = str(name[0]), int(name[1])
         sock = transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -202,7 +202,7 @@ class Peer(asyncio.BufferedProtocol):
         """Serve the requests of the connection."""
         server = self.server
         self.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        host, port = self.listener.advertised or self._used
+        host, port = self.listener.advertised or self._local_address
         session = ClientSession(
             host, port, self.address, listener=self.listener.name, principal=principal
         )
@@ -241,7 +241,7 @@ class Peer(asyncio.BufferedProtocol):
         """Do not count time that the clock has skipped."""
         if self.is_open:
             self.connection.skip(skipped_ms)
-            self._end_ms += skipped_ms
+            self._client_ended_ms += skipped_ms
             self._unread_progress = (
                 self._unread_progress[0],
                 self._unread_progress[1] + skipped_ms,
@@ -283,7 +283,7 @@ class Peer(asyncio.BufferedProtocol):
             self.transport.set_protocol(_NO_PROTOCOL)
         self.server.dismiss(self)
 
-    # -- in
+    # -- received bytes
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         if not self.is_open:
@@ -292,22 +292,22 @@ class Peer(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self.is_open:
-            # Refused, and closed soon. uvloop begins to read after connection_made(),
-            # even if reading was paused there.
+            # A connection that is refused, and closed soon. uvloop begins to read after
+            # connection_made(), even if reading was paused there.
             self.transport.pause_reading()
             return
-        self._guarded(self.connection.received, nbytes, self.server.now_ms())
+        self._run_step(self.connection.received, nbytes, self.server.now_ms())
 
     def eof_received(self) -> bool:
         if not self.is_open:
             return False
-        self._at_end = True
-        self._end_ms = self.server.now_ms()
+        self._has_client_ended = True
+        self._client_ended_ms = self.server.now_ms()
         # The connection remains open for pending responses: the client may still read.
         # TLS has no such half-open state.
         return not self.listener.uses_tls and not self.connection.is_idle
 
-    def _guarded(self, step: Callable[..., None], *arguments: int) -> None:
+    def _run_step(self, step: Callable[..., None], *arguments: int) -> None:
         try:
             self.server.run_step("requests of a connection", step, *arguments)
         except CloseConnection as reason:
@@ -325,7 +325,7 @@ class Peer(asyncio.BufferedProtocol):
             return
         self.flush()
 
-    # -- out
+    # -- responses
 
     def flush_soon(self) -> None:
         """Schedule a flush after a delayed response is ready.
@@ -333,17 +333,17 @@ class Peer(asyncio.BufferedProtocol):
         Responses that become ready in the same iteration of the event loop are sent
         together.
         """
-        if not self._flushing and self.is_open:
-            self._flushing = True
+        if not self._is_flush_scheduled and self.is_open:
+            self._is_flush_scheduled = True
             self.server.loop.call_soon(self._flush_now)
 
     def _flush_now(self) -> None:
-        self._flushing = False
+        self._is_flush_scheduled = False
         if not self.is_open:
             return
         if self.connection.has_input:
             # The responses may have freed room that received requests waited for.
-            self._guarded(self.connection.process, self.server.now_ms())
+            self._run_step(self.connection.process, self.server.now_ms())
         else:
             self.flush()
 
@@ -367,7 +367,7 @@ class Peer(asyncio.BufferedProtocol):
             self.flush_soon()
         is_closing = self.session is not None and self.session.is_closing
         if (is_closing and connection.is_idle) or (
-            self._at_end and connection.is_idle and not connection.is_waiting
+            self._has_client_ended and connection.is_idle and not connection.is_waiting
         ):
             transport.close()
         else:
@@ -437,8 +437,8 @@ class Peer(asyncio.BufferedProtocol):
         if self.is_unauthenticated and age_s > _HANDSHAKE_S:
             reason = f"not authenticated within {_HANDSHAKE_S:.0f} s"
         if (
-            self._at_end
-            and now_ms - self._end_ms >= _HALF_OPEN_MS
+            self._has_client_ended
+            and now_ms - self._client_ended_ms >= _HALF_OPEN_MS
             and not self.unread_bytes
         ):
             # Most clients that stop sending do not read either.
@@ -459,7 +459,7 @@ class Peer(asyncio.BufferedProtocol):
             self.pause_or_resume()
 
 
-class Sockets(Protocol):
+class ListeningSockets(Protocol):
     """Sockets that accept connections."""
 
     @property
@@ -476,7 +476,7 @@ class TlsListening:
     """
 
     def __init__(
-        self, server: PeerHost, listener: Listener, *, start_serving: bool
+        self, server: ClientSocketHost, listener: Listener, *, start_serving: bool
     ) -> None:
         family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
         sock = socket.create_server(
@@ -499,21 +499,21 @@ class TlsListening:
                 server.log(logging.ERROR, "accept", "no connection: %s", error)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            peer = Peer(server, self._listener)
-            peer.address = str(address[0])
+            client = ClientSocket(server, self._listener)
+            client.address = str(address[0])
             try:
-                delay_s = server.admit(peer)
+                delay_s = server.admit(client)
             except Exception:  # the listener must not end with it
                 server.log(logging.ERROR, "accept", "an internal error", error=True)
-                peer.discard(sock)
+                client.discard(sock)
                 continue
             if delay_s is None:
-                peer.handshake = server.loop.create_task(peer.run_handshake(sock))
+                client.handshake = server.loop.create_task(client.run_handshake(sock))
                 # Not at the end of run_handshake(): a task that is cancelled before its
                 # first step runs no line of it.
-                peer.handshake.add_done_callback(partial(peer.end_handshake, sock))
+                client.handshake.add_done_callback(partial(client.end_handshake, sock))
             else:
-                server.loop.call_later(delay_s, peer.discard, sock)
+                server.loop.call_later(delay_s, client.discard, sock)
 
     async def start_serving(self) -> None:
         """Accept connections. Until then, the kernel holds them."""
