@@ -2439,7 +2439,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "lost_replica_is_created_empty", "logcore/directory/topics.py",
-        "            if topic.is_placed:\n                # A missing",
+        "            if topic.is_of_cluster:\n                # A missing",
         "            if False:\n                # A missing",
         "directory/test_replicas.py",
     ),

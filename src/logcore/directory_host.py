@@ -25,7 +25,7 @@ from logcore.coordinators.topic_deletion import Deletions
 from logcore.directory.identity import ProducerIds
 from logcore.directory.incidents import Incidents
 from logcore.directory.open_logs import OpenLogs
-from logcore.directory.shared_topics import Sharing
+from logcore.directory.shared_topics import SharedTopics
 from logcore.directory.topic_file import PartitionNumbers, TopicEntry, check_count
 from logcore.directory.topics import TopicRegistry
 from logcore.errors import (
@@ -54,7 +54,7 @@ class DirectoryHost:
         claim: Claim | None,
         registry: TopicRegistry,
         logs: OpenLogs,
-        sharing: Sharing,
+        sharing: SharedTopics,
         incidents: Incidents,
         *,
         is_replicated: bool,
@@ -224,7 +224,7 @@ class DirectoryHost:
             numbers = self._directory.partitions(name)
             with claim.batched_recovery_points():
                 self._logs.close((name, number) for number in numbers)
-            self._registry.set_aside(name)
+            self._registry.rename_to_stray(name)
 
     def start_deletion(self, name: str) -> None:
         """Begin to delete a topic like LogDir.delete_topic(), for brokers, which have

@@ -36,7 +36,7 @@ from logcore.directory.maintenance import (
     high_watermarks,
 )
 from logcore.directory.open_logs import OpenLogs
-from logcore.directory.shared_topics import Sharing
+from logcore.directory.shared_topics import SharedTopics
 from logcore.directory.topic_file import (
     NewTopics,
     TopicEntry,
@@ -249,7 +249,7 @@ class LogDir(Closeable):
             on_corruption,
             is_replicated=is_replicated,
         )
-        self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
+        self._sharing = SharedTopics(fs, self, claim, self._registry, self._incidents)
         #: The methods for brokers and coordinators.
         self.host = DirectoryHost(
             fs,
@@ -307,9 +307,9 @@ class LogDir(Closeable):
         for topic in self._registry.known.values():
             # After a crash, a new replica has no row yet.
             has_row = topic.count or topic.overrides
-            if has_row and topic.is_placed != self.is_replicated:
+            if has_row and topic.is_of_cluster != self.is_replicated:
                 found = "an ordinary directory"
-                if topic.is_placed:
+                if topic.is_of_cluster:
                     found = "the directory of a broker in a cluster"
                 raise InvalidConfigError(
                     f"this is {found}",
@@ -543,7 +543,7 @@ class LogDir(Closeable):
         with self.host.lock:
             self.host.check_writable()
             if deleted_elsewhere:
-                self._sharing.finish_elsewhere(deleted_elsewhere)
+                self._sharing.finish_crashed_deletions(deleted_elsewhere)
             with self._sharing.changing():
                 self._registry.create(wanted, check_only=check_only)
 
@@ -570,7 +570,7 @@ class LogDir(Closeable):
                     "fork() needs the directory for itself; open it without shared=True"
                 )
             source = self._topic(topic)
-            overrides = self._registry.own_overrides(source)
+            overrides = self._registry.overrides_for_copy(source)
             made = TopicEntry(
                 new_topic,
                 new_id(self._fs),
@@ -646,7 +646,7 @@ class LogDir(Closeable):
         with self.host.lock:
             self.host.check_standalone()
             with self._sharing.changing():
-                self._registry.grow(name, count, check_only=check_only)
+                self._registry.add_partitions(name, count, check_only=check_only)
 
     def alter_topic(
         self,
@@ -1148,7 +1148,7 @@ class LogDir(Closeable):
             self.host.deletions.finish(self.host.lock)
             self.host.deletions.retry_forgetting(self, self.host.lock)
         # In this order, until one of them has taken the time of a tick.
-        if not self._maintenance.visit_open(wall_ms):
+        if not self._maintenance.visit_open_logs(wall_ms):
             return
         with self._incidents.reporting_errors("transactions", self.path):
             self.host.coordinators.run_due_work(self)
@@ -1165,10 +1165,11 @@ class LogDir(Closeable):
         clock_ms = self._fs.monotonic_ms()
         with self.host.lock:
             if self.host.is_closed or (
-                claim.runs_maintenance() and self._maintenance.keep(clock_ms, wall_ms)
+                claim.runs_maintenance()
+                and self._maintenance.enforce_limits(clock_ms, wall_ms)
             ):
                 return
-        if self._maintenance.owes_high_watermarks:
+        if self._maintenance.has_unsaved_high_watermarks:
             with (
                 self.host.lock,
                 self._incidents.reporting_errors("checkpoints", self.path),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from logcore import LogcoreError
-from logcore.coordination.memory_budget import MemoryBudget
+from logcore.coordination.memory_budget import ClientMemoryBudget
 from logcore.directory.group_settings import GroupSettings
 from logcore.format.group_records import partition_of
 from logcore.metadata.filenames import OFFSETS_TOPIC
@@ -128,7 +128,7 @@ class BrokerState:
         if not self.is_shared:
             self.group_settings = logdir.host.coordinators.group_settings(logdir)
         #: Limits the memory of groups and transactions.
-        self.remembered = MemoryBudget(settings.max_remembered_bytes)
+        self.remembered = ClientMemoryBudget(settings.max_remembered_bytes)
         self.timers = LoopTimers()
         self.journal = Journal()
         self.lifecycle = Lifecycle()

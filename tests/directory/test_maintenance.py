@@ -197,7 +197,7 @@ def test_deadline_queue_returns_each_task_when_due(
     now = 0
     for step in steps:
         if isinstance(step, tuple):
-            agenda.put(step[0], step[1])
+            agenda.schedule(step[0], step[1])
             times[step[0]] = -1 if times.get(step[0]) == -1 else step[1]
         elif step < 5:
             agenda.make_due(step)

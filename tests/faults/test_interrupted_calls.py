@@ -37,7 +37,7 @@ CASES = (
     calls.Committing,
     calls.Leaving,
     calls.Rebalancing,
-    calls.Sharing,
+    calls.SharedTopics,
     calls.SharingOn,
     calls.Producing,
     calls.Transacting,

@@ -72,7 +72,7 @@ from logcore.coordination.memory_budget import (
     GROUP_BYTES,
     ITEM_BYTES,
     MEMBER_BYTES,
-    MemoryBudget,
+    ClientMemoryBudget,
 )
 from logcore.format.consumer_group_records import ConsumerValue, RecordKind
 from logcore.format.group_records import Committed, StoredGroup
@@ -103,7 +103,7 @@ class Coordinator:
         new_id: Callable[[], str],
         topics: Topics | None = None,
         compile: Compile = _no_patterns,
-        memory_budget: MemoryBudget | None = None,
+        memory_budget: ClientMemoryBudget | None = None,
     ) -> None:
         self._rules = rules
         #: Limits the memory of all groups; None for no limit.

@@ -21,7 +21,7 @@ ID_BYTES: Final = 1_500
 ITEM_BYTES: Final = 100
 
 
-class MemoryBudget:
+class ClientMemoryBudget:
     """Limits the memory of the coordinators' client state to `max_bytes`.
 
     A count visits every group and transaction, so requests only add their sizes to an

@@ -26,7 +26,7 @@ from typing import Final
 
 import attrs
 
-from logcore.coordination.memory_budget import ID_BYTES, ITEM_BYTES, MemoryBudget
+from logcore.coordination.memory_budget import ID_BYTES, ITEM_BYTES, ClientMemoryBudget
 from logcore.coordination.transaction_effects import (
     NO_TIMEOUT,
     AbortOrphan,
@@ -121,7 +121,7 @@ class TransactionMachine:
         max_timeout_ms: int = MAX_TIMEOUT_MS,
         *,
         is_two_phase: bool = False,
-        memory_budget: MemoryBudget | None = None,
+        memory_budget: ClientMemoryBudget | None = None,
     ) -> None:
         """Create an empty coordinator."""
         #: Limits the memory of all ids; None for no limit.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from logcore.coordinators.lookup import Coordinators
 from logcore.directory.incidents import Incidents
-from logcore.directory.shared_topics import Sharing
+from logcore.directory.shared_topics import SharedTopics
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
 from logcore.metadata.filenames import OFFSETS_TOPIC, partition_name
@@ -45,7 +45,7 @@ class Deletions:
         self,
         fs: FS,
         registry: TopicRegistry,
-        sharing: Sharing,
+        sharing: SharedTopics,
         incidents: Incidents,
         coordinators: Coordinators,
     ) -> None:
@@ -117,7 +117,7 @@ class Deletions:
         """
         self._forgetting.difference_update(names)
         if is_forgotten:
-            self._registry.remembered.difference_update(names)
+            self._registry.with_committed_offsets.difference_update(names)
             self.finish(lock)
 
     def finish(self, lock: contextlib.AbstractContextManager[object]) -> None:
@@ -186,7 +186,7 @@ class Deletions:
         lock: contextlib.AbstractContextManager[object],
     ) -> None:
         """Delete remaining offsets of deleted topics, and make their names available."""
-        names = self._registry.remembered - self._forgetting
+        names = self._registry.with_committed_offsets - self._forgetting
         clock_ms = self._fs.monotonic_ms()
         if not names or clock_ms < self._forget_from_ms:
             return
@@ -198,5 +198,5 @@ class Deletions:
                     self.forget(directory, name)
             # Offsets on disk.
             self.forget_remaining(directory, names)
-            self._registry.remembered -= names
+            self._registry.with_committed_offsets -= names
             self._finish(lock)

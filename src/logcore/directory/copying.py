@@ -144,7 +144,7 @@ def _plan(
     position, tail = 0, b""
     if below and below[-1].base_offset < end:
         growing = below[-1]
-        position, tail = _front(log, growing, end)
+        position, tail = _copied_prefix(log, growing, end)
     sealed = below
     if growing is not None or (below and below[-1].base_offset == end):
         sealed = below[:-1]
@@ -156,7 +156,7 @@ def _plan(
     return CopyPlan(fs, log_start, end, tuple(sealed), growing, position, tail, files)
 
 
-def _front(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
+def _copied_prefix(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
     """Return (position, tail) of plan_cut(), after checking the batches below `end`.
 
     A torn batch above `end` does not count as damage.
@@ -167,17 +167,17 @@ def _front(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
     position = 0
     expected = segment.base_offset
     limit = order.reach(expected)
-    for facts, _, why in segment.walk(0, crc=True):
-        sound = facts[: order.in_order(facts, expected, limit)]
-        below = sound[sound["last_offset"] < end]
+    for facts, _, stop_reason in segment.walk(0, crc=True):
+        valid = facts[: order.in_order(facts, expected, limit)]
+        below = valid[valid["last_offset"] < end]
         if len(below):
             position = int(below["position"][-1]) + int(below["size_bytes"][-1])
             expected = int(below["last_offset"][-1]) + 1
             if expected == end:
                 return position, b""
-        if len(below) < len(sound):
+        if len(below) < len(valid):
             break
-        if why == layout.WALK_CRC or len(sound) < len(facts):
+        if stop_reason == layout.WALK_CRC or len(valid) < len(facts):
             raise CorruptBatchError(
                 "a damaged batch cannot be copied; `logcore recover` saves the others",
                 path=segment.path,
@@ -202,8 +202,10 @@ def _small_files(log: Log, end: int, log_start: int) -> dict[str, bytes]:
         if offset is not None and offset <= end:
             names.append(name)
     found = {name: checkpoint.read(fs, log.path, name) for name in names}
-    kept = epochs.truncate_end(checkpoint.read_epochs(fs, log.path), end)
-    found[checkpoint.LEADER_EPOCH] = checkpoint.pack_epochs(kept or [(0, log_start)])
+    remaining_epochs = epochs.truncate_end(checkpoint.read_epochs(fs, log.path), end)
+    found[checkpoint.LEADER_EPOCH] = checkpoint.pack_epochs(
+        remaining_epochs or [(0, log_start)]
+    )
     return {name: content for name, content in found.items() if content is not None}
 
 

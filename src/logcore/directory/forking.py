@@ -44,7 +44,7 @@ def fork_topic(
     registry.save(deleting=[made])
     # These are not the names of partitions, so the next opening removes such directories.
     away = {
-        number: registry.doomed_name(partition_name(made.name, number))
+        number: registry.deletion_name(partition_name(made.name, number))
         for number in made.numbers
     }
     try:

@@ -107,23 +107,28 @@ class Draft:
             InvalidConfigError: a name or value is invalid, two values contradict each
                 other, or there are too many groups.
         """
-        own = dict(self.settings.get(group_id, {}))
+        group_overrides = dict(self.settings.get(group_id, {}))
         for name, value in changes.items():
-            own.pop(name, None)
+            group_overrides.pop(name, None)
             if value is not None:
-                own[name] = group_settings.value_of(name, value)
-        together = {**self._defaults, **own}
-        if own and together[HEARTBEAT_INTERVAL] >= together[SESSION_TIMEOUT]:
+                group_overrides[name] = group_settings.value_of(name, value)
+        effective = {**self._defaults, **group_overrides}
+        if (
+            group_overrides
+            and effective[HEARTBEAT_INTERVAL] >= effective[SESSION_TIMEOUT]
+        ):
             raise InvalidConfigError(
-                f"{HEARTBEAT_INTERVAL} of {together[HEARTBEAT_INTERVAL]}",
+                f"{HEARTBEAT_INTERVAL} of {effective[HEARTBEAT_INTERVAL]}",
                 expected=f"less than {SESSION_TIMEOUT}",
-                found=together[SESSION_TIMEOUT],
+                found=effective[SESSION_TIMEOUT],
             )
-        before = group_id in self.settings
-        count = len(self.settings) + bool(own) - before
-        id_bytes = self._id_bytes + (bool(own) - before) * len(group_id.encode())
+        existed = group_id in self.settings
+        count = len(self.settings) + bool(group_overrides) - existed
+        id_bytes = self._id_bytes + (bool(group_overrides) - existed) * len(
+            group_id.encode()
+        )
         group_settings.check_size(count, id_bytes)
         self._id_bytes = id_bytes
         self.settings.pop(group_id, None)
-        if own:
-            self.settings[group_id] = own
+        if group_overrides:
+            self.settings[group_id] = group_overrides

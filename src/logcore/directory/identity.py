@@ -84,15 +84,15 @@ def claim_for_cluster(fs: FS, path: str, cluster_id: str, node_id: int) -> str:
 
 
 def _write(fs: FS, path: str, cluster_id: str, node_id: int) -> dict[str, str]:
-    made = {
+    properties = {
         "version": "1",
         "cluster.id": cluster_id,
         "node.id": str(node_id),
         "directory.id": id_text(new_id(fs)),
     }
-    text = "#\n" + "".join(f"{name}={value}\n" for name, value in made.items())
+    text = "#\n" + "".join(f"{name}={value}\n" for name, value in properties.items())
     checkpoint.write(fs, path, checkpoint.META_PROPERTIES, text.encode())
-    return made
+    return properties
 
 
 def _read(fs: FS, path: str, *, can_write: bool) -> dict[str, str]:
@@ -156,41 +156,45 @@ class ProducerIds:
             )
             self._next = first
             self._end = end
-        given = self._next
+        next_id = self._next
         self._next += 1
-        return given
+        return next_id
 
 
-def check_kind(fs: FS, real: str, *, create: bool) -> None:
+def check_kind(fs: FS, real_path: str, *, create: bool) -> None:
     """Raise LogNotFoundError if a directory contains something other than a log
     directory.
 
     Otherwise it would open as a directory without topics. An empty directory is
     accepted, and so is one with a file of a log directory or a partition directory.
     """
-    names = fs.listdir(real)
+    names = fs.listdir(real_path)
     of_partitions = {*PARTITION_FILES, LOCK_RECORD}
     if not of_partitions.isdisjoint(names) or any(
         base_offset_of(name) is not None for name in names
     ):
         raise LogNotFoundError(
             "this is the directory of one partition: open it with logcore.open(), or open the directory that holds it",
-            path=real,
+            path=real_path,
         )
     # A crash during creation may have left only the reserve, or a file that was not
     # renamed yet.
-    ours = (*DIRECTORY_FILES, checkpoint.RESERVE)
-    if create or not names or any(name.removesuffix(".tmp") in ours for name in names):
+    known_names = (*DIRECTORY_FILES, checkpoint.RESERVE)
+    if (
+        create
+        or not names
+        or any(name.removesuffix(".tmp") in known_names for name in names)
+    ):
         return
     if not any(
         (partition_of(name) is not None or is_deleted_partition(name))
-        and fs.is_directory(os.path.join(real, name))
+        and fs.is_directory(os.path.join(real_path, name))
         for name in names
     ):
         raise LogNotFoundError(
             "this is not a log directory: it has neither a file of one nor a directory of a partition; create=True "
             "makes it one",
-            path=real,
+            path=real_path,
             expected="directories like orders-0",
             found=", ".join(sorted(names)[:5]),
         )

@@ -1,12 +1,12 @@
-"""Maintenance of a directory: visits its logs, keeps its limits, compacts, writes
+"""Maintenance of a directory: visits its logs, enforces its limits, compacts, and writes
 checkpoints.
 
 Rules:
 - Each call does a limited amount of work.
 - A log is visited when a task in it is due, and soon after a change that may make one
   due.
-- Partitions that are not open are checked one at a time, and opened only if retention
-  has work in them.
+- Partitions that are not open are checked one at a time. They are opened only if
+  retention must delete segments.
 - An error in one log is an incident and does not delay other logs. The log is visited
   again later.
 - Recovery points and high watermarks are written for many logs at once.
@@ -45,8 +45,8 @@ from logcore.segment import Segment
 
 #: Kafka's replica.high.watermark.checkpoint.interval.ms.
 _HIGH_WATERMARK_MS: Final = 5_000
-#: One tick() ends after this many actions with disk I/O, this many milliseconds of
-#: them, or this many logs.
+#: One tick() ends after this number of actions with disk I/O, after this time, or after
+#: this number of logs.
 _TICK_ACTIONS: Final = 4
 _TICK_MS: Final = 2
 _TICK_LOGS: Final = 1_000
@@ -54,13 +54,13 @@ _TICK_LOGS: Final = 1_000
 _RETRY_MS: Final = 1_000
 # Minimum interval between checks of the used and free space.
 _SPACE_MS: Final = 1_000
-#: After a failed compaction a log waits this long for the next attempt. The wait then
-#: doubles up to the maximum.
+#: Delay before the next attempt after a failed compaction. It doubles up to the
+#: maximum.
 _UNCLEANABLE_MS: Final = 60_000
-_UNCLEANABLE_MOST_MS: Final = 3_600_000
-#: Compaction gets this much processor time of a tick. While the processor is free, it
-#: gets up to the second limit in total. The processor counts as free while little more
-#: time passes than the cleaner itself uses.
+_UNCLEANABLE_MAX_MS: Final = 3_600_000
+#: Maximum processor time of compaction in a tick, and maximum total time while the
+#: processor is free. It counts as free while the time that passes is little more than
+#: the processor time of the cleaner.
 _CLEANER_TICK_US: Final = 5_000
 _CLEANER_FREE_MS: Final = 25
 
@@ -71,14 +71,14 @@ class MaintenanceConfig:
 
     #: The retention policy, see logcore.retention.
     retention: Policy = kafka_rules
-    #: Return consumer group -> committed offset of a partition, for policies that wait
+    #: Returns consumer group -> committed offset of a partition, for policies that wait
     #: for groups. By default `__consumer_offsets` of this directory is read.
     committed: Callable[[str, int], Mapping[str, int]] | None = None
     #: Limit for all logs together. Above it, the oldest segments of topics with
     #: `delete` are deleted.
     max_bytes: int | None = None
-    #: With less free space on the disk, appends raise DiskFullError. The rest is kept
-    #: for reads, deletions and compaction.
+    #: With less free space on the disk, appends raise DiskFullError. The remaining space
+    #: is reserved for reads, deletions and compaction.
     min_free_bytes: int = 0
     #: Whether tick() compacts.
     compacts: bool = True
@@ -91,14 +91,14 @@ class MaintenanceConfig:
     compaction_memory_bytes: int = DEDUPE_BYTES
 
     def __attrs_post_init__(self) -> None:
-        least = {
+        minimums = {
             "max_bytes": 0,
             "min_free_bytes": 0,
             "compaction_backoff_ms": 0,
             "compaction_bytes_per_s": 1,
             "compaction_memory_bytes": 1024,
         }
-        for name, low in least.items():
+        for name, low in minimums.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise InvalidConfigError(
@@ -109,7 +109,7 @@ class MaintenanceConfig:
 class DirectoryMaintenance:
     """Does the maintenance of one directory that is open for writing.
 
-    `is_low` is True while the disk is nearly full. All fields except the visit queue are
+    `is_disk_low` is True while the disk is nearly full. All fields except the visit queue are
     written under the directory's lock or by the one thread that ticks.
     """
 
@@ -127,7 +127,7 @@ class DirectoryMaintenance:
         self._claim = claim
         self._incidents = incidents
         self.settings = settings
-        self.is_low = False
+        self.is_disk_low = False
         self._make_lock()
         # A thread of the parent may hold the lock and does not exist in the child.
         fs.after_fork(self._make_lock)
@@ -137,11 +137,11 @@ class DirectoryMaintenance:
         #: Difference between wall clock and monotonic clock at the last tick.
         self._clock_gap_ms = fs.now_ms() - fs.monotonic_ms()
         #: Recovery points that are not written yet.
-        self._gathered: list[tuple[Key, Log, int]] = []
+        self._unsaved_recovery_points: list[tuple[Key, Log, int]] = []
         #: When the used and free space is checked next.
         self._next_check_ms = fs.monotonic_ms()
         #: Partitions to check for retention, whether open or not.
-        self._to_visit: list[Key] = []
+        self._partitions_to_check: list[Key] = []
         self._cleaning: tuple[Log, Generator[ScrubProgress, None, object]] | None = None
         # By the round in progress.
         self._cleaned_bytes = 0
@@ -159,61 +159,60 @@ class DirectoryMaintenance:
 
     def admit(self, key: Key, log: Log) -> None:
         """Register a log, so that it is visited after changes that may make a task due."""
-        log.host.writer.hold_appends(self.is_low)
+        log.host.writer.hold_appends(self.is_disk_low)
         log.host.writer.attach(functools.partial(self._visits.make_due, (key, log)))
 
     def visit(self, key: Key, log: Log) -> None:
-        """Let the next tick() check what is due in a log."""
+        """Make the next tick() run the due tasks of a log."""
         self._visits.make_due((key, log))
 
     # -- open logs ------------------------------------------------------------------
 
-    def visit_open(self, now_ms: int) -> bool:
+    def visit_open_logs(self, now_ms: int) -> bool:
         """Run the due tasks of open logs: timed syncs, rolls, retention and recovery
         points.
 
         Returns False if the time limit of a tick was reached. The next tick then writes
         the recovery points.
         """
-        gathered = self._gathered
+        recovery_points = self._unsaved_recovery_points
         actions = 0
         began_ms = self._fs.monotonic_ms()
         with self._visits_lock:
-            # The wall clock was set, so the times at which segments expire are wrong.
-            # Check every log again.
+            # If the wall clock was set, the due times of segments are wrong, and every
+            # log is checked again.
             gap_ms = now_ms - began_ms
             if abs(gap_ms - self._clock_gap_ms) > JUMP_MS:
                 for item in self._directory.host.open_logs().items():
                     self._visits.make_due(item)
             self._clock_gap_ms = gap_ms
-            # Not all items that are due: 10,000 logs may be due, and a tick often ends
+            # A limited number, because 10,000 logs may be due, and a tick often ends
             # after a few of them.
             due = self._visits.due(began_ms, _TICK_LOGS)
         visited = 0
         try:
             for key, log in due:
                 visited += 1
-                acted, recovery_point = self._tick_one(key, log, now_ms)
+                acted, recovery_point = self._visit_log(key, log, now_ms)
                 actions += acted
                 if recovery_point is not None:
-                    gathered.append((key, log, recovery_point))
+                    recovery_points.append((key, log, recovery_point))
                 is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
                 if actions >= _TICK_ACTIONS or is_late:
                     break
-        # An interrupt must not skip this: a log that is not put back is never visited
-        # again.
+        # Also after an interrupt: a log that is not scheduled again is never visited.
         finally:
             with self._visits_lock:
                 for item in due[visited:]:
-                    self._visits.put(item, began_ms)
+                    self._visits.schedule(item, began_ms)
         if actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS:
             return False
-        if gathered:
-            self._gathered = []
-            self._save_recovery_points(gathered)
+        if recovery_points:
+            self._unsaved_recovery_points = []
+            self._save_recovery_points(recovery_points)
         return True
 
-    def _tick_one(
+    def _visit_log(
         self, key: tuple[str, int], log: Log, now_ms: int
     ) -> tuple[bool, int | None]:
         """Run the due tasks of one log and schedule its next visit.
@@ -225,8 +224,8 @@ class DirectoryMaintenance:
         next_ms = self._fs.monotonic_ms() + _RETRY_MS
         try:
             # A shared log writes its recovery point while it holds the write lock.
-            # Another process may otherwise truncate the log below a gathered point
-            # before that is written.
+            # Otherwise, another process could truncate the log below the recovery point
+            # before this is written.
             if log.host.writer.sharing is not None:
                 acted = log.host.maintenance.tick(now_ms)
             else:
@@ -241,12 +240,12 @@ class DirectoryMaintenance:
                 and not log.has_failed
             ):
                 with self._visits_lock:
-                    self._visits.put((key, log), next_ms)
+                    self._visits.schedule((key, log), next_ms)
         return acted, recovery_point
 
     # -- limits and compaction ---------------------------------------------------------
 
-    def keep(self, clock_ms: int, now_ms: int) -> bool:
+    def enforce_limits(self, clock_ms: int, now_ms: int) -> bool:
         """Enforce the directory's limits, check one closed partition, and compact.
 
         Returns True after a longer piece of work. The caller holds the directory's
@@ -256,7 +255,7 @@ class DirectoryMaintenance:
         now_ms = self._claim.clock.now_ms(now_ms)
         if self._watch_space(clock_ms, now_ms):
             return True
-        self._visit(now_ms)
+        self._check_closed_partition(now_ms)
         return self.settings.compacts and self._compact(clock_ms, now_ms)
 
     def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
@@ -276,11 +275,11 @@ class DirectoryMaintenance:
             if total > maintenance.max_bytes:
                 acted = self._free(total - maintenance.max_bytes, now_ms)
         if maintenance.min_free_bytes:
-            self.is_low = (
+            self.is_disk_low = (
                 self._fs.free_bytes(self._directory.path) < maintenance.min_free_bytes
             )
             for log in self._directory.host.open_logs().values():
-                log.host.writer.hold_appends(self.is_low)
+                log.host.writer.hold_appends(self.is_disk_low)
         # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
         # % of the time.
         self._next_check_ms = clock_ms + max(
@@ -321,19 +320,19 @@ class DirectoryMaintenance:
                 )
         return acted
 
-    def _visit(self, now_ms: int) -> None:
+    def _check_closed_partition(self, now_ms: int) -> None:
         """Check one partition that is not open, and open it if retention has work in
         it.
         """
-        if not self._to_visit:
-            self._to_visit = [
+        if not self._partitions_to_check:
+            self._partitions_to_check = [
                 (name, number)
                 for name in self._directory.topics()
                 for number in self._directory.partitions(name)
             ]
-        if not self._to_visit:
+        if not self._partitions_to_check:
             return
-        name, number = self._to_visit.pop()
+        name, number = self._partitions_to_check.pop()
         if name not in self._directory:
             return
         if self._directory.host.opened(name, number) is not None:
@@ -421,10 +420,10 @@ class DirectoryMaintenance:
         Its own processor time is measured. By the clock alone it would get almost no
         time on a busy machine, because it mostly waits for other processes there.
         """
-        own_us = self._fs.thread_us() - began_us
+        cleaner_us = self._fs.thread_us() - began_us
         passed_ms = self._fs.monotonic_ms() - began_ms
-        return own_us < _CLEANER_TICK_US or (
-            passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2
+        return cleaner_us < _CLEANER_TICK_US or (
+            passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= cleaner_us * 3 // 2
         )
 
     def _next_to_clean(
@@ -466,10 +465,10 @@ class DirectoryMaintenance:
         self._incidents.record("compaction", "{}-{}".format(*key), error)
         if not getattr(error, "retriable", False):
             if key in self._uncleanable:
-                waited_ms = self._uncleanable[key][2]
+                previous_wait_ms = self._uncleanable[key][2]
             else:
-                waited_ms = _UNCLEANABLE_MS // 2
-            wait_ms = min(2 * waited_ms, _UNCLEANABLE_MOST_MS)
+                previous_wait_ms = _UNCLEANABLE_MS // 2
+            wait_ms = min(2 * previous_wait_ms, _UNCLEANABLE_MAX_MS)
             self._uncleanable[key] = log, self._fs.monotonic_ms() + wait_ms, wait_ms
 
     def stop_compacting(self, *logs: Log) -> None:
@@ -488,7 +487,7 @@ class DirectoryMaintenance:
     # -- checkpoints -------------------------------------------------------------------
 
     def _save_recovery_points(
-        self, gathered: Iterable[tuple[tuple[str, int], Log, int]]
+        self, recovery_points: Iterable[tuple[tuple[str, int], Log, int]]
     ) -> None:
         """Write gathered recovery points for all logs at once.
 
@@ -497,8 +496,10 @@ class DirectoryMaintenance:
         log from opening.
         """
         assert self._claim is not None
-        logs = {key: log for key, log, _ in gathered}
-        points: dict[Key, int | None] = {key: point for key, _, point in gathered}
+        logs = {key: log for key, log, _ in recovery_points}
+        points: dict[Key, int | None] = {
+            key: point for key, _, point in recovery_points
+        }
 
         def holds(key: Key, point: int | None) -> bool:
             log = logs[key]
@@ -511,7 +512,7 @@ class DirectoryMaintenance:
             self._claim.checkpoints.set(checkpoint.RECOVERY_POINT, points, holds=holds)
 
     @property
-    def owes_high_watermarks(self) -> bool:
+    def has_unsaved_high_watermarks(self) -> bool:
         """Whether the interval since the last write of high watermarks has passed."""
         return (
             self._fs.monotonic_ms() - self._high_watermarks_saved_ms

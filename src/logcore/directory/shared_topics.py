@@ -3,9 +3,9 @@ changes.
 
 Rules:
 - State that belongs to no single partition is read again and changed under the
-  directory's write lock. A process that holds a partition's write lock may acquire it.
-  So no partition is opened, closed or changed while the directory's write lock is held:
-  two processes would deadlock.
+  directory's write lock. A process that holds a partition's write lock may acquire the
+  directory's write lock, but not the other way round: two processes would deadlock. So
+  no partition is opened, closed or changed while the directory's write lock is held.
 - A process that opens the directory alone completes work that a crash interrupted.
 - Deletion of a topic has three steps. The topic is marked as deleting, then the lock
   record of each partition is marked for processes that have it open, and then the files
@@ -31,7 +31,7 @@ from logcore.metadata import checkpoint
 from logcore.metadata.filenames import partition_name
 
 
-class Sharing:
+class SharedTopics:
     """One process's view of a log directory that may be shared.
 
     All methods are called under the lock of the LogDir.
@@ -53,7 +53,7 @@ class Sharing:
         self._registry = registry
         self._incidents = incidents
         # State of the file of topics when it was last read.
-        self._seen: tuple[object, ...] | None = None
+        self._last_file_state: tuple[object, ...] | None = None
         #: Whether topics have changed since the open logs were last updated. Written
         #: under the lock. Every append reads it without the lock, so it is a plain
         #: attribute.
@@ -77,8 +77,8 @@ class Sharing:
         """Read topics that other processes created, changed or deleted."""
         if not self.is_shared:
             return
-        seen = self._state_of_file()
-        if seen == self._seen:
+        file_state = self._state_of_file()
+        if file_state == self._last_file_state:
             return
         self._registry.reload()
         rows = {
@@ -87,7 +87,7 @@ class Sharing:
             if row.is_deleting
         }
         self._registry.deleting_elsewhere = rows - set(self._registry.deleting)
-        self._seen = seen
+        self._last_file_state = file_state
         self.is_behind = True
 
     def follow(self) -> None:
@@ -104,7 +104,7 @@ class Sharing:
         stale = self._directory.host.stale_topics()
         if stale:
             self._directory.host.close_logs(stale)
-        is_in_line = True
+        are_current = True
         for (topic, number), log in list(self._directory.host.known_logs().items()):
             settings = self._directory.settings(topic)
             if not log.is_closed and not log.has_failed and log.config != settings:
@@ -112,10 +112,10 @@ class Sharing:
                     "settings", partition_name(topic, number)
                 ):
                     log.reconfigure(settings)
-                is_in_line = is_in_line and log.config == settings
-        self.is_behind = not is_in_line
+                are_current = are_current and log.config == settings
+        self.is_behind = not are_current
 
-    def finish_elsewhere(self, names: Collection[str]) -> None:
+    def finish_crashed_deletions(self, names: Collection[str]) -> None:
         """Remove topics that crashed processes left incomplete, once their offsets are
         deleted.
 
@@ -124,21 +124,21 @@ class Sharing:
         if self._claim is None or not self.is_shared:
             return
         with self.changing():
-            left = {
+            rows_in_deletion = {
                 row.name: row
                 for row in read_topics(self._fs, self._registry.path)
                 if row.is_deleting
             }
-        ours = {
+        own_work = {
             name: row
-            for name, row in left.items()
+            for name, row in rows_in_deletion.items()
             if name in names and name not in self._registry.deleting
         }
-        for name, row in ours.items():
+        for name, row in own_work.items():
             self.announce_deleted(name, row.numbers)
         with self.changing():
-            self._registry.finish_rows(set(ours))
-            self._seen = None
+            self._registry.finish_rows(set(own_work))
+            self._last_file_state = None
             self.read_changes()
 
     def _state_of_file(self) -> tuple[object, ...]:
@@ -153,7 +153,7 @@ class Sharing:
             return ()
 
     def announce_deleted(self, topic: str, numbers: Collection[int]) -> None:
-        """Notify processes with open partitions that these will be deleted next.
+        """Notify processes that have partitions open that these will be deleted.
 
         Must not be called inside changing().
         """

@@ -60,39 +60,38 @@ class PartitionNumbers(tuple[int, ...]):
 
 @attrs.define
 class TopicEntry:
-    """The known facts of a topic."""
+    """A topic: its row in the file of topics, and its partitions in this directory."""
 
     name: str
-    # None: not determined yet.
+    # None until it is determined.
     topic_id: uuid.UUID | None = None
     #: The partitions are 0..count-1; 0 if the topic is known only from its directories.
     count: int = 0
     overrides: dict[str, str] = attrs.Factory(dict)
     numbers: PartitionNumbers = attrs.Factory(PartitionNumbers)
-    # In the file of topics: its files are being removed, or are not complete yet.
+    # Whether the files of the topic are being removed, or are not complete yet.
     is_deleting: bool = False
-    # In the file of topics: the partitions from count up to this number are being
-    # created.
+    # The partitions from `count` to `adding` - 1 are being created.
     adding: int = 0
-    #: True in a directory of a cluster: `numbers` are the partitions with a replica
-    #: here, and the others have theirs in other directories.
-    is_placed: bool = False
+    #: Whether this is a topic of a cluster: `numbers` contains the partitions that have
+    #: a replica in this directory.
+    is_of_cluster: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {
+        row_values: dict[str, Any] = {
             "topic": self.name,
             "id": id_text(self.topic_id or NO_ID),
             "partitions": self.count,
         }
         if self.overrides:
-            facts["config"] = self.overrides
+            row_values["config"] = self.overrides
         if self.is_deleting:
-            facts["deleting"] = True
+            row_values["deleting"] = True
         if self.adding:
-            facts["adding"] = self.adding
-        if self.is_placed:
-            facts["placed"] = list(self.numbers)
-        return facts
+            row_values["adding"] = self.adding
+        if self.is_of_cluster:
+            row_values["placed"] = list(self.numbers)
+        return row_values
 
     @classmethod
     def from_json(cls, row: object) -> TopicEntry:
@@ -103,18 +102,18 @@ class TopicEntry:
         Raises:
             ValueError: the row is invalid; the text is the reason.
         """
-        facts: dict[str, Any] = {}
+        row_values: dict[str, Any] = {}
         if isinstance(row, dict):
-            facts = row
-        name = facts.get("topic")
+            row_values = row
+        name = row_values.get("topic")
         if not is_topic_name(name):
             raise ValueError(f"a row whose topic is {name!r:.80}")
-        count = facts.get("partitions")
-        adding = facts.get("adding", 0)
+        count = row_values.get("partitions")
+        adding = row_values.get("adding", 0)
         for number in (count, adding):
             if type(number) is not int or not 0 <= number <= MAX_PARTITIONS:
                 raise ValueError(f"topic {name} with {number!r:.80} partitions")
-        overrides = facts.get("config", {})
+        overrides = row_values.get("config", {})
         if not isinstance(overrides, dict) or not all(
             isinstance(value, str) for value in overrides.values()
         ):
@@ -125,14 +124,14 @@ class TopicEntry:
             if setting != _REMOVED_SETTING
         }
         try:
-            topic_id = parse_id(facts["id"])
+            topic_id = parse_id(row_values["id"])
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"topic {name} without an id") from None
         assert isinstance(count, int)
         numbers = PartitionNumbers(range(count))
-        placed = facts.get("placed")
-        if placed is not None:
-            numbers = PartitionNumbers(_check_placed(name, placed, count))
+        replicas = row_values.get("placed")
+        if replicas is not None:
+            numbers = PartitionNumbers(_check_replicas(name, replicas, count))
         known_id: uuid.UUID | None = topic_id
         if not topic_id.int:
             # as_json() writes 0 for an unknown id.
@@ -143,21 +142,21 @@ class TopicEntry:
             count,
             overrides,
             numbers,
-            facts.get("deleting") is True,
+            row_values.get("deleting") is True,
             adding,
-            placed is not None,
+            replicas is not None,
         )
 
 
-def _check_placed(name: str, placed: object, count: int) -> list[int]:
+def _check_replicas(name: str, replicas: object, count: int) -> list[int]:
     """Return the partitions of a topic in this directory, or raise ValueError."""
-    if not isinstance(placed, list) or not all(
-        type(number) is int and 0 <= number < count for number in placed
+    if not isinstance(replicas, list) or not all(
+        type(number) is int and 0 <= number < count for number in replicas
     ):
-        raise ValueError(f"topic {name} with replicas {placed!r:.80}")
-    if sorted(set(placed)) != placed:
-        raise ValueError(f"topic {name} with replicas {placed!r:.80}")
-    return placed
+        raise ValueError(f"topic {name} with replicas {replicas!r:.80}")
+    if sorted(set(replicas)) != replicas:
+        raise ValueError(f"topic {name} with replicas {replicas!r:.80}")
+    return replicas
 
 
 def read_topics(fs: FS, path: str) -> list[TopicEntry]:
@@ -233,10 +232,10 @@ def parse_id(text: str) -> uuid.UUID:
 def new_id(fs: FS) -> uuid.UUID:
     """Return a new id for a topic, a cluster or a directory."""
     while True:
-        made = uuid.UUID(bytes=fs.random_bytes(16), version=4)
+        candidate = uuid.UUID(bytes=fs.random_bytes(16), version=4)
         # As in Kafka, because such a text would resemble a command-line option.
-        if not id_text(made).startswith("-"):
-            return made
+        if not id_text(candidate).startswith("-"):
+            return candidate
 
 
 def check_count(partitions: object, least: int) -> int:

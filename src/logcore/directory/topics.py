@@ -2,12 +2,13 @@
 them.
 
 Rules:
-- A topic exists completely or not at all. `logcore.topics` is replaced atomically and
-  marks a topic as deleting before its first directory is created, and before the first
-  is removed. Directories that Kafka or a copy created are topics too.
-- A name is available again once no group has a committed offset of the deleted topic.
+- A topic exists completely or not at all. `logcore.topics` is replaced atomically. It
+  marks a topic as deleting before the first directory of the topic is created, and
+  before the first one is removed. Directories that were created by Kafka or by copying
+  are topics too.
+- A name is available again after no group has a committed offset of the deleted topic.
   The row of a deleted topic remains until the directory reports that these offsets are
-  deleted. So even after a crash, a new topic with that name starts without them.
+  deleted. So even after a crash, a new topic with that name has no committed offsets.
 - Names and settings are checked before any change is made.
 - Links are not followed.
 
@@ -102,11 +103,11 @@ class TopicRegistry:
         directory: HostDirectory,
         claim: Claim | None,
         incidents: Incidents,
-        given: Mapping[str, object],
+        defaults: Mapping[str, object],
     ) -> None:
         """Create a registry without topics; reload() reads them.
 
-        `given` contains settings for topics that do not set them.
+        `defaults` contains settings for topics that do not set them.
         """
         self._fs = fs
         self.path = path
@@ -114,7 +115,7 @@ class TopicRegistry:
         self._directory: HostDirectory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
-        self._given = given
+        self._defaults = defaults
         #: Topics by name.
         self.known: dict[str, TopicEntry] = {}
         #: Changes with each change of `known`.
@@ -124,7 +125,7 @@ class TopicRegistry:
         #: Topics of `deleting` without files.
         self.emptied: set[str] = set()
         #: Topics of `deleting` that may still have committed offsets.
-        self.remembered: set[str] = set()
+        self.with_committed_offsets: set[str] = set()
         # Topics that other processes sharing the directory are deleting.
         self.deleting_elsewhere: set[str] = set()
 
@@ -137,38 +138,40 @@ class TopicRegistry:
         updates the file before and after that. A listing between two equal readings of
         the file is therefore consistent with it.
         """
-        before = read_topics(self._fs, self.path)
-        found = self._partitions_on_disk()
+        previous_rows = read_topics(self._fs, self.path)
+        numbers_by_topic = self._partitions_on_disk()
         rows = read_topics(self._fs, self.path)
         for _ in range(_LISTING_ATTEMPTS):
-            if rows == before:
+            if rows == previous_rows:
                 break
-            before = rows
-            found = self._partitions_on_disk()
+            previous_rows = rows
+            numbers_by_topic = self._partitions_on_disk()
             rows = read_topics(self._fs, self.path)
         topics = {
             row.name: row
             for row in rows
             if not row.is_deleting and row.name != METADATA_LOG
         }
-        half_made = {row.name: range(row.count, row.adding) for row in rows}
+        incomplete = {row.name: range(row.count, row.adding) for row in rows}
         deleting = {row.name for row in rows if row.is_deleting}
         # No row names such a directory: Kafka or a copy created it. Its topic is
         # derived from the directories.
-        for name, numbers in found.items():
+        for name, numbers in numbers_by_topic.items():
             if name in deleting:
                 continue
             topic = topics.setdefault(name, TopicEntry(name))
-            whole = {
-                number for number in numbers if number not in half_made.get(name, ())
+            complete_numbers = {
+                number for number in numbers if number not in incomplete.get(name, ())
             }
-            topic.numbers = PartitionNumbers(sorted({*topic.numbers, *whole}))
+            topic.numbers = PartitionNumbers(
+                sorted({*topic.numbers, *complete_numbers})
+            )
         self.known = topics
         self.version += 1
 
     def _partitions_on_disk(self) -> dict[str, list[int]]:
         """Return topic -> partition numbers, from the directories on disk."""
-        found: dict[str, list[int]] = {}
+        numbers_by_topic: dict[str, list[int]] = {}
         beginning = os.path.join(self.path, "")
         for name in self._fs.listdir(self.path):
             key = partition_of(name)
@@ -180,44 +183,46 @@ class TopicRegistry:
             ):
                 continue
             if self._fs.is_directory(beginning + name):
-                found.setdefault(key[0], []).append(key[1])
-        return found
+                numbers_by_topic.setdefault(key[0], []).append(key[1])
+        return numbers_by_topic
 
     def finish_interrupted(self) -> None:
         """Complete deletions that a crash interrupted, and undo incomplete creations.
 
-        Rows of deleted topics remain, in `deleting` and `remembered`, for
+        Rows of deleted topics remain, in `deleting` and `with_committed_offsets`, for
         finish_deleting().
         """
         topics = read_topics(self._fs, self.path)
         present: dict[str, list[int]] = {}
         if any(topic.is_deleting for topic in topics):
             present = self._partitions_on_disk()
-        undone: dict[str, Iterable[int]] = {
+        numbers_to_remove: dict[str, Iterable[int]] = {
             topic.name: {*topic.numbers, *present.get(topic.name, ())}
             for topic in topics
             if topic.is_deleting
         }
-        undone |= {
+        numbers_to_remove |= {
             topic.name: range(topic.count, topic.adding)
             for topic in topics
             if topic.adding
         }
         # The rows are written last: if this is interrupted too, the next opening starts
         # again.
-        if undone:
-            self._remove_partitions(undone)
+        if numbers_to_remove:
+            self._remove_partitions(numbers_to_remove)
             # Offsets that groups committed for a topic of a cluster are deleted by
             # their coordinator, so its row is not needed for them.
-            kept = [
+            remaining = [
                 attrs.evolve(topic, adding=0)
                 for topic in topics
-                if not (topic.is_placed and topic.is_deleting)
+                if not (topic.is_of_cluster and topic.is_deleting)
             ]
-            write_topics(self._fs, self.path, kept)
-            self.deleting = {topic.name: topic for topic in kept if topic.is_deleting}
+            write_topics(self._fs, self.path, remaining)
+            self.deleting = {
+                topic.name: topic for topic in remaining if topic.is_deleting
+            }
             self.emptied = {*self.deleting}
-            self.remembered = {*self.deleting}
+            self.with_committed_offsets = {*self.deleting}
         # Directories that were renamed for deletion and not removed.
         for name in self._fs.listdir(self.path):
             if is_deleted_partition(name):
@@ -232,10 +237,10 @@ class TopicRegistry:
         """
         present = set(self._fs.listdir(self.path))
         assert self._claim is not None
-        had = self._claim.checkpoints.all(checkpoint.RECOVERY_POINT)
+        recovery_points = self._claim.checkpoints.all(checkpoint.RECOVERY_POINT)
         missing: list[tuple[TopicEntry, list[int]]] = []
         for topic in self.known.values():
-            if topic.is_placed:
+            if topic.is_of_cluster:
                 # A missing replica was lost: its broker would otherwise report an empty
                 # log as one that is in sync.
                 continue
@@ -245,7 +250,10 @@ class TopicRegistry:
                 if partition_name(topic.name, n) not in present
             ]
             missing.append(
-                (topic, [n for n in numbers if not had.get((topic.name, n))])
+                (
+                    topic,
+                    [n for n in numbers if not recovery_points.get((topic.name, n))],
+                )
             )
         self.make_partitions(missing)
 
@@ -304,10 +312,10 @@ class TopicRegistry:
         content = checkpoint.read(
             self._fs, self.partition_path(name, number), checkpoint.PARTITION_METADATA
         )
-        found = checkpoint.topic_id(content or b"")
+        text = checkpoint.topic_id(content or b"")
         try:
-            if found:
-                return parse_id(found)
+            if text:
+                return parse_id(text)
             return None
         except ValueError:
             return None
@@ -316,20 +324,27 @@ class TopicRegistry:
         self,
         *changed: TopicEntry,
         deleting: Iterable[TopicEntry] = (),
-        makes_room: bool = False,
+        frees_space: bool = False,
     ) -> None:
         """Replace logcore.topics by the known topics with `changed`; this commits a
         change.
 
-        With `makes_room`, a full disk's reserve may be used.
+        With `frees_space`, a full disk's reserve may be used.
         """
-        gone = {**self.deleting, **{topic.name: topic for topic in deleting}}
-        topics = {**self.known, **{topic.name: topic for topic in changed}, **gone}
+        deleting_topics = {**self.deleting, **{topic.name: topic for topic in deleting}}
+        topics = {
+            **self.known,
+            **{topic.name: topic for topic in changed},
+            **deleting_topics,
+        }
         # Topics known only from directories have no row.
         rows = [
-            attrs.evolve(topic, is_deleting=name in gone)
+            attrs.evolve(topic, is_deleting=name in deleting_topics)
             for name, topic in sorted(topics.items())
-            if topic.count or topic.overrides or topic.topic_id or name in gone
+            if topic.count
+            or topic.overrides
+            or topic.topic_id
+            or name in deleting_topics
         ]
         # Rows of other processes that are deleting topics are kept unchanged.
         if self.deleting_elsewhere:
@@ -338,21 +353,21 @@ class TopicRegistry:
                 for row in read_topics(self._fs, self.path)
                 if row.name in self.deleting_elsewhere
             ]
-        write_topics(self._fs, self.path, rows, may_use_reserve=makes_room)
+        write_topics(self._fs, self.path, rows, may_use_reserve=frees_space)
 
     # -- creation, changes, deletion --------------------------------------------------
 
-    def create(self, wanted: NewTopics, *, check_only: bool = False) -> None:
+    def create(self, requested: NewTopics, *, check_only: bool = False) -> None:
         """Create topics, name -> (partitions, config), all of them or none.
 
         With `check_only`, only raise the errors that this would raise.
         """
-        flat = {
+        names_by_key = {
             confusable(name): name
             for name in (*self.known, *self.deleting, *self.deleting_elsewhere)
         }
-        made = []
-        for name, (partitions, config) in wanted.items():
+        new_topics = []
+        for name, (partitions, config) in requested.items():
             check_topic_name(name)
             if name in self.known:
                 raise TopicExistsError(
@@ -364,11 +379,11 @@ class TopicRegistry:
                     path=self.path,
                     found=repr(name),
                 )
-            check_new_name(name, flat)
-            flat[confusable(name)] = name
+            check_new_name(name, names_by_key)
+            names_by_key[confusable(name)] = name
             count = check_count(partitions, 1)
             overrides = self._overrides({}, config or {})
-            made.append(
+            new_topics.append(
                 TopicEntry(
                     name,
                     new_id(self._fs),
@@ -377,19 +392,19 @@ class TopicRegistry:
                     PartitionNumbers(range(count)),
                 )
             )
-        for topic in made:
+        for topic in new_topics:
             for number in topic.numbers:
                 self._check_unused(topic.name, number)
-        if check_only or not made:
+        if check_only or not new_topics:
             return
         # Until they are complete, a crash undoes their creation.
-        self.save(deleting=made)
+        self.save(deleting=new_topics)
         try:
-            self.make_partitions((topic, topic.numbers) for topic in made)
-            self.known.update((topic.name, topic) for topic in made)
+            self.make_partitions((topic, topic.numbers) for topic in new_topics)
+            self.known.update((topic.name, topic) for topic in new_topics)
             self.version += 1
             self.save()
-            for topic in made:
+            for topic in new_topics:
                 log_line(
                     "topics",
                     INFO,
@@ -399,21 +414,23 @@ class TopicRegistry:
                     topic.count,
                 )
         except BaseException:
-            self.undo(*made)
+            self.undo(*new_topics)
             raise
 
-    def undo(self, *made: TopicEntry) -> None:
+    def undo(self, *new_topics: TopicEntry) -> None:
         """Remove topics whose creation failed. tick() and the next opening retry failed
         parts.
         """
-        for topic in made:
+        for topic in new_topics:
             self.known.pop(topic.name, None)
             self.version += 1
             self.deleting[topic.name] = topic
-        with self._incidents.reporting_errors("deletion", made[0].name):
+        with self._incidents.reporting_errors("deletion", new_topics[0].name):
             self.finish_deleting()
 
-    def grow(self, name: str, count: int, *, check_only: bool = False) -> None:
+    def add_partitions(
+        self, name: str, count: int, *, check_only: bool = False
+    ) -> None:
         """Increase a topic's number of partitions to `count`."""
         topic = self.topic(name)
         present = len(topic.numbers)
@@ -431,7 +448,7 @@ class TopicRegistry:
             topic_id=self.topic_id(name),
             count=count,
             numbers=PartitionNumbers(range(count)),
-            overrides=self.own_overrides(topic),
+            overrides=self.overrides_for_copy(topic),
         )
         # Until the partitions exist, a crash undoes their creation.
         self.save(attrs.evolve(grown, count=present, adding=count))
@@ -441,7 +458,7 @@ class TopicRegistry:
         except BaseException:
             with self._incidents.reporting_errors("deletion", name):
                 self._remove_partitions({name: range(present, count)})
-                self.save(makes_room=True)
+                self.save(frees_space=True)
             raise
         self.known[name] = grown
         self.version += 1
@@ -461,7 +478,7 @@ class TopicRegistry:
         check_topic_name(topic.name)
         overrides = self._overrides({}, topic.overrides)
         present = self.known.get(topic.name)
-        kept: Iterable[int] = ()
+        present_numbers: Iterable[int] = ()
         if present is not None:
             if self.topic_id(topic.name) != topic.topic_id:
                 raise TopicExistsError(
@@ -470,23 +487,25 @@ class TopicRegistry:
                     expected=str(topic.topic_id),
                     found=str(present.topic_id),
                 )
-            kept = present.numbers
-        missing = [number for number in topic.numbers if number not in set(kept)]
+            present_numbers = present.numbers
+        missing = [
+            number for number in topic.numbers if number not in set(present_numbers)
+        ]
         for number in missing:
             self._check_unused(topic.name, number)
-        placed = attrs.evolve(
+        updated = attrs.evolve(
             topic,
             overrides=overrides,
-            numbers=PartitionNumbers(sorted({*kept, *missing})),
-            is_placed=True,
+            numbers=PartitionNumbers(sorted({*present_numbers, *missing})),
+            is_of_cluster=True,
         )
-        if placed == present:
+        if updated == present:
             return
         # The row is written last. After a crash, a directory without a row is empty,
         # and the broker places it again.
-        self.make_partitions([(placed, missing)])
-        self.save(placed)
-        self.known[topic.name] = placed
+        self.make_partitions([(updated, missing)])
+        self.save(updated)
+        self.known[topic.name] = updated
         self.version += 1
 
     def remove_replicas(self, name: str, numbers: Iterable[int]) -> None:
@@ -495,26 +514,26 @@ class TopicRegistry:
         The caller has closed their logs.
         """
         topic = self.topic(name)
-        doomed = [number for number in numbers if number in topic.numbers]
-        left = PartitionNumbers(
-            number for number in topic.numbers if number not in doomed
+        to_delete = [number for number in numbers if number in topic.numbers]
+        remaining = PartitionNumbers(
+            number for number in topic.numbers if number not in to_delete
         )
-        if left:
-            changed = attrs.evolve(topic, numbers=left)
+        if remaining:
+            changed = attrs.evolve(topic, numbers=remaining)
             # The row is written first. After a crash, the broker finds the directories
             # and removes them again.
-            self.save(changed, makes_room=True)
+            self.save(changed, frees_space=True)
             self.known[name] = changed
-            self._remove_partitions({name: doomed})
+            self._remove_partitions({name: to_delete})
         else:
             self.start_deleting(topic)
             # Committed offsets are in the coordinator's partition, perhaps of another
             # broker.
-            self.remembered.discard(name)
+            self.with_committed_offsets.discard(name)
             self.finish_deleting()
         self.version += 1
 
-    def set_aside(self, name: str) -> None:
+    def rename_to_stray(self, name: str) -> None:
         """Rename the replicas of a topic that the cluster does not have any more.
 
         The caller has closed their logs. The directories keep their records, and are not
@@ -522,7 +541,7 @@ class TopicRegistry:
         """
         topic = self.topic(name)
         for number in topic.numbers:
-            away = self.doomed_name(partition_name(name, number))
+            away = self.deletion_name(partition_name(name, number))
             self._fs.rename(
                 self.partition_path(name, number),
                 os.path.join(self.path, away.removesuffix("-delete") + "-stray"),
@@ -531,7 +550,7 @@ class TopicRegistry:
         self.forget({(name, number): None for number in topic.numbers})
         del self.known[name]
         self.version += 1
-        self.save(makes_room=True)
+        self.save(frees_space=True)
 
     def alter(
         self,
@@ -553,11 +572,11 @@ class TopicRegistry:
         """Delete a topic in one step.
 
         finish_deleting() then removes its files, and its row once it is not in
-        `remembered`.
+        `with_committed_offsets`.
         """
-        self.save(deleting=[topic], makes_room=True)
+        self.save(deleting=[topic], frees_space=True)
         self.deleting[topic.name] = self.known.pop(topic.name)
-        self.remembered.add(topic.name)
+        self.with_committed_offsets.add(topic.name)
         self.version += 1
 
     def finish_deleting(self) -> None:
@@ -575,28 +594,28 @@ class TopicRegistry:
         # the directories of all its topics. The row is removed last: while it exists,
         # the next opening completes the deletion.
         self._drop_finished()
-        doomed = {
+        to_delete = {
             name: topic
             for name, topic in self.deleting.items()
             if name not in self.emptied
         }
-        if doomed:
-            self._directory.host.close_logs(doomed)
-            applying.drop_topics(self._fs, self.path, doomed)
+        if to_delete:
+            self._directory.host.close_logs(to_delete)
+            applying.drop_topics(self._fs, self.path, to_delete)
             self._remove_partitions(
-                {name: topic.numbers for name, topic in doomed.items()}
+                {name: topic.numbers for name, topic in to_delete.items()}
             )
-            self.emptied.update(doomed)
-        done = self.emptied - self.remembered
-        if done:
-            for name in done:
+            self.emptied.update(to_delete)
+        finished = self.emptied - self.with_committed_offsets
+        if finished:
+            for name in finished:
                 self._drop(name)
-            self.save(makes_room=True)
+            self.save(frees_space=True)
 
     def _drop(self, name: str) -> None:
         del self.deleting[name]
         self.emptied.discard(name)
-        self.remembered.discard(name)
+        self.with_committed_offsets.discard(name)
 
     def _drop_finished(self) -> None:
         """Forget deletions that another process finished.
@@ -605,27 +624,27 @@ class TopicRegistry:
         """
         if self._claim is None or not self._claim.is_shared:
             return
-        left = {
+        remaining = {
             row.name: row.topic_id
             for row in read_topics(self._fs, self.path)
             if row.is_deleting
         }
         for name, topic in [*self.deleting.items()]:
-            if name not in left or left[name] != topic.topic_id:
+            if name not in remaining or remaining[name] != topic.topic_id:
                 self._drop(name)
 
     def finish_rows(self, names: set[str]) -> None:
         """Remove the files and rows of topics that a crashed process was deleting."""
         rows = read_topics(self._fs, self.path)
-        doomed = {
+        to_delete = {
             row.name: row.numbers
             for row in rows
             if row.is_deleting and row.name in names
         }
-        if doomed:
-            self._remove_partitions(doomed)
+        if to_delete:
+            self._remove_partitions(to_delete)
             write_topics(
-                self._fs, self.path, [row for row in rows if row.name not in doomed]
+                self._fs, self.path, [row for row in rows if row.name not in to_delete]
             )
 
     def _remove_partitions(self, numbers: Mapping[str, Iterable[int]]) -> None:
@@ -638,7 +657,9 @@ class TopicRegistry:
         """
         assert self._claim is not None
         keys: dict[tuple[str, int], int | None] = {
-            (name, n): None for name, those in numbers.items() for n in those
+            (name, n): None
+            for name, partition_numbers in numbers.items()
+            for n in partition_numbers
         }
         away = [
             self._rename_away(partition_name(name, number))
@@ -661,11 +682,11 @@ class TopicRegistry:
 
         After a crash no incomplete partition remains.
         """
-        away = self.doomed_name(name)
+        away = self.deletion_name(name)
         self._fs.rename(os.path.join(self.path, name), os.path.join(self.path, away))
         return away
 
-    def doomed_name(self, name: str) -> str:
+    def deletion_name(self, name: str) -> str:
         """Return a name for a directory under deletion; each opening removes such
         directories.
         """
@@ -686,9 +707,9 @@ class TopicRegistry:
         implied: Mapping[str, object] = {}
         if not topic.count:
             implied = KEEPS_ALL
-        return LogConfig.parse({**implied, **self._given, **topic.overrides})
+        return LogConfig.parse({**implied, **self._defaults, **topic.overrides})
 
-    def own_overrides(self, topic: TopicEntry) -> dict[str, str]:
+    def overrides_for_copy(self, topic: TopicEntry) -> dict[str, str]:
         """Return the settings for a copy of a topic.
 
         These are its own settings and, if it was not created here, the implied ones of
@@ -696,7 +717,9 @@ class TopicRegistry:
         """
         if not topic.count:
             implied = {
-                name: config_text(-1) for name in KEEPS_ALL if name not in self._given
+                name: config_text(-1)
+                for name in KEEPS_ALL
+                if name not in self._defaults
             }
         else:
             implied = {}
@@ -708,7 +731,7 @@ class TopicRegistry:
         """Return the settings of a topic after changes, validated together with the
         defaults.
         """
-        return merged_overrides(self._given, present, changes)
+        return merged_overrides(self._defaults, present, changes)
 
     # -- partition directories ---------------------------------------------------------
 
@@ -716,17 +739,17 @@ class TopicRegistry:
         return os.path.join(self.path, partition_name(topic, number))
 
     def make_partitions(
-        self, wanted: Iterable[tuple[TopicEntry, Iterable[int]]]
+        self, requested: Iterable[tuple[TopicEntry, Iterable[int]]]
     ) -> None:
         """Create empty partition directories durably."""
-        made: dict[tuple[str, int], int | None] = {}
-        for topic, numbers in wanted:
+        created: dict[tuple[str, int], int | None] = {}
+        for topic, numbers in requested:
             for number in numbers:
                 self.make_partition(topic, self.partition_path(topic.name, number))
-                made[topic.name, number] = None
-        if made:
+                created[topic.name, number] = None
+        if created:
             # Removes lines of an earlier deletion or of another program.
-            self.forget(made)
+            self.forget(created)
             self._fs.sync_dir(self.path)
 
     def make_partition(self, topic: TopicEntry, path: str) -> None:
@@ -782,13 +805,14 @@ class TopicRegistry:
 
 
 def merged_overrides(
-    given: Mapping[str, object],
+    defaults: Mapping[str, object],
     present: Mapping[str, str],
     changes: Mapping[str, object | None],
 ) -> dict[str, str]:
     """Return the settings of a topic after changes, as text.
 
-    `given` are the settings of topics that do not set them. None resets a setting.
+    `defaults` contains the settings of topics that do not set them. None resets a
+    setting.
 
     Raises:
         InvalidConfigError: a setting is unknown, or the settings do not go together.
@@ -797,7 +821,7 @@ def merged_overrides(
     for name in changes:
         known_config(name)
     result = {name: value for name, value in result.items() if value is not None}
-    settings = LogConfig.parse({**given, **result}).as_mapping()
+    settings = LogConfig.parse({**defaults, **result}).as_mapping()
     return {name: config_text(settings[name]) for name in result}
 
 

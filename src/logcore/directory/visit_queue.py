@@ -1,9 +1,9 @@
 """Visit queue: items with due times, so that maintenance need not check all logs.
 
 Rules:
-- An item is due once: at the time set last, or at once after make_due().
-- put() and due() are for one thread at a time. Any thread may call make_due(), which never
-  blocks.
+- An item is due once: at the time that was set last, or at once after make_due().
+- Only one thread at a time may call schedule() and due(). Any thread may call
+  make_due(), which never blocks.
 
 This module reads no clock and runs no tasks.
 """
@@ -26,13 +26,13 @@ class VisitQueue(Generic[ItemT]):
     def __init__(self) -> None:
         self._deadlines: Deadlines[ItemT] = Deadlines()
         # The only field that other threads change.
-        self._stirred: deque[ItemT] = deque()
+        self._due_now: deque[ItemT] = deque()
 
     def make_due(self, item: ItemT) -> None:
         """Make an item due now."""
-        self._stirred.append(item)
+        self._due_now.append(item)
 
-    def put(self, item: ItemT, time_ms: int) -> None:
+    def schedule(self, item: ItemT, time_ms: int) -> None:
         """Set the due time of an item, replacing its former due time."""
         self._deadlines.at(time_ms, item)
 
@@ -41,9 +41,9 @@ class VisitQueue(Generic[ItemT]):
 
         They are sorted by due time; items of make_due() come last.
         """
-        found = dict.fromkeys(itertools.islice(self._deadlines.due(now_ms), limit))
-        for _ in range(min(len(self._stirred), limit - len(found))):
-            item = self._stirred.popleft()
+        items = dict.fromkeys(itertools.islice(self._deadlines.due(now_ms), limit))
+        for _ in range(min(len(self._due_now), limit - len(items))):
+            item = self._due_now.popleft()
             self._deadlines.cancel(item)
-            found[item] = None
-        return list(found)
+            items[item] = None
+        return list(items)
