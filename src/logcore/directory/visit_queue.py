@@ -42,7 +42,10 @@ class VisitQueue(Generic[ItemT]):
         They are sorted by due time; items of make_due() come last.
         """
         items = dict.fromkeys(itertools.islice(self._deadlines.due(now_ms), limit))
-        for _ in range(min(len(self._due_now), limit - len(items))):
+        # make_due() may have been called several times for an item, which is due once.
+        for _ in range(len(self._due_now)):
+            if len(items) >= limit:
+                break
             item = self._due_now.popleft()
             self._deadlines.cancel(item)
             items[item] = None
