@@ -210,7 +210,7 @@ MISTAKES: Final = (
     # -- the log
     Mistake(
         "epochs_above_the_end_are_kept", "logcore/partition/opening.py",
-        "cut = epochs.cut_end(known, end) or epochs.walked(", "cut = known or epochs.walked(",
+        "cut = epochs.truncate_end_keeping_epoch(known, end) or epochs.walked(", "cut = known or epochs.walked(",
         "partition/test_recovery.py::test_epochs_above_the_log_end_are_moved_to_the_end",
     ),
     Mistake(
@@ -271,8 +271,8 @@ MISTAKES: Final = (
     Mistake(
         "metadata_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
         "        self._open_watermark_file()\n"
-        "        self._save_locked(opened.own_metadata)\n",
-        "        self._save_locked(opened.own_metadata)\n"
+        "        self._save_locked(opened.initial_metadata)\n",
+        "        self._save_locked(opened.initial_metadata)\n"
         "        self._open_watermark_file()\n",
         "partition/test_following.py::test_crash_during_first_replicated_open_keeps_the_high_watermark",
     ),
@@ -2024,7 +2024,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "request_in_several_batches", "netshim/stored_offsets.py",
-        "return append_whole(log.host.writer, rows, durability=\"os\")",
+        "return append_atomically(log.host.writer, rows, durability=\"os\")",
         "return log.append_many(rows, durability=\"os\")",
         "netshim/test_consumer_protocol.py::test_records_of_a_heartbeat_are_one_batch",
     ),

@@ -686,7 +686,7 @@ class _Round:
         CRCs do not cover offsets. If damage increased an offset, its record would
         supersede newer records. Raises CorruptBatchError.
         """
-        self.view.gaps.check_whole(segment)
+        self.view.gaps.check_not_truncated(segment)
         expected = segment.base_offset
         limit = self.ends[segment.base_offset]
         for part in self._unordered_parts(segment):
@@ -848,7 +848,7 @@ class _Round:
         counts.segments_after += 1
         counts.bytes_before += sum(segment.size_bytes for segment in old)
         counts.bytes_after += new.size_bytes
-        view.add_seal(old, new, crc)
+        view.write_checksum_file(old, new, crc)
         view.replace(old, new)
 
     def _rewritten(

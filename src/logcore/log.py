@@ -236,7 +236,12 @@ def open_log(
             with writer.state.lock:
                 writer.start_locked(opened)
         return Log(
-            fs, real, writer.state, policy, writer=writer, left_below=opened.left_below
+            fs,
+            real,
+            writer.state,
+            policy,
+            writer=writer,
+            leftover_bases=opened.leftover_bases,
         )
     except BaseException:
         try:
@@ -357,16 +362,16 @@ class Log(LogReader, Closeable):
         policy: Durability,
         *,
         writer: Writer | None = None,
-        left_below: Sequence[int] = (),
+        leftover_bases: Sequence[int] = (),
     ) -> None:
         """Create a log. Users call logcore.open() or LogDir.partition().
 
-        `writer` is None if the log is open read-only. For `left_below` see MaintenanceConfig.
+        `writer` is None if the log is open read-only. For `leftover_bases` see MaintenanceConfig.
         """
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
         self._host: LogHost | None = None
         if writer is not None:
-            self._host = LogHost(writer, LogMaintenance(writer, left_below))
+            self._host = LogHost(writer, LogMaintenance(writer, leftover_bases))
         # Set last: if an interrupt stops __init__, __del__ must not warn.
         self._writer = writer
         #: Created at the first use.
@@ -931,7 +936,8 @@ class Log(LogReader, Closeable):
         limits = (INT64_MAX, _INT16_MAX, INT32_MAX)
         given = (producer_id, producer_epoch, coordinator_epoch)
         if not all(
-            0 <= number <= most for number, most in zip(given, limits, strict=True)
+            0 <= number <= max_segments
+            for number, max_segments in zip(given, limits, strict=True)
         ):
             raise InvalidRecordError(
                 "a marker needs a producer id, a producer epoch and a coordinator epoch",
@@ -1096,7 +1102,9 @@ class Log(LogReader, Closeable):
         with self._state.lock:
             writer.check_writable_locked()
             with checkpoint.expecting_directory(writer.fs, writer.path):
-                truncate_locked(writer, operator.index(offset), epochs.cut_end)
+                truncate_locked(
+                    writer, operator.index(offset), epochs.truncate_end_keeping_epoch
+                )
 
     def scrub(self) -> checksum_file.ScrubReport:
         """Read every byte from the disk, and report damage.

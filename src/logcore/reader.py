@@ -45,7 +45,7 @@ from logcore.partition.aborted_transactions import PartitionTransactions, contro
 from logcore.partition.file_view import FileView
 from logcore.partition.gaps import Gaps, check_growing
 from logcore.partition.persisted import read_persisted_gaps
-from logcore.partition.scan import Cursor, Scan, Span, Stretch, slot_of
+from logcore.partition.scan import Cursor, LogRange, Scan, Span, slot_of
 from logcore.partition.state import PartitionState
 from logcore.recordbatch import SLICE_ROWS, RecordBatch, time_ms
 from logcore.segment import GrowingSegment, PreadSegment, Segment
@@ -146,7 +146,7 @@ class LogReader:
         It also grows when the writer replaced the last segment for another reason,
         because a reader in another process cannot distinguish the two.
         """
-        return len(self._state.cuts) + self._view.replacements
+        return len(self._state.truncations) + self._view.replacements
 
     @property
     def log_start_offset(self) -> int:
@@ -330,7 +330,7 @@ class LogReader:
                     end = self._state.end
                 is_dense = offset >= self._state.gaps.persisted.dense_from
                 if not is_dense:
-                    self._state.gaps.check_whole(segments[slot])
+                    self._state.gaps.check_not_truncated(segments[slot])
                 try:
                     found = segments[slot].read_one(offset, end, is_dense)
                 except (CorruptBatchError, InvalidRecordError) as error:
@@ -442,7 +442,7 @@ class LogReader:
         """
         stretch = self._stretch(start, end, up_to=up_to)
         if start < stretch.end:
-            self._state.gaps.check_front(stretch.segments, start)
+            self._state.gaps.check_start(stretch.segments, start)
         views: list[memoryview] = []
         offset = stretch.start  # the next offset to send
         remaining = max(1, max_bytes)
@@ -456,7 +456,7 @@ class LogReader:
             if offset >= stretch.end or segment.base_offset >= stretch.end:
                 break
             before = segment
-            self._state.gaps.check_whole(segment)
+            self._state.gaps.check_not_truncated(segment)
             following = None
             if number < len(stretch.segments):
                 following = stretch.segments[number]
@@ -702,7 +702,7 @@ class LogReader:
         isolation: Isolation = "read_uncommitted",
         up_to: Literal["high_watermark", "log_end"] = "high_watermark",
         cursor: Cursor | None = None,
-    ) -> Stretch:
+    ) -> LogRange:
         """Return the range between two offsets, as the log is now.
 
         Raises:
@@ -745,7 +745,7 @@ class LogReader:
             bound = min(bound, _as_offset(end, "end"))
         most = self._state.config.max_decompressed_bytes
         segments = segments[max(0, slot_of(segments, start)) :]
-        return Stretch(
+        return LogRange(
             segments, start, bound, committed, most, self._state.gaps, cursor
         )
 
@@ -925,7 +925,7 @@ def aborted_transactions(log: LogReader, start: int, end: int) -> list[tuple[int
 def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) -> _Kind:
     """Open a log read-only, as a LogReader or a subclass. Raises like open_log()."""
     check_is_partition(fs, directory)
-    gaps = Gaps(None, ask=functools.partial(read_persisted_gaps, fs, directory))
+    gaps = Gaps(None, reload=functools.partial(read_persisted_gaps, fs, directory))
     log = kind(fs, directory, PartitionState(config, gaps), Durability("os"))
     try:
         log._view.list_segments()
@@ -959,7 +959,7 @@ class LogTail:
         self.offset = offset
         self._state = state
         self._view = view
-        self._seen_truncations = len(state.cuts)
+        self._seen_truncations = len(state.truncations)
         self._largest_visible = (
             state.visible
         )  # the largest visible end since this was created
@@ -984,7 +984,7 @@ class LogTail:
         """
         state = self._state
         lowest_truncation = min(
-            state.cuts[self._seen_truncations :], default=self.offset
+            state.truncations[self._seen_truncations :], default=self.offset
         )
         return lowest_truncation < self.offset or state.visible < min(
             self.offset, self._largest_visible

@@ -24,7 +24,10 @@ from logcore.coordinators.stored_offsets import (
 )
 from logcore.format.group_records import GroupRecord
 from logcore.metadata.filenames import OFFSETS_TOPIC
-from logcore.partition.coordinator_append import append_to_transaction, append_whole
+from logcore.partition.coordinator_append import (
+    append_atomically,
+    append_to_transaction,
+)
 from netshim.internal_topics import InternalTopic
 from netshim.state import BrokerState
 
@@ -83,7 +86,7 @@ class OffsetsTopic:
 
         def write(log: Log) -> Receipt:
             if producer is None:
-                return append_whole(log.host.writer, rows, durability="os")
+                return append_atomically(log.host.writer, rows, durability="os")
             return append_to_transaction(
                 log.host.writer, rows, *producer, durability="os"
             )

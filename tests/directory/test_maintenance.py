@@ -81,13 +81,17 @@ def test_idle_tick_skips_quiet_logs(
 def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the logs that tick() visits from now on."""
     visited: list[str] = []
-    real = LogMaintenance.tick_gathered
+    real = LogMaintenance.tick_without_recovery_point
 
-    def tick_gathered(maintenance: LogMaintenance, now_ms: int | None = None) -> Any:
+    def tick_without_recovery_point(
+        maintenance: LogMaintenance, now_ms: int | None = None
+    ) -> Any:
         visited.append(maintenance.path)
         return real(maintenance, now_ms)
 
-    monkeypatch.setattr(LogMaintenance, "tick_gathered", tick_gathered)
+    monkeypatch.setattr(
+        LogMaintenance, "tick_without_recovery_point", tick_without_recovery_point
+    )
     return visited
 
 
@@ -281,7 +285,7 @@ def test_interrupted_tick_visits_remaining_logs_later(
             logdir.create_topic(name)
             logs.append(logdir.partition(name, 0))
             logs[-1].append(b"x", durability="os")
-        real = LogMaintenance.tick_gathered
+        real = LogMaintenance.tick_without_recovery_point
         interrupts = [KeyboardInterrupt(), MemoryError()]
 
         def interrupted(self: LogMaintenance, now_ms: int | None = None) -> Any:
@@ -289,7 +293,7 @@ def test_interrupted_tick_visits_remaining_logs_later(
                 raise interrupts.pop()
             return real(self, now_ms)
 
-        monkeypatch.setattr(LogMaintenance, "tick_gathered", interrupted)
+        monkeypatch.setattr(LogMaintenance, "tick_without_recovery_point", interrupted)
         for expected in (MemoryError, KeyboardInterrupt):
             with pytest.raises(expected):
                 logdir.tick()

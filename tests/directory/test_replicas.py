@@ -20,7 +20,7 @@ from logcore import (
 )
 from logcore.errors import ProducerStateError
 from logcore.metadata.filenames import TRANSACTIONS_TOPIC
-from logcore.partition.coordinator_append import append_whole
+from logcore.partition.coordinator_append import append_atomically
 from logcore.partition.replication import begin_to_follow
 from logcore.testing import SimulatedDisk, explore
 from logcore.testing.explore import Promiser
@@ -95,7 +95,7 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
             lambda: log.append_many([(None, b"x")]),
             lambda: log.append_batch(batch),
             lambda: log.end_transaction(1, 0, commit=True),
-            lambda: append_whole(log.host.writer, [(b"k", b"v", (), 1)]),
+            lambda: append_atomically(log.host.writer, [(b"k", b"v", (), 1)]),
         ):
             with pytest.raises(NotLeaderError):
                 append()

@@ -352,7 +352,7 @@ def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
         lambda *args, crc, dense_from: real(*args, crc=crc, dense_from=NEVER),
     )
     patch.setattr(
-        scan.Stretch,
+        scan.LogRange,
         "_check_order",
         lambda self, batch, expected, next_base, dense: dense,
     )

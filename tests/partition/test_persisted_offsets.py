@@ -76,13 +76,13 @@ def test_tail_of_another_log_object_continues_through_rolls_and_deletions(
 def test_tail_does_not_search_for_its_position_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from logcore.partition.scan import Stretch
+    from logcore.partition.scan import LogRange
 
     path = tmp_path / "t-0"
     found: list[int] = []
-    find = Stretch._find
+    find = LogRange._find
     monkeypatch.setattr(
-        Stretch,
+        LogRange,
         "_find",
         staticmethod(lambda *given: found.append(given[1]) or find(*given)),
     )

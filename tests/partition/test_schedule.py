@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from logcore.config import Durability
-from logcore.partition.schedule import ScheduleFacts, due, due_times, sync_wait_ms
+from logcore.partition.schedule import ScheduleState, due, due_times, sync_wait_ms
 from logcore.partition.writer import RECOVERY_LAG_MS
 
 LATER = 1 << 40
-IDLE = ScheduleFacts(
+IDLE = ScheduleState(
     clock_ms=1_000,
     next_retention_ms=LATER,
     next_unlink_ms=LATER,

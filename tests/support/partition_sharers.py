@@ -109,7 +109,7 @@ class Sharers:
         }
         self.operations = operations
         self.acked: dict[int, Acked] = {}
-        self.cuts: list[Cut] = []
+        self.truncations: list[Cut] = []
         self.seen: dict[int, bytes] = {}
         self.cut = 1 << 62
         self.log_start = 0
@@ -309,7 +309,7 @@ class Sharers:
         if offset > self.log_start:
             self.cut = min(self.cut, offset)
             cut = Cut(offset)
-            self.cuts.append(cut)
+            self.truncations.append(cut)
             # Deleted concurrently.
             with contextlib.suppress(logcore.OffsetOutOfRangeError):
                 log.truncate(offset)
@@ -362,7 +362,8 @@ class Sharers:
         for offset, acked in self.acked.items():
             is_promised = acked.durability == "disk" or not after_power
             is_behind_cuts = all(
-                cut.offset > offset or cut.ended < acked.began for cut in self.cuts
+                cut.offset > offset or cut.ended < acked.began
+                for cut in self.truncations
             )
             if is_promised and is_behind_cuts and start <= offset:
                 assert found.get(offset) == acked.value, (

@@ -40,7 +40,10 @@ from logcore.kernels import Receipt
 from logcore.kernels.layout import Level, RecordInput
 from logcore.log import Log
 from logcore.metadata.filenames import OFFSETS_TOPIC
-from logcore.partition.coordinator_append import append_to_transaction, append_whole
+from logcore.partition.coordinator_append import (
+    append_atomically,
+    append_to_transaction,
+)
 from logcore.reporting import ERROR, log_line
 
 #: The protocol stores timeouts in 32 bits.
@@ -274,7 +277,7 @@ def append(
         InvalidProducerEpochError: the producer was fenced.
     """
     if producer is None:
-        return append_whole(log.host.writer, rows, durability=level)
+        return append_atomically(log.host.writer, rows, durability=level)
     return append_to_transaction(log.host.writer, rows, *producer, durability=level)
 
 

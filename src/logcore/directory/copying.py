@@ -40,8 +40,8 @@ from logcore.metadata.filenames import (
     file_name,
 )
 from logcore.partition import epochs, order
-from logcore.partition.segment_files import write_front
-from logcore.partition.truncation import plan_cut
+from logcore.partition.segment_files import write_prefix
+from logcore.partition.truncation import plan_truncation
 from logcore.reader import acknowledged_end, fs_of, is_written_here, segments_between
 from logcore.segment import Segment
 
@@ -157,7 +157,7 @@ def _plan(
 
 
 def _copied_prefix(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
-    """Return (position, tail) of plan_cut(), after checking the batches below `end`.
+    """Return (position, tail) of plan_truncation(), after checking the batches below `end`.
 
     A torn batch above `end` does not count as damage.
 
@@ -184,7 +184,7 @@ def _copied_prefix(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
                 position=position,
             )
     # Inside a batch, or in a gap.
-    return plan_cut(
+    return plan_truncation(
         segment, end, log.config, checkpoint.read_epochs(segment.fs, log.path)
     )
 
@@ -237,7 +237,7 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> CopyPlan
                 fs.fsync(handle)
         else:
             # The copy has no indexes: its opening rebuilds them.
-            write_front(fs, path, plan.growing, plan.position, plan.tail)
+            write_prefix(fs, path, plan.growing, plan.position, plan.tail)
         for name, content in plan.files.items():
             checkpoint.write(fs, directory, name, content)
         fs.sync_dir(directory)

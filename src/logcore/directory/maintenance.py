@@ -229,7 +229,9 @@ class DirectoryMaintenance:
             if log.host.writer.sharing is not None:
                 acted = log.host.maintenance.tick(now_ms)
             else:
-                acted, recovery_point = log.host.maintenance.tick_gathered(now_ms)
+                acted, recovery_point = (
+                    log.host.maintenance.tick_without_recovery_point(now_ms)
+                )
             next_ms = log.host.maintenance.next_due_ms()
         except (LogcoreError, OSError) as error:
             self._incidents.record("tick", "{}-{}".format(*key), error)

@@ -74,7 +74,7 @@ from logcore.metadata.filenames import (
 from logcore.partition import gaps, order
 from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.gaps import Gaps
-from logcore.partition.persisted import PersistedState, is_understood, value_or
+from logcore.partition.persisted import PersistedState, is_valid_checkpoint, value_or
 from logcore.partition.producer_state import coordinator_epochs
 from logcore.partition.producers import Producers
 from logcore.partition.segment_files import list_bases
@@ -407,7 +407,7 @@ def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
             {directory for job in jobs for directory in job.known_as}
         )
         for name, effect in what.items()
-        if not is_understood(fs, directory, name)
+        if not is_valid_checkpoint(fs, directory, name)
     ]
 
 
@@ -754,7 +754,7 @@ class _Partition:
                 found += Search(
                     source, base, base, high, is_dense=base >= self.gaps.dense_from
                 ).found
-                found += self._cut_short(source, base, next_base, found)
+                found += self._find_truncation(source, base, next_base, found)
         # The copy ends at or above every offset that was given out: to a staged write,
         # to records that were on disk or visible by the checkpoints, to the last
         # segment, to the last batch.
@@ -796,7 +796,7 @@ class _Partition:
             start = max(start, end)
         return start, end, extents
 
-    def _cut_short(
+    def _find_truncation(
         self,
         source: BatchFile,
         base: int,

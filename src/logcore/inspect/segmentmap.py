@@ -37,7 +37,7 @@ from logcore.metadata.filenames import (
     file_name,
     partition_of,
 )
-from logcore.partition.aborted_transactions import PartitionTransactions, walk_on
+from logcore.partition.aborted_transactions import PartitionTransactions, add_batches
 from logcore.partition.gaps import Gaps
 from logcore.partition.persisted import (
     begin,
@@ -345,7 +345,7 @@ def _with_losses(
     fs: FS, directory: str, found: list[tuple[Segment, SegmentSummary]]
 ) -> list[tuple[Segment, SegmentSummary]]:
     """Add the records that are missing between two segments."""
-    gaps = Gaps(None, ask=functools.partial(read_persisted_gaps, fs, directory))
+    gaps = Gaps(None, reload=functools.partial(read_persisted_gaps, fs, directory))
     checked = []
     for number, (segment, summary) in enumerate(found):
         loss = ""
@@ -410,7 +410,7 @@ def _open_transactions(
             state.open = {producer: first for producer, first in rows if first >= 0}
             state.next_offset = offset
             break
-    walk_on(state, segments)
+    add_batches(state, segments)
     return state.open
 
 

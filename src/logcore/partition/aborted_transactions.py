@@ -117,8 +117,8 @@ class PartitionTransactions:
             at = bisect_right(spans, (base_offset, base_offset))
         # The transactions of one producer follow each other. Only the last one that
         # began at or before the batch can contain it.
-        near = spans[max(0, at - 1) : at + 1]
-        return any(first <= base_offset < last for first, last in near)
+        neighbors = spans[max(0, at - 1) : at + 1]
+        return any(first <= base_offset < last for first, last in neighbors)
 
 
 def control_types(segment: Segment) -> Callable[[int], str]:
@@ -138,11 +138,11 @@ def control_types(segment: Segment) -> Callable[[int], str]:
 def walked(segments: Iterable[Segment]) -> PartitionTransactions:
     """Return the transactions of a whole log, from its batches."""
     state = PartitionTransactions()
-    walk_on(state, list(segments))
+    add_batches(state, list(segments))
     return state
 
 
-def walk_on(state: PartitionTransactions, segments: Sequence[Segment]) -> None:
+def add_batches(state: PartitionTransactions, segments: Sequence[Segment]) -> None:
     """Add all batches of a log from the end of a state on."""
     for segment, following in itertools.zip_longest(segments, segments[1:]):
         if following is not None and following.base_offset <= state.next_offset:

@@ -196,15 +196,15 @@ class Finding:
     reason: str
 
     def __str__(self) -> str:
-        where = ""
+        location = ""
         if self.position is not None:
-            where = f" at position {self.position}"
+            location = f" at position {self.position}"
         if self.first_offset is not None:
-            where += f", offsets {self.first_offset} to "
-            where += (
+            location += f", offsets {self.first_offset} to "
+            location += (
                 "the end" if self.next_offset is None else f"{self.next_offset - 1}"
             )
-        return f"{self.path}: damaged{where} ({self.reason})"
+        return f"{self.path}: damaged{location} ({self.reason})"
 
 
 @attrs.frozen(kw_only=True)
@@ -249,7 +249,7 @@ class SegmentContext:
     #: The offset from which a gap is a loss.
     dense_from: int
     #: How often the log was truncated.
-    cuts: int
+    truncations: int
     #: The log end offset, which appends raise without changing the segment.
     end: int = attrs.field(eq=False)
 
@@ -298,8 +298,8 @@ class _Scrub:
         self.bases = bases
         self.placing = placing
         self.writes = writes
-        self.done = 0  # number of bytes read
-        self.told = 0  # the same at the last Progress
+        self.read_bytes = 0  # number of bytes read
+        self.reported_bytes = 0  # the same at the last Progress
         self.total = 0  # number of bytes to read, by the sizes at the beginning
         self.segments = 0
         self.sealed = 0
@@ -319,16 +319,16 @@ class _Scrub:
             segments=self.segments,
             sealed=self.sealed,
             skipped=self.skipped,
-            checked_bytes=self.done,
+            checked_bytes=self.read_bytes,
             findings=tuple(self.findings),
         )
 
     def _read(self, size: int) -> Iterator[ScrubProgress]:
         """Count bytes that were read, and yield a Progress every _STEP_BYTES."""
-        self.done += size
-        if self.done - self.told >= _STEP_BYTES:
-            self.told = self.done
-            yield ScrubProgress(self.done, max(self.done, self.total))
+        self.read_bytes += size
+        if self.read_bytes - self.reported_bytes >= _STEP_BYTES:
+            self.reported_bytes = self.read_bytes
+            yield ScrubProgress(self.read_bytes, max(self.read_bytes, self.total))
 
     def _check_segment(self, base: int) -> Iterator[ScrubProgress]:
         """Check one segment.
@@ -486,7 +486,7 @@ class _Scrub:
         return found, {}
 
 
-def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
+def drop_stale_checksums(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
     """Delete the seals of segments that another program may have replaced.
 
     Then records on disk that the remaining seals match their files. Returns False if

@@ -27,7 +27,7 @@ from logcore.partition.writer import Writer
 from logcore.recordbatch import RecordBatch, encode
 
 
-def append_whole(
+def append_atomically(
     writer: Writer, records: Sequence[RecordInput], *, durability: Level | None = None
 ) -> Receipt:
     """Append records as one batch of at most max.message.bytes.

@@ -43,7 +43,7 @@ def truncate_end(entries: list[Entry], end_offset: int) -> list[Entry]:
     return [entry for entry in entries if entry[1] < end_offset]
 
 
-def cut_end(entries: list[Entry], end_offset: int) -> list[Entry]:
+def truncate_end_keeping_epoch(entries: list[Entry], end_offset: int) -> list[Entry]:
     """Truncate the epochs of a leader at `end_offset`.
 
     Like truncate_end(), but the latest epoch remains in force. If it began above
@@ -63,8 +63,8 @@ def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:
     below = [entry for entry in entries if entry[1] <= start_offset]
     above = [entry for entry in entries if entry[1] > start_offset]
     if below:
-        in_force_there, _ = below[-1]
-        return [(in_force_there, start_offset), *above]
+        epoch_at_start, _ = below[-1]
+        return [(epoch_at_start, start_offset), *above]
     return above
 
 

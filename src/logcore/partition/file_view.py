@@ -24,7 +24,11 @@ from logcore.metadata import checkpoint
 from logcore.metadata.filenames import LOG, SWAP, base_offset_of, bases_in
 from logcore.partition.persisted import SETTLING_MS, PersistedOffsets, begin
 from logcore.partition.scan import slot_of
-from logcore.partition.segment_files import list_bases, list_names, segments_gone
+from logcore.partition.segment_files import (
+    list_bases,
+    list_names,
+    missing_segments_error,
+)
 from logcore.partition.staged_limit import StagedLimit
 from logcore.partition.state import PartitionState
 from logcore.segment import GrowingSegment, PreadSegment, Segment
@@ -74,7 +78,7 @@ class FileView:
             segment.is_current() for segment in self._state.segments[-1:]
         ):
             self._refresh_end(has_same_names=True)
-            self._miss_end()
+            self._extend_to_recovery_point()
         else:
             self.list_segments()
 
@@ -87,8 +91,8 @@ class FileView:
                 # A compaction may put other files under the same names. Two changes
                 # within SETTLING_MS may have the same time, so a listing so soon after
                 # a change is not reused.
-                is_settled = changed_ms < self._fs.now_ms() - SETTLING_MS
-                if is_settled:
+                is_reusable = changed_ms < self._fs.now_ms() - SETTLING_MS
+                if is_reusable:
                     self._listed_ms = changed_ms
                 else:
                     self._listed_ms = -1
@@ -101,9 +105,9 @@ class FileView:
                         "the files of the partition keep vanishing", path=self._path
                     ) from None
         self._refresh_end()
-        self._miss_end()
+        self._extend_to_recovery_point()
 
-    def _miss_end(self) -> None:
+    def _extend_to_recovery_point(self) -> None:
         """Raise the end to the recovery point if the files end below it.
 
         Reading there then raises an error, instead of reaching the end of the log. The
@@ -127,7 +131,7 @@ class FileView:
                 return
             self._refresh_end()
         if not self._state.segments:
-            raise segments_gone(self._path, known)
+            raise missing_segments_error(self._path, known)
         self.acknowledged_end = max(self.acknowledged_end, known)
         self._state.publish(
             end=max(self._state.end, known), visible=max(self._state.visible, known)

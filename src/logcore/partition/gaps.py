@@ -65,23 +65,23 @@ class Gaps:
     def __init__(
         self,
         persisted: PersistedGaps | None,
-        ask: Callable[[], PersistedGaps] | None = None,
+        reload: Callable[[], PersistedGaps] | None = None,
     ) -> None:
         """Create the object without reading files.
 
         The metadata is given as `persisted`. With None, it is read at the first gap, which
-        most reads never meet. `ask` reads the metadata of a log that another process
+        most reads never meet. `reload` reads the metadata of a log that another process
         may write.
         """
         self._persisted = persisted
-        self._ask = ask
+        self._reload = reload
 
     @property
     def persisted(self) -> PersistedGaps:
         """The metadata; replaced by the writer under its lock, or by readers."""
         if self._persisted is None:
-            assert self._ask is not None
-            self._persisted = self._ask()
+            assert self._reload is not None
+            self._persisted = self._reload()
         return self._persisted
 
     @persisted.setter
@@ -100,10 +100,10 @@ class Gaps:
         """
         if not is_gap(expected, base_offset, self.persisted.dense_from):
             return False
-        if self._ask is None:
+        if self._reload is None:
             return True
         # A compaction may have begun since it was last read.
-        self.persisted = self._ask()
+        self.persisted = self._reload()
         return is_gap(expected, base_offset, self.persisted.dense_from)
 
     def loss_at_segment_end(
@@ -118,28 +118,30 @@ class Gaps:
         """
         if reached >= next_base:
             return ""
-        return self._confirmed(
+        return self._find_confirmed_loss(
             lambda persisted: _loss_at_segment_end(
                 persisted, segment, reached, next_base
             )
         )
 
-    def _confirmed(self, judge: Callable[[PersistedGaps], str]) -> str:
-        """Return the result of `judge`; an error is confirmed with current metadata."""
-        reason = judge(self.persisted)
-        if reason and self._ask is not None:
-            self.persisted = self._ask()
-            reason = judge(self.persisted)
+    def _find_confirmed_loss(self, find_loss: Callable[[PersistedGaps], str]) -> str:
+        """Return the result of `find_loss`; an error is confirmed with current metadata."""
+        reason = find_loss(self.persisted)
+        if reason and self._reload is not None:
+            self.persisted = self._reload()
+            reason = find_loss(self.persisted)
         return reason
 
-    def check_whole(self, segment: Segment) -> None:
+    def check_not_truncated(self, segment: Segment) -> None:
         """Raise CorruptLogError if a segment is shorter than when it was sealed.
 
         This applies to segments that may have gaps.
         """
         if segment.base_offset >= self.persisted.dense_from:
             return  # each batch reveals a missing predecessor
-        reason = self._confirmed(lambda persisted: _cut_short(persisted, segment))
+        reason = self._find_confirmed_loss(
+            lambda persisted: _find_truncation(persisted, segment)
+        )
         if reason:
             raise CorruptLogError(
                 f"a part of a segment is missing: {reason}", path=segment.path
@@ -157,13 +159,13 @@ class Gaps:
                 found=f"an end at offset {reached}",
             )
 
-    def check_front(self, segments: Sequence[Segment], start: int) -> None:
+    def check_start(self, segments: Sequence[Segment], start: int) -> None:
         """Raise CorruptLogError if the first segment begins above `start`.
 
         `start` is an offset that was not deleted.
         """
         if segments and segments[0].base_offset > start:
-            raise front_missing(segments[0], start)
+            raise missing_start_error(segments[0], start)
 
     def walk(
         self,
@@ -193,27 +195,27 @@ class Gaps:
         crc: bool,
         passed: Callable[[Segment], int],
     ) -> Iterator[tuple[Segment, layout.Facts]]:
-        self.check_front(segments, start)
+        self.check_start(segments, start)
         expected = start  # the offset at which the next batch must continue
-        before: Segment | None = None
+        previous: Segment | None = None
         for number, segment in enumerate(segments, 1):
             if number < len(segments):
                 next_base = segments[number].base_offset
             else:
                 next_base = INT64_MAX
-            if before is not None:
-                self.check_segment_end(before, expected, segment.base_offset)
+            if previous is not None:
+                self.check_segment_end(previous, expected, segment.base_offset)
                 expected = max(expected, segment.base_offset)
             if expected >= end:
                 return
             if next_base <= expected and not segment.exists():
                 # A compaction joined it to the previous one after they were listed.
                 continue
-            before = segment
+            previous = segment
             following = None
             if number < len(segments):
                 following = segments[number]
-            self.check_whole(segment)
+            self.check_not_truncated(segment)
             reached = passed(segment)
             if reached >= 0:
                 if reached > next_base and following is not None and following.exists():
@@ -225,22 +227,22 @@ class Gaps:
                     )
                 expected = max(expected, reached)
                 continue
-            for facts in self._walk_one(segment, following, expected, end, crc):
+            for facts in self._walk_segment(segment, following, expected, end, crc):
                 expected = int(facts["last_offset"][-1]) + 1
                 yield segment, facts
             # Every batch of the segment was read and its CRC checked, so its largest
             # timestamp is reliable.
             segment.is_max_timestamp_exact |= crc and start <= segment.base_offset
-        if before is not None and expected < end:
+        if previous is not None and expected < end:
             raise CorruptLogError(
                 "the end of the log is missing",
-                path=before.path,
+                path=previous.path,
                 offset=expected,
                 expected=f"records up to offset {end}",
                 found=f"an end at offset {expected}",
             )
 
-    def _walk_one(
+    def _walk_segment(
         self,
         segment: Segment,
         following: Segment | None,
@@ -258,7 +260,7 @@ class Gaps:
         if begins_inside:
             position = segment.find(start)
         is_last = following is None or following.base_offset >= end
-        for facts, behind, why in segment.walk(position, crc=crc):
+        for facts, stop_position, stop_reason in segment.walk(position, crc=crc):
             # Of the batches at or above `end`, only the first is checked: it must
             # continue the earlier ones.
             reaches_end = facts["last_offset"] >= end
@@ -279,9 +281,11 @@ class Gaps:
             if len(above):
                 self.check_order(segment, None, above[:1], expected)
                 return
-            if why not in (layout.WALK_END, layout.WALK_LIMIT):
+            if stop_reason not in (layout.WALK_END, layout.WALK_LIMIT):
                 raise CorruptBatchError(
-                    layout.WALK_REASONS[why], path=segment.path, position=behind
+                    layout.WALK_REASONS[stop_reason],
+                    path=segment.path,
+                    position=stop_position,
                 )
 
     def check_order(
@@ -347,12 +351,12 @@ def check_growing(
     start, expected = segment.checked  # (position, offset) checked so far
     if start == segment.size_bytes and expected >= end:
         return expected
-    for facts, position, why in segment.walk(start, crc=True):
-        is_behind = False
+    for facts, position, stop_reason in segment.walk(start, crc=True):
+        has_end = False
         if len(facts):
             reaches_end = facts["last_offset"] >= end
-            is_behind = is_end_persisted and bool(reaches_end.any())
-            if is_behind:
+            has_end = is_end_persisted and bool(reaches_end.any())
+            if has_end:
                 row = int(reaches_end.argmax())
                 position = int(facts["position"][row])
                 facts = facts[:row]
@@ -360,7 +364,7 @@ def check_growing(
         if count < len(facts):
             position = int(facts["position"][count])
         expected = end_of(facts, expected)
-        if count < len(facts) or (is_behind and expected < end):
+        if count < len(facts) or (has_end and expected < end):
             raise CorruptBatchError(
                 "a batch does not continue the one before it",
                 path=segment.path,
@@ -368,10 +372,12 @@ def check_growing(
             )
         # After the end there may be a torn batch. Before it, a damaged length appears
         # as one.
-        is_torn = expected >= end and (is_end_persisted or why == layout.WALK_SHORT)
-        if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
+        is_torn = expected >= end and (
+            is_end_persisted or stop_reason == layout.WALK_SHORT
+        )
+        if stop_reason not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
             raise CorruptBatchError(
-                layout.WALK_REASONS[why], path=segment.path, position=position
+                layout.WALK_REASONS[stop_reason], path=segment.path, position=position
             )
         segment.checked = (position, expected)
         if is_end_persisted and expected >= end:
@@ -379,7 +385,7 @@ def check_growing(
     return expected
 
 
-def front_missing(first: Segment, start: int) -> CorruptLogError:
+def missing_start_error(first: Segment, start: int) -> CorruptLogError:
     """Return the error for a log whose first segment begins above `start`.
 
     `start` is an offset that was not deleted.
@@ -412,11 +418,11 @@ def _loss_at_segment_end(
     """Return a description of the loss, or ""; see Gaps.loss_at_segment_end()."""
     if is_gap(reached, next_base, persisted.dense_from):
         return "the log has no gaps there"
-    if reason := _cut_short(persisted, segment):
+    if reason := _find_truncation(persisted, segment):
         return reason
     seal = None
     if persisted.has_seals:
-        seal = _seal_of(segment)
+        seal = _read_checksum_file(segment)
     if seal is None or segment.size_bytes != seal.size_bytes:
         return ""
     if reached < seal.end_offset:
@@ -426,17 +432,17 @@ def _loss_at_segment_end(
     return ""
 
 
-def _cut_short(persisted: PersistedGaps, segment: Segment) -> str:
+def _find_truncation(persisted: PersistedGaps, segment: Segment) -> str:
     """Return a description if a segment is shorter than when it was sealed, else ""."""
     seal = None
     if persisted.has_seals:
-        seal = _seal_of(segment)
+        seal = _read_checksum_file(segment)
     if seal is None or segment.size_bytes >= seal.size_bytes:
         return ""
     return f"it was sealed with {seal.size_bytes} bytes and has {segment.size_bytes}"
 
 
-def _seal_of(segment: Segment) -> checksum_file.Seal | None:
+def _read_checksum_file(segment: Segment) -> checksum_file.Seal | None:
     """Return the seal of the file that a segment has open, or None; it is read once."""
     if segment.state:
         return None  # a replacement, which is temporary

@@ -64,7 +64,7 @@ class GroupCommit:
         #: meets the failure.
         self.failure: LogFailedError | None = None
         # Created now, because there may be no memory later.
-        self._refusal = LogFailedError("a write or sync failed", path=path)
+        self._write_refused_error = LogFailedError("a write or sync failed", path=path)
         self._fs = fs
         self._path = path
         self._written = hooks.written
@@ -91,12 +91,12 @@ class GroupCommit:
         Raises:
             DurabilityUnknownError: the sync failed.
         """
-        me = threading.get_ident()
+        this_thread = threading.get_ident()
         try:
             with self._mutex:
                 self._arrived += 1
                 while (
-                    self._leader not in (None, me)
+                    self._leader not in (None, this_thread)
                     and self.durable_end < target
                     and self.failure is None
                 ):
@@ -106,12 +106,12 @@ class GroupCommit:
                 if self.durable_end >= target:
                     return
                 self._check()
-                self._leader = me
+                self._leader = this_thread
             # Without the mutex, so that others can join this sync or wait for the next.
             self._gather()
-            self._lead()
+            self._lead_sync()
         finally:
-            self._release(me)
+            self._release(this_thread)
 
     @contextlib.contextmanager
     def held(self, *, failed: bool = False) -> Generator[None, None, None]:
@@ -122,17 +122,17 @@ class GroupCommit:
         Raises:
             DurabilityUnknownError: the log is poisoned, and failed=False.
         """
-        me = threading.get_ident()
+        this_thread = threading.get_ident()
         try:
             with self._mutex:
-                while self._leader not in (None, me):
+                while self._leader not in (None, this_thread):
                     self._block()
                 if not failed:
                     self._check()
-                self._leader = me
+                self._leader = this_thread
             yield
         finally:
-            self._release(me)
+            self._release(this_thread)
 
     def advance(self, end: int, written_bytes: int) -> None:
         """Raise the durable end to `end`.
@@ -167,8 +167,8 @@ class GroupCommit:
     def poison(self, cause: BaseException) -> None:
         """Make the log refuse writes from now on. Only the first cause is kept."""
         if self.failure is None:
-            self._refusal.__cause__ = cause
-            self.failure = self._refusal
+            self._write_refused_error.__cause__ = cause
+            self.failure = self._write_refused_error
             self._failed(cause)
 
     def _check(self) -> None:
@@ -184,9 +184,9 @@ class GroupCommit:
         finally:
             self._blocked -= 1
 
-    def _release(self, me: int) -> None:
+    def _release(self, this_thread: int) -> None:
         with self._mutex:
-            if self._leader == me:
+            if self._leader == this_thread:
                 self._leader = None
                 if self._blocked:
                     self._changed.notify_all()
@@ -208,7 +208,7 @@ class GroupCommit:
         self._expected = max(seen, self._expected * 7 // 8)
         self._arrived = 0
 
-    def _lead(self) -> None:
+    def _lead_sync(self) -> None:
         """Sync in the leader thread, and raise the durable end.
 
         Raises:

@@ -111,10 +111,10 @@ def follow(data: Buffer, *, log_end: int, leader_epoch: int) -> Continuation:
     bases = facts["base_offset"]
     # The base offset of each batch if there were no gaps.
     expected = np.concatenate(([log_end], facts["last_offset"][:-1] + 1))
-    behind_gaps = bases[bases > expected]
+    bases_after_gaps = bases[bases > expected]
     gap_end = 0
-    if len(behind_gaps):
-        gap_end = int(behind_gaps[-1])
+    if len(bases_after_gaps):
+        gap_end = int(bases_after_gaps[-1])
     return Continuation(facts, begun, gap_end)
 
 

@@ -61,7 +61,11 @@ from logcore.partition.aborted_transactions import PartitionTransactions
 from logcore.partition.persisted import begin
 from logcore.partition.producer_state import remove_snapshots_above
 from logcore.partition.scan import batch_around
-from logcore.partition.segment_files import SegmentFiles, list_names, segments_gone
+from logcore.partition.segment_files import (
+    SegmentFiles,
+    list_names,
+    missing_segments_error,
+)
 from logcore.reporting import WARNING, log_line
 from logcore.segment import ActiveSegment, Segment
 
@@ -112,10 +116,10 @@ class Opened(NamedTuple):
     #: The partition metadata of the last writer.
     stored_metadata: PartitionMetadata
     #: The metadata of this writer, which replaces `stored_metadata` before the first write.
-    own_metadata: PartitionMetadata
+    initial_metadata: PartitionMetadata
     gaps: gaps.PersistedGaps
     #: Base offsets below the log start of which an interrupted deletion left files.
-    left_below: list[int]
+    leftover_bases: list[int]
     report: recovery.RecoveryReport
     #: The damage after which no valid batch follows, so that appends are impossible;
     #: else None.
@@ -145,9 +149,9 @@ def open_partition(place: OpenRequest) -> Opened:
         fs.unlink(os.path.join(place.path, checkpoint.LOCK_RECORD))
     # 2. Find the segments and the metadata. If other processes left the log in order,
     # all data up to their end is trusted, like data below a recovery point.
-    noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
+    stored_recovery_point = place.checkpointed(checkpoint.RECOVERY_POINT)
     if place.trusted_end is None:
-        recovery_point = noted_point
+        recovery_point = stored_recovery_point
     else:
         recovery_point = place.trusted_end
     found = _find(place, names, recovery_point)
@@ -190,7 +194,9 @@ def open_partition(place: OpenRequest) -> Opened:
     # 5. Update indexes, seals, snapshots and (below) leader epochs to the remaining
     # records.
     has_producers |= found.active.has_producers or found.active.has_markers
-    _write_active_indexes(place, found, end, was_cut=report.cut_position is not None)
+    _write_active_indexes(
+        place, found, end, was_truncated=report.cut_position is not None
+    )
     dense_from = 0
     if not found.is_new:
         dense_from = stored_metadata.dense_from
@@ -198,7 +204,9 @@ def open_partition(place: OpenRequest) -> Opened:
     # after the seals of replaced files are removed.
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
-        has_seals = checksum_file.drop_stale(fs, place.path, found.segments[:-1])
+        has_seals = checksum_file.drop_stale_checksums(
+            fs, place.path, found.segments[:-1]
+        )
     read_persisted_gaps = gaps.PersistedGaps.of(
         dense_from, place.checkpointed(checkpoint.CLEANER), has_seals
     )
@@ -210,14 +218,14 @@ def open_partition(place: OpenRequest) -> Opened:
         log_start=found.log_start,
         end=end,
         visible=_high_watermark(place, found, stored_metadata, end),
-        recovery_point=min(noted_point, end),
+        recovery_point=min(stored_recovery_point, end),
         epochs=_epochs_below(place, found, end),
         stored_metadata=stored_metadata,
-        own_metadata=PartitionMetadata(
+        initial_metadata=PartitionMetadata(
             place.durability, dense_from, has_producers, place.is_replicated
         ),
         gaps=read_persisted_gaps,
-        left_below=found.left_below,
+        leftover_bases=found.leftover_bases,
         report=report,
         lost=lost,
     )
@@ -230,7 +238,7 @@ class _Found(NamedTuple):
     active: ActiveSegment
     files: SegmentFiles
     log_start: int
-    left_below: list[int]
+    leftover_bases: list[int]
     #: Whether there were no segments, and the first one was created.
     is_new: bool
 
@@ -248,7 +256,7 @@ def _find(place: OpenRequest, names: Sequence[str], recovery_point: int) -> _Fou
     if is_new:
         # Records were durable, and none were deleted: this is not a new partition.
         if recovery_point > log_start:
-            raise segments_gone(place.path, recovery_point)
+            raise missing_segments_error(place.path, recovery_point)
         bases = [log_start]
     # A crash during a deletion may keep any of the names below the start, with gaps.
     bases = bases[max(0, bisect_right(bases, log_start) - 1) :]
@@ -270,7 +278,7 @@ def _find(place: OpenRequest, names: Sequence[str], recovery_point: int) -> _Fou
         active=active,
         files=SegmentFiles(fs, place.path),
         log_start=log_start,
-        left_below=sorted(base for base in below if base is not None),
+        leftover_bases=sorted(base for base in below if base is not None),
         is_new=is_new,
     )
 
@@ -325,7 +333,7 @@ def _recover_once(
     dense_from = gaps.PersistedGaps.of(
         stored_metadata.dense_from, cleaned_to, has_seals=False
     ).dense_from
-    damage = recovery.check_front(
+    damage = recovery.check_start(
         found.segments, found.log_start, keeps_damage=place.keeps_damage
     )
     damage += recovery.check_sealed(
@@ -355,7 +363,7 @@ def _recover_once(
     except CorruptLogError as error:
         if not place.keeps_damage:
             raise
-        report = recovery.index_after_damage(active, error, recovery_point)
+        report = recovery.index_valid_batches(active, error, recovery_point)
     # After a crash these indexes may disagree with their batches. Once the recovery
     # point has moved, no later opening would check them.
     if indexes != "whole":
@@ -408,7 +416,7 @@ def _index_unsynced(
         try:
             # A segment damaged below the recovery point keeps its indexes, because they
             # may lead past the damage.
-            if not recovery.rebuild_sound(rebuilt, end):
+            if not recovery.rebuild_indexes(rebuilt, end):
                 continue
             # The whole log is read once, and only if a marker was found.
             if rebuilt.has_markers and found is None:
@@ -450,7 +458,7 @@ def _end_of(place: OpenRequest, found: _Found, least: int) -> int:
 
 
 def _write_active_indexes(
-    place: OpenRequest, found: _Found, end: int, *, was_cut: bool
+    place: OpenRequest, found: _Found, end: int, *, was_truncated: bool
 ) -> None:
     """Update the indexes of the active segment to the batches that recovery kept."""
     active = found.active
@@ -463,7 +471,7 @@ def _write_active_indexes(
     # After a truncation they may not: they would be wrong for the next batches.
     with contextlib.suppress(DiskFullError, ResourceError):
         active.write_indexes(
-            whole=True, keeps_other_entries=place.is_clean and not was_cut
+            whole=True, keeps_other_entries=place.is_clean and not was_truncated
         )
 
 
@@ -499,7 +507,9 @@ def _epochs_below(place: OpenRequest, found: _Found, end: int) -> list[epochs.En
     """
     known = checkpoint.read_epochs(place.fs, place.path)
     # Without a valid file, the leader epochs are taken from the batches.
-    cut = epochs.cut_end(known, end) or epochs.walked(found.segments, found.log_start)
+    cut = epochs.truncate_end_keeping_epoch(known, end) or epochs.walked(
+        found.segments, found.log_start
+    )
     kept = epochs.truncate_start(cut, found.log_start)
     if cut != known or len(kept) != len(cut):
         checkpoint.write_epochs(place.fs, place.path, kept, reserve=place.parent)

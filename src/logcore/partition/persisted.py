@@ -67,10 +67,10 @@ class PersistedState(NamedTuple):
         """
 
         def lines(name: str) -> dict[Key, int]:
-            found = value_or({}, checkpoint.read_offsets, fs, directory, name)
+            offsets = value_or({}, checkpoint.read_offsets, fs, directory, name)
             return {
                 partition: offset
-                for partition, offset in found.items()
+                for partition, offset in offsets.items()
                 if partition == key and 0 <= offset <= INT64_MAX
             }
 
@@ -80,12 +80,12 @@ class PersistedState(NamedTuple):
         epoch_start = None
         if epochs:
             epoch_start = epochs[0][1]
-        shown: checkpoint.StoredWatermark | None = value_or(
+        watermark: checkpoint.StoredWatermark | None = value_or(
             None, checkpoint.read_visible_end, fs, path
         )
         durable_end = 0
-        if shown is not None:
-            durable_end = max(0, shown.offset)  # -1 means that the file is damaged
+        if watermark is not None:
+            durable_end = max(0, watermark.offset)  # -1 means that the file is damaged
         return cls(
             directory=directory,
             log_start=max(starts.values(), default=0),
@@ -93,7 +93,9 @@ class PersistedState(NamedTuple):
             high_watermark=max(lines(checkpoint.HIGH_WATERMARK).values(), default=0),
             cleaned_to=max(lines(checkpoint.CLEANER).values(), default=0),
             is_listed=bool(points)
-            and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
+            and (
+                bool(starts) or is_valid_checkpoint(fs, directory, checkpoint.LOG_START)
+            ),
             durable_end=durable_end,
             epoch_start=epoch_start,
             sidecar=value_or(
@@ -127,13 +129,15 @@ class PersistedState(NamedTuple):
         stores it in the checkpoint. Kafka stores it in the leader epochs, because Kafka
         drops the checkpoint line when a segment begins at the start.
         """
-        is_own = self.sidecar.dense_from < INT64_MAX  # this library wrote the log
-        if is_own and self.is_listed and self.epoch_start is not None:
+        is_written_by_logcore = (
+            self.sidecar.dense_from < INT64_MAX
+        )  # this library wrote the log
+        if is_written_by_logcore and self.is_listed and self.epoch_start is not None:
             first_base = min(first_base, self.epoch_start)
         return max(self.log_start, first_base)
 
 
-def is_understood(fs: FS, directory: str, name: str) -> bool:
+def is_valid_checkpoint(fs: FS, directory: str, name: str) -> bool:
     """Return whether an offset checkpoint is missing, empty or valid."""
     content = value_or(b"?", checkpoint.read, fs, directory, name)
     lines = (content or b"").split()

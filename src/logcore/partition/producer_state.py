@@ -356,7 +356,7 @@ def _last_below(segments: Sequence[Segment], end: int) -> Producers:
     left = _READ_BACK_BYTES
     for segment in reversed(segments[: slot_of(segments, end - 1) + 1]):
         stop = segment.find(end)
-        start = min(stop, _start_near(segment, stop - left))
+        start = min(stop, _find_start(segment, stop - left))
         spans.append((segment, start, stop))
         left -= stop - start
         if left <= 0:
@@ -377,7 +377,7 @@ def _last_below(segments: Sequence[Segment], end: int) -> Producers:
     return found
 
 
-def _start_near(segment: Segment, position: int) -> int:
+def _find_start(segment: Segment, position: int) -> int:
     """Return the position of a batch at or before `position`, by the index; or 0."""
     entries = segment.offset_index.array()
     slot = int(np.searchsorted(entries["position"], position, side="right")) - 1

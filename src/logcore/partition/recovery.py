@@ -49,7 +49,7 @@ from logcore.metadata.filenames import (
     parse_file_name,
     quarantine_name,
 )
-from logcore.partition.gaps import front_missing
+from logcore.partition.gaps import missing_start_error
 from logcore.partition.order import OrderFault, end_of, first_fault, in_order, reach
 from logcore.segment import ActiveSegment, Segment
 
@@ -184,7 +184,7 @@ def recover(
 
     Raises:
         CorruptLogError: a crash cannot have caused the damage. The files are
-            unchanged, and index_after_damage() can continue from there.
+            unchanged, and index_valid_batches() can continue from there.
         StorageReadError, StorageWriteError: the disk failed.
     """
     # 1. All data below the recovery point was durable. Find its end from the headers,
@@ -299,7 +299,7 @@ def _check_before(segment: ActiveSegment, position: int) -> None:
         )
 
 
-def index_after_damage(
+def index_valid_batches(
     segment: ActiveSegment, error: CorruptLogError, recovery_point: int
 ) -> RecoveryReport:
     """Index the valid batches after damage that recover() found.
@@ -327,11 +327,11 @@ def index_after_damage(
             break
         at += int(facts["size_bytes"][0])
         for facts, position, _ in segment.walk(at, crc=True):
-            misfit = _index_batches(segment, facts)
-            if len(facts) and misfit != at and next_offset is None:
+            unindexed_position = _index_batches(segment, facts)
+            if len(facts) and unindexed_position != at and next_offset is None:
                 next_offset = int(facts["base_offset"][0])
-            if misfit is not None:
-                at = misfit
+            if unindexed_position is not None:
+                at = unindexed_position
                 break
             at = position
     if segment.last_offset + 1 < recovery_point:
@@ -377,7 +377,7 @@ def _sync_and_reread(fs: FS, segment: Segment, position: int) -> bool:
             raise
 
 
-def check_front(
+def check_start(
     segments: Sequence[Segment], log_start: int, *, keeps_damage: bool = False
 ) -> tuple[Damage, ...]:
     """Check that the first segment contains the log start, and return the damage.
@@ -399,7 +399,7 @@ def check_front(
         "the segments before this one are missing",
     )
     if not keeps_damage:
-        raise front_missing(first, log_start)
+        raise missing_start_error(first, log_start)
     return (damage,)
 
 
@@ -590,7 +590,7 @@ def rebuild(segment: ActiveSegment) -> None:
         segment.record_all_batches(facts)
 
 
-def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
+def rebuild_indexes(segment: ActiveSegment, end: int) -> bool:
     """Rebuild the indexes of a sealed segment.
 
     Returns whether all batches are valid and below the offset `end`.

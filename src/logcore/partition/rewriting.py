@@ -30,7 +30,7 @@ from logcore.metadata import checkpoint
 from logcore.metadata.filenames import CLEANED, SEAL
 from logcore.partition import aborted_transactions, checksum_file, recovery
 from logcore.partition.aborted_transactions import PartitionTransactions
-from logcore.partition.segment_files import new_segment_gone
+from logcore.partition.segment_files import missing_segment_error
 from logcore.partition.writer import Writer
 from logcore.segment import ActiveSegment, Segment
 
@@ -70,19 +70,19 @@ class Adoption:
             raise
 
     def add_durable(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
-        """Add records that were put after the end of the log, durably.
+        """Add durable records that were written after the end of the log.
 
-        They are in new segments at `bases`, the last of which becomes the active one;
-        or, without `bases`, in the active segment.
+        They are in new segments at `bases`, the last of which becomes the active
+        segment. Without `bases`, they are in the active segment.
         """
         writer = self._writer
         state = writer.state
         active = writer.active
         assert end > state.end, (end, state.end)
         if bases:
-            # The previous active segment, if it has batches, is from now on read as a
-            # sealed one. An empty one had the base offset of the first new segment,
-            # whose file has replaced it.
+            # If the previous active segment has batches, it becomes a sealed segment. If
+            # it was empty, it had the base offset of the first new segment, whose file
+            # has replaced it.
             sealed = list(bases[:-1])
             if active.size_bytes:
                 sealed.insert(0, active.base_offset)
@@ -119,9 +119,10 @@ class Adoption:
 
 
 class Rewriting:
-    """The view of a log that the cleaner and log copies use, with ways to change it.
+    """The segments of a log as the cleaner and log copies use them, with methods to
+    replace them.
 
-    Appends and reads continue while it exists.
+    Appends and reads of the log continue.
     """
 
     def __init__(
@@ -131,10 +132,10 @@ class Rewriting:
         last_stable_offset: Callable[[], int],
         transactions: Callable[[], PartitionTransactions],
     ) -> None:
-        """Take a view of the log. The caller holds the log's lock.
+        """Store the current state of the log. The caller holds the log's lock.
 
-        `last_stable_offset` returns the log's present value. `transactions` returns the
-        transactions up to the high watermark, and possibly later ones.
+        `last_stable_offset` returns the current value of the log. `transactions` returns
+        the transactions up to the high watermark, and possibly later ones.
         """
         self._writer = writer
         self._last_stable_offset = last_stable_offset
@@ -142,7 +143,7 @@ class Rewriting:
         self.fs = writer.fs
         self.path = writer.path
         segments = writer.state.segments
-        self._cuts = len(writer.state.cuts)
+        self._truncation_count = len(writer.state.truncations)
         #: The sealed segments when the view was created.
         self.sealed = tuple(segments[:-1])
         #: The active segment when the view was created.
@@ -168,7 +169,7 @@ class Rewriting:
         Raises:
             CompactionAbandonedError: it was.
         """
-        if len(self._writer.state.cuts) != self._cuts:
+        if len(self._writer.state.truncations) != self._truncation_count:
             raise CompactionAbandonedError(
                 "the log was truncated during the compaction; try again", path=self.path
             )
@@ -217,7 +218,9 @@ class Rewriting:
             assert self._created is not None
             self._created.add_aborted(entry)
 
-    def add_seal(self, old: Sequence[Segment], new: ActiveSegment, crc32c: int) -> None:
+    def write_checksum_file(
+        self, old: Sequence[Segment], new: ActiveSegment, crc32c: int
+    ) -> None:
         """Write the seal of a new segment that will replace old ones.
 
         `crc32c` is the checksum of the data that was written to it.
@@ -226,7 +229,7 @@ class Rewriting:
         try:
             modified_ms = self.fs.modified_ms(new.path)
         except FileNotFoundError:
-            raise new_segment_gone(new) from None
+            raise missing_segment_error(new) from None
         seal = checksum_file.Seal(
             size_bytes=new.size_bytes,
             modified_ms=modified_ms,
@@ -264,9 +267,8 @@ class Rewriting:
                     "segments were deleted during the compaction; compact again",
                     path=self.path,
                 )
-            # Durable before a gap exists. This writes only the first time in a round,
-            # because the offset covers all segments up to the active one, and no
-            # compaction of this round reaches that.
+            # The offset must be durable before a gap exists. Only the first call in a
+            # round writes it, because it covers all segments below the active one.
             writer.write_gaps_locked(self.active_base)
             writer.files.exchange(
                 old, new, writer.state.config.file_delete_delay_ms, writer.commit.poison
@@ -325,9 +327,10 @@ def save_recovery_points(writers: Collection[Writer]) -> None:
 
 @contextlib.contextmanager
 def adopting(writer: Writer) -> Generator[Adoption, None, None]:
-    """Hold the log for staging.applying.
+    """Lock the log for staging.applying.
 
-    Inside, appends block, all records are durable, and files may be put after the end.
+    In the `with` block, appends block, all records are durable, and files may be added
+    after the end.
     """
     with writer.state.lock:
         writer.check_writable_locked()
@@ -343,10 +346,7 @@ def rewriting(
     last_stable_offset: Callable[[], int],
     transactions: Callable[[], PartitionTransactions],
 ) -> Generator[Rewriting, None, None]:
-    """Give the cleaner or a copy the present segments and a way to replace them.
-
-    See Rewriting.
-    """
+    """Yield a Rewriting with the current segments, for the cleaner or a copy."""
     with writer.state.lock:
         writer.check_writable_locked()
         view = Rewriting(

@@ -184,7 +184,7 @@ def batch_around(segments: Sequence[Segment], offset: int) -> tuple[int, int]:
 
 _BASE_OFFSET = attrgetter("base_offset")
 _Item = TypeVar("_Item", Run | RecordBatch, RecordBatch)
-_Placed = TypeVar("_Placed", Record, TopicRecord)
+_RecordT = TypeVar("_RecordT", Record, TopicRecord)
 
 
 class Cursor:
@@ -215,7 +215,7 @@ class Cursor:
         return None
 
 
-class Stretch(NamedTuple):
+class LogRange(NamedTuple):
     """The range [start, end) of a log, as a list of segments in order."""
 
     #: The segments of the log from `start` on.
@@ -281,7 +281,7 @@ class Stretch(NamedTuple):
                 continue
             yield item
 
-    def _within(self, records: list[_Placed]) -> list[_Placed]:
+    def _within(self, records: list[_RecordT]) -> list[_RecordT]:
         """Return the records in [start, end) of consecutive records."""
         start = self.start
         end = self.end
@@ -373,7 +373,7 @@ class Stretch(NamedTuple):
         # it.
         expected = -1
         if start < end:
-            self.gaps.check_front(self.segments, start)
+            self.gaps.check_start(self.segments, start)
         # Step 1: choose the segments of the range, and check the gaps between them.
         for number, segment in enumerate(self.segments, 1):
             if number < len(self.segments):
@@ -394,7 +394,7 @@ class Stretch(NamedTuple):
             if next_base <= start and not segment.exists():
                 continue
             before = segment
-            self.gaps.check_whole(segment)
+            self.gaps.check_not_truncated(segment)
             # Step 2: find the position of the first batch: by the cursor, by the index,
             # or at the beginning of the file.
             dense = True  # until a gap proves that compaction was here
@@ -613,7 +613,7 @@ class Span(NamedTuple):
     partition: int | None
     start: int
     end: int
-    open: Callable[[int, int], Stretch]
+    open: Callable[[int, int], LogRange]
     find_time: Callable[[int], int | None]
 
     def within(self, bounds: FilterBounds) -> Span:

@@ -1,8 +1,8 @@
 """Maintenance of a log over time: syncs, rolls by age, retention, recovery point.
 
 Rules:
-- There is no thread and no timer. tick() runs the tasks that are due, and rest()
-  returns the time of the next call. Both read the same table: due_times().
+- There is no thread and no timer. tick() runs the tasks that are due, and next_due_ms()
+  returns the time of the next call. Both use the same table: due_times().
 - The monotonic clock decides when a task is due. The age of records is measured with
   trusted time (metadata/trusted_clock.py), so a wall clock that is set ahead deletes nothing.
 - A sync runs without the log's lock, so that other threads can append concurrently.
@@ -24,28 +24,30 @@ from logcore.segment import Segment
 
 #: Under policies whose appends wait for a sync, tick() syncs data that has been
 #: unsynced for longer than this.
-_LEFT_BEHIND_MS: Final = 100
+_MAX_UNSYNCED_MS: Final = 100
 #: Maximum number of segments that retention removes in one tick(). Appends to the log
 #: wait while their files are renamed.
 RETIRED_AT_ONCE: Final = 32
 
 
 #: A maintenance task of a log.
-Duty = Literal["retention", "unlink", "sync", "recovery point", "roll"]
+MaintenanceTask = Literal["retention", "unlink", "sync", "recovery point", "roll"]
 
 
-class ScheduleFacts(NamedTuple):
-    """The facts that decide which maintenance tasks are due. Times are monotonic."""
+class ScheduleState(NamedTuple):
+    """The state from which due_times() computes. All times are monotonic."""
 
+    #: The current time.
     clock_ms: int
     #: When retention runs next.
     next_retention_ms: int
     #: When the next retired file may be deleted.
     next_unlink_ms: int
+    #: Whether records are not durable yet.
     has_unsynced: bool
     #: Time of the last sync.
     synced_ms: int
-    #: How long records may remain unsynced.
+    #: Maximum time for which records may remain unsynced.
     sync_wait_ms: int
     #: Whether records above the recovery point are durable.
     recovery_point_lags: bool
@@ -55,17 +57,17 @@ class ScheduleFacts(NamedTuple):
     roll_in_ms: int | None
 
 
-def due_times(facts: ScheduleFacts) -> dict[Duty, int]:
-    """Return the monotonic time at which each task is due. Retention always has one.
+def due_times(facts: ScheduleState) -> dict[MaintenanceTask, int]:
+    """Return the monotonic time at which each pending task is due.
 
     task            pending if                         due
-    RETENTION       always                             at its fixed time
-    UNLINK          always                             when the oldest file may go
-    SYNC            records are not durable            sync_wait_ms after the last
-    RECOVERY_POINT  it is below the durable end        5 s after the last
-    ROLL            the active segment has records     at max.segment age
+    retention       always                             at its fixed time
+    unlink          always                             when the oldest file may be deleted
+    sync            records are not durable            sync_wait_ms after the last sync
+    recovery point  it is below the durable end        5 s after the last one was stored
+    roll            the active segment has records     at the age of segment.ms
     """
-    times: dict[Duty, int] = {
+    times: dict[MaintenanceTask, int] = {
         "retention": facts.next_retention_ms,
         "unlink": facts.next_unlink_ms,
     }
@@ -78,7 +80,7 @@ def due_times(facts: ScheduleFacts) -> dict[Duty, int]:
     return times
 
 
-def due(facts: ScheduleFacts, now_ms: int) -> list[Duty]:
+def due(facts: ScheduleState, now_ms: int) -> list[MaintenanceTask]:
     """Return the tasks that are due at the monotonic time `now_ms`."""
     return [duty for duty, due_ms in due_times(facts).items() if due_ms <= now_ms]
 
@@ -92,22 +94,22 @@ def sync_wait_ms(flush_ms: int, durability: Durability) -> int:
         return min(flush_ms, durability.amount)
     # An append that requested "os" must not remain invisible until the next append.
     if durability.waits:
-        return min(flush_ms, _LEFT_BEHIND_MS)
+        return min(flush_ms, _MAX_UNSYNCED_MS)
     return flush_ms
 
 
 class LogMaintenance:
     """The maintenance tasks of one log, and their due times."""
 
-    def __init__(self, writer: Writer, left_below: Sequence[int]) -> None:
+    def __init__(self, writer: Writer, leftover_bases: Sequence[int]) -> None:
         """Create the tasks of a log.
 
-        `left_below` contains the base offsets below the log start of which an
+        `leftover_bases` contains the base offsets below the log start of which an
         interrupted deletion left files.
         """
         self.path = writer.path
         self._writer = writer
-        self._left_below = left_below
+        self._leftover_bases = leftover_bases
         self._policy: retention.Policy = retention.kafka_rules
         self._committed: Callable[[], Mapping[str, int]] = dict
         clock_ms = writer.fs.monotonic_ms()
@@ -115,7 +117,7 @@ class LogMaintenance:
 
     def tick(self, now_ms: int | None = None) -> bool:
         """Run the tasks that are due; see Log.tick()."""
-        acted, recovery_point = self.tick_gathered(now_ms)
+        acted, recovery_point = self.tick_without_recovery_point(now_ms)
         if recovery_point is None:
             return acted
         with self._writer.state.lock:
@@ -123,7 +125,9 @@ class LogMaintenance:
             self._writer.save_recovery_point_locked()
         return True
 
-    def tick_gathered(self, now_ms: int | None = None) -> tuple[bool, int | None]:
+    def tick_without_recovery_point(
+        self, now_ms: int | None = None
+    ) -> tuple[bool, int | None]:
         """Run the due tasks, but return a due recovery point instead of storing it.
 
         A LogDir uses this to store the recovery points of all its logs in one write.
@@ -133,7 +137,7 @@ class LogMaintenance:
             writer.check_writable_locked()
             clock_ms = writer.fs.monotonic_ms()
             target = writer.state.end
-            duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
+            duties = due(self._schedule_state_locked(clock_ms, now_ms), clock_ms)
             if "retention" not in duties and "sync" not in duties:
                 return self._run_locked(duties, clock_ms, now_ms)
         # 1. Retention. A deletion is enough work for one call. The next call runs the
@@ -141,8 +145,8 @@ class LogMaintenance:
         retained = "retention" in duties and self._retain_when_due(clock_ms, now_ms)
         if retained and self._next_retention_ms > clock_ms:
             return True, None
-        # 2. Sync, without the lock, so that others can append while the disk syncs.
-        # They may also close the log.
+        # 2. Sync, without the lock, so that other threads can append during the sync.
+        # Another thread may also close the log.
         syncs = "sync" in duties
         if syncs:
             writer.commit.wait(target)
@@ -151,20 +155,22 @@ class LogMaintenance:
             writer.check_writable_locked()
             if syncs:
                 writer.progress.record_sync(clock_ms)
-            duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
+            duties = due(self._schedule_state_locked(clock_ms, now_ms), clock_ms)
             acted, point = self._run_locked(duties, clock_ms, now_ms)
             return retained or syncs or acted, point
 
     def _run_locked(
-        self, duties: Collection[Duty], clock_ms: int, now_ms: int | None
+        self, duties: Collection[MaintenanceTask], clock_ms: int, now_ms: int | None
     ) -> tuple[bool, int | None]:
-        """Run the due tasks that need the lock. The result is as for tick_gathered()."""
+        """Run the due tasks that need the lock. Return the same values as
+        tick_without_recovery_point().
+        """
         writer = self._writer
         acted = "unlink" in duties and writer.files.unlink_retired(clock_ms)
         if "roll" in duties:
             writer.roll_locked()
             acted = True
-            duties = due(self._facts_of_duties_locked(clock_ms, now_ms), clock_ms)
+            duties = due(self._schedule_state_locked(clock_ms, now_ms), clock_ms)
         if "recovery point" not in duties:
             return acted, None
         point = writer.commit.durable_end
@@ -181,13 +187,13 @@ class LogMaintenance:
         with writer.state.lock:
             writer.check_writable_locked()
             writer.set_maintenance_idle_locked()
-            facts = self._facts_of_duties_locked(writer.fs.monotonic_ms(), None)
+            facts = self._schedule_state_locked(writer.fs.monotonic_ms(), None)
             return min(due_times(facts).values())
 
-    def _facts_of_duties_locked(
+    def _schedule_state_locked(
         self, clock_ms: int, wall_ms: int | None
-    ) -> ScheduleFacts:
-        """Return the facts that decide which tasks are due."""
+    ) -> ScheduleState:
+        """Return the current ScheduleState."""
         writer = self._writer
         config = writer.state.config
         if wall_ms is None:
@@ -198,7 +204,7 @@ class LogMaintenance:
         if writer.active.size_bytes:
             age_ms = wall_ms - writer.active.begun_ms
             roll_in_ms = config.max_segment_ms - age_ms + 1
-        return ScheduleFacts(
+        return ScheduleState(
             clock_ms=clock_ms,
             next_retention_ms=self._next_retention_ms,
             next_unlink_ms=writer.files.next_ms,
@@ -275,25 +281,27 @@ class LogMaintenance:
         policy: retention.Policy = retention.kafka_rules,
         committed: Mapping[str, int] | None = None,
         segments: int | None = None,
-        most: int | None = None,
+        max_segments: int | None = None,
     ) -> int:
-        """Delete segments by a policy, at most `most` of them; see Log.retain()."""
+        """Delete segments by a policy, at most `max_segments` of them; see Log.retain()."""
         writer = self._writer
         with writer.state.lock:
             writer.check_writable_locked()
-            left = self._left_below
-            self._left_below = ()
-            writer.files.retire(left, writer.state.config.file_delete_delay_ms)
+            leftover_bases = self._leftover_bases
+            self._leftover_bases = ()
+            writer.files.retire(
+                leftover_bases, writer.state.config.file_delete_delay_ms
+            )
             facts = self._facts_locked(now_ms, committed)
             if segments is None:
-                wanted = policy(facts)
+                requested = policy(facts)
             else:
-                wanted = segments
-            # The policy is limited: segments below the log start are always deleted,
-            # and other segments only if they are below the high watermark.
-            count = max(retention.below_start(facts), min(wanted, facts.deletable))
-            if most is not None:
-                count = min(count, most)
+                requested = segments
+            # Regardless of the policy, segments below the log start are deleted, and
+            # segments above the high watermark are not.
+            count = max(retention.below_start(facts), min(requested, facts.deletable))
+            if max_segments is not None:
+                count = min(count, max_segments)
             if count <= 0:
                 return 0
             # If the active segment is deleted too, the next append needs a new one.
@@ -329,7 +337,10 @@ class LogMaintenance:
         else:
             committed = {}
         count = self.retain(
-            now_ms, policy=self._policy, committed=committed, most=RETIRED_AT_ONCE
+            now_ms,
+            policy=self._policy,
+            committed=committed,
+            max_segments=RETIRED_AT_ONCE,
         )
         if count == RETIRED_AT_ONCE:
             self._next_retention_ms = clock_ms

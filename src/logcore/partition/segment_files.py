@@ -45,8 +45,8 @@ from logcore.metadata.filenames import (
 )
 from logcore.segment import ActiveSegment, Segment
 
-#: Time after which unlink_retired() leaves the other files for its next call. Appends to
-#: the log wait for it. A file of 1 MiB took 1 to 1.5 ms on a busy disk.
+#: Maximum time of one unlink_retired(), because appends to the log block during the call.
+#: The deletion of a file of 1 MiB took 1 to 1.5 ms on a busy disk.
 UNLINK_MS: Final = 5
 #: Chunk size for copying a part of a segment.
 _COPY_BYTES: Final = 1 << 20
@@ -68,11 +68,11 @@ class SegmentFiles:
 
         The renames are not durable yet.
         """
-        wanted = list(bases)
-        if not wanted:
+        base_list = list(bases)
+        if not base_list:
             return
         listed = self._list_by_segment()
-        for base in wanted:
+        for base in base_list:
             self._record_retired(self._rename_to_deleted(base, listed), delay_ms)
 
     def _list_by_segment(self) -> dict[str, list[str]]:
@@ -81,10 +81,10 @@ class SegmentFiles:
         One listing serves many segments. A listing for each of them would take 0.3 s in
         a log of 300 segments.
         """
-        found: dict[str, list[str]] = {}
+        names_by_stem: dict[str, list[str]] = {}
         for name in self._fs.listdir(self._path):
-            found.setdefault(name.partition(".")[0], []).append(name)
-        return found
+            names_by_stem.setdefault(name.partition(".")[0], []).append(name)
+        return names_by_stem
 
     def _record_retired(self, paths: Sequence[str], delay_ms: int) -> None:
         due_ms = self._fs.monotonic_ms() + delay_ms
@@ -124,12 +124,12 @@ class SegmentFiles:
         """
         began_ms = self._fs.monotonic_ms()
         due: list[tuple[int, str]] = []
-        kept: list[tuple[int, str]] = []
+        not_due: list[tuple[int, str]] = []
         for entry in self._retired:
             if now_ms is None or entry[0] <= now_ms:
                 due.append(entry)
             else:
-                kept.append(entry)
+                not_due.append(entry)
         count = 0
         for _, path in due:
             is_late = self._fs.monotonic_ms() - began_ms >= UNLINK_MS
@@ -139,7 +139,7 @@ class SegmentFiles:
             # A file that cannot be deleted only takes space until the next opening.
             with contextlib.suppress(FileNotFoundError, LogcoreError):
                 self._fs.unlink(path)
-        self._retired = due[count:] + kept
+        self._retired = due[count:] + not_due
         return bool(due)
 
     def remove(self, segment: Segment) -> None:
@@ -156,24 +156,23 @@ class SegmentFiles:
     def remove_leftovers(self, names: Sequence[str]) -> bool:
         """Delete the files of interrupted work; return whether there were any.
 
-        `names` are the names in the directory. No other file refers to the leftovers.
-        But a new segment would use the indexes of a deleted one as its own, and Kafka
-        would trust them.
+        `names` are the names in the directory. The files must be deleted, because a new
+        segment would use the indexes of a deleted segment with the same name.
         """
-        found = False
+        has_deleted = False
         logs = {name.removesuffix(LOG) for name in names if name.endswith(LOG)}
         for name in names:
             stem, suffix = os.path.splitext(name)
             is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
-            is_left = (
+            is_leftover = (
                 suffix in (DELETED, CLEANED, ".tmp") and name != checkpoint.SEALS_HOLD
             )
-            if is_left or (is_index and stem not in logs):
+            if is_leftover or (is_index and stem not in logs):
                 # Recovery may have used the same name in the meantime.
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.unlink(os.path.join(self._path, name))
-                    found = True
-        return found
+                    has_deleted = True
+        return has_deleted
 
     def unseal(self, segments: Sequence[Segment]) -> None:
         """Delete, durably, the seals of segments that are about to change.
@@ -191,21 +190,21 @@ class SegmentFiles:
 
     # -- replacing ---------------------------------------------------------------------
 
-    def replace_front(self, cut: Segment, position: int, tail: bytes) -> None:
+    def replace_with_prefix(self, segment: Segment, position: int, tail: bytes) -> None:
         """Replace a segment by its bytes before `position`, followed by `tail`.
 
         Its indexes are deleted.
         """
         fs = self._fs
-        temporary = cut.path + ".tmp"
-        write_front(fs, temporary, cut, position, tail)
-        cut.keep()
+        temporary = segment.path + ".tmp"
+        write_prefix(fs, temporary, segment, position, tail)
+        segment.keep()
         # Delete the indexes first: those for the whole file would point after the new
         # end.
         for suffix in INDEXES:
             with contextlib.suppress(FileNotFoundError):
-                fs.unlink(cut.file(suffix))
-        fs.rename(temporary, cut.path)
+                fs.unlink(segment.file(suffix))
+        fs.rename(temporary, segment.path)
         fs.sync_dir(self._path)
 
     def exchange(
@@ -232,7 +231,7 @@ class SegmentFiles:
             if os.path.basename(new.file(suffix)) in present
         ]
         if LOG not in suffixes:
-            raise new_segment_gone(new)
+            raise missing_segment_error(new)
         paths = [
             os.path.join(self._path, file_name(new.base_offset, suffix))
             for suffix in suffixes
@@ -245,9 +244,9 @@ class SegmentFiles:
         except BaseException:
             self._delete_markers(paths, failed)
             raise
-        # 2. From here on the new segment counts: opening completes the swap after a
-        # crash. The old segments are renamed, durably, before the new one gets their
-        # name, so that no offset is ever in two segments.
+        # 2. From now on, opening completes the swap after a crash. The renames of the
+        # old segments are durable before the new one gets their name, so that no offset
+        # is ever in two segments.
         try:
             fs.sync_dir(self._path)
             listed = self._list_by_segment()
@@ -268,8 +267,8 @@ class SegmentFiles:
     ) -> None:
         """Delete files that mark a new segment as complete.
 
-        All must be deleted. After another compaction, a remaining one would return to
-        the log, with records that the log already contains.
+        All must be deleted. After another compaction, opening would add a remaining one
+        to the log, with records that the log already contains.
         """
         try:
             for path in paths:
@@ -280,22 +279,22 @@ class SegmentFiles:
             raise
 
 
-def write_front(
+def write_prefix(
     fs: FS, path: str, segment: Segment, position: int, tail: bytes
 ) -> None:
     """Write a segment's bytes before `position`, and `tail`, to a file, durably."""
     with opened(fs, path, write=True, create=True) as handle:
         fs.truncate(handle, 0)
-        at = 0
-        while at < position:
-            piece = segment.bytes_at(at, min(_COPY_BYTES, position - at))
-            part = piece.data[
-                piece.at : min(
-                    piece.limit, piece.at + _COPY_BYTES, piece.at + position - at
+        copied = 0
+        while copied < position:
+            chunk = segment.bytes_at(copied, min(_COPY_BYTES, position - copied))
+            part = chunk.data[
+                chunk.at : min(
+                    chunk.limit, chunk.at + _COPY_BYTES, chunk.at + position - copied
                 )
             ]
-            fs.pwrite(handle, part, at)
-            at += len(part)
+            fs.pwrite(handle, part, copied)
+            copied += len(part)
         if tail:
             fs.pwrite(handle, tail, position)
         fs.fsync(handle)
@@ -316,14 +315,14 @@ def list_bases(fs: FS, directory: str) -> list[int]:
     return bases_in(list_names(fs, directory))
 
 
-def new_segment_gone(new: Segment) -> CompactionAbandonedError:
+def missing_segment_error(new: Segment) -> CompactionAbandonedError:
     """Return the error for a replacement segment whose .log file is missing."""
     return CompactionAbandonedError(
         "the new segment was removed by another program", path=new.path
     )
 
 
-def segments_gone(path: str, known: int) -> CorruptLogError:
+def missing_segments_error(path: str, known: int) -> CorruptLogError:
     """Return the error for a partition that had records and has no .log files."""
     return CorruptLogError(
         "the segments of this partition are missing",

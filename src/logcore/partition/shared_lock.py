@@ -116,15 +116,15 @@ class DurableEnd:
 
         Returns None if there was none, and `log_start` if that offset is unknown.
         """
-        missed = self.truncations - truncations
-        if missed == 0:
+        new_truncations = self.truncations - truncations
+        if new_truncations == 0:
             return None
-        is_counted = missed <= len(self.latest) or (
-            len(self.latest) == _MAX_TRUNCATIONS and missed < _MAX_MISSED
+        is_counted = new_truncations <= len(self.latest) or (
+            len(self.latest) == _MAX_TRUNCATIONS and new_truncations < _MAX_MISSED
         )
-        if missed < 0 or not is_counted:
+        if new_truncations < 0 or not is_counted:
             return log_start
-        return min(self.latest[-missed:])
+        return min(self.latest[-new_truncations:])
 
 
 class _Slot(NamedTuple):
@@ -193,9 +193,11 @@ class WriteLock:
         while not self._fs.lock_byte(
             self._lock_handle, self._byte, timeout_ms=1000 * LOCK_WAIT_SECONDS
         ):
-            before = record
+            previous = record
             record = self.read_lock_record()
-            if record == before:  # if it changed, others acquired the lock: wait again
+            if (
+                record == previous
+            ):  # if it changed, others acquired the lock: wait again
                 raise self._timeout_error(record)
         return True
 
@@ -241,10 +243,10 @@ class WriteLock:
                 self._known_record = content[:_RECORD_BYTES], record
         synced: DurableEnd | None = self._known_synced[1]
         if content[_SYNCED_AT:] != self._known_synced[0]:
-            found = self._newest_slot(content[_SYNCED_AT:])
+            newest = self._newest_slot(content[_SYNCED_AT:])
             synced = None
-            if found is not None:
-                synced = found.synced
+            if newest is not None:
+                synced = newest.synced
                 self._known_synced = content[_SYNCED_AT:], synced
         return record, synced
 
@@ -262,10 +264,10 @@ class WriteLock:
             return None
         boot, structure, end, size_bytes, flags = _RECORD.unpack_from(content)
         pid, mark = _HOLDER.unpack_from(content, _HOLDER_AT)
-        is_sound = zlib.crc32(content[: _RECORD.size]) == int.from_bytes(
+        is_valid = zlib.crc32(content[: _RECORD.size]) == int.from_bytes(
             content[_RECORD.size : _HOLDER_AT], "big"
         )
-        if not is_sound or boot != self._boot or mark not in (_IDLE_MARK, _BUSY_MARK):
+        if not is_valid or boot != self._boot or mark not in (_IDLE_MARK, _BUSY_MARK):
             return None
         return LockRecord(
             structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid
@@ -305,9 +307,9 @@ class WriteLock:
         # Both slots may be partially written, if one write follows the other.
         for _ in range(_MAX_READS):
             content = self._fs.pread(self._record_handle, _SYNCED_BYTES, _SYNCED_AT)
-            found = self._newest_slot(content)
-            if found is not None:
-                return found.synced
+            newest = self._newest_slot(content)
+            if newest is not None:
+                return newest.synced
             if len(content) < _SYNCED.size:
                 return None
         return None
@@ -317,40 +319,40 @@ class WriteLock:
         content = self._fs.pread(self._record_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(
             _SYNCED_BYTES, b"\0"
         )
-        before = self._newest_slot(content)
+        newest = self._newest_slot(content)
         number = 1
-        at = 0
-        if before is not None:
-            number = before.number + 1
-            at = _SYNCED.size - before.at
+        slot_position = 0
+        if newest is not None:
+            number = newest.number + 1
+            slot_position = _SYNCED.size - newest.at
         packed = self._packed_slot(number, synced)
-        self._fs.pwrite(self._record_handle, packed, _SYNCED_AT + at)
+        self._fs.pwrite(self._record_handle, packed, _SYNCED_AT + slot_position)
         self._known_synced = (
-            content[:at] + packed + content[at + _SYNCED.size :],
+            content[:slot_position] + packed + content[slot_position + _SYNCED.size :],
             synced,
         )
 
     def _newest_slot(self, content: bytes) -> _Slot | None:
         """Return the newest valid slot in `content`, or None if neither is valid."""
         newest: _Slot | None = None
-        for at in (0, _SYNCED.size):
-            piece = content[at : at + _SYNCED.size]
-            if len(piece) < _SYNCED.size:
+        for slot_position in (0, _SYNCED.size):
+            slot = content[slot_position : slot_position + _SYNCED.size]
+            if len(slot) < _SYNCED.size:
                 continue
             mark, boot, number, durable_end, truncations, *latest, flags, crc = (
-                _SYNCED.unpack(piece)
+                _SYNCED.unpack(slot)
             )
             if (
                 mark != _SYNCED_MARK
                 or boot != self._boot
-                or crc != zlib.crc32(piece[:-4])
+                or crc != zlib.crc32(slot[:-4])
             ):
                 continue
             if newest is None or number > newest.number:
                 known = tuple(offset for offset in latest if offset >= 0)
                 newest = _Slot(
                     number,
-                    at,
+                    slot_position,
                     DurableEnd(durable_end, truncations, known, bool(flags & _FAILED)),
                 )
         return newest

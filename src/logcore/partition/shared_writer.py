@@ -101,7 +101,7 @@ class SharedLock:
         # Reentrant only to detect an interrupted release(): no thread acquires it
         # twice.
         self._mutex: Any = threading.RLock()
-        self._is_held = False
+        self._is_lock_held = False
         # The frame that holds the lock or waits for it, by thread. Each thread writes
         # its own entry only, before it acquires the mutex and after it releases it.
         self._frames: dict[int, FrameType] = {}
@@ -167,7 +167,7 @@ class SharedLock:
             self._frames.pop(thread, None)
             return False
         try:
-            self._is_held = True
+            self._is_lock_held = True
             if self._is_over():
                 return True
             if not self._write_lock.acquire(waits=blocking):
@@ -198,7 +198,7 @@ class SharedLock:
 
     def locked(self) -> bool:
         """Return whether a thread of this process holds the lock."""
-        return self._is_held
+        return self._is_lock_held
 
     @property
     def has_write_lock(self) -> bool:
@@ -211,7 +211,7 @@ class SharedLock:
                 self._has_write_lock = False
                 self._write_lock.release()
         finally:
-            self._is_held = False
+            self._is_lock_held = False
             self._mutex.release()
             self._frames.pop(threading.get_ident(), None)
 
@@ -222,9 +222,11 @@ class SharedLock:
         """
         writer = self._writer
         assert writer is not None, "entered before the log was opened"
-        is_ours = self._fs.forks == self._forks
+        is_own_process = self._fs.forks == self._forks
         return (
-            writer.state.is_closed or writer.commit.failure is not None or not is_ours
+            writer.state.is_closed
+            or writer.commit.failure is not None
+            or not is_own_process
         )
 
     # -- opening and closing -----------------------------------------------------------
@@ -243,7 +245,7 @@ class SharedLock:
         with self._mutex:
             self._write_lock.acquire()
             try:
-                self._is_held = True
+                self._is_lock_held = True
                 record = self._write_lock.read_lock_record()
                 synced = self._write_lock.read_durable_end()
                 if record is not None and record.is_deleted and not is_alone:
@@ -273,7 +275,7 @@ class SharedLock:
                 yield trusted_end
                 self.write_record()
             finally:
-                self._is_held = False
+                self._is_lock_held = False
                 self._write_lock.release()
 
     def attach(
@@ -566,8 +568,8 @@ class SharedLock:
         """
         writer = self._writer
         assert writer is not None, "the log is open"
-        cuts = writer.state.cuts
-        known = len(cuts)
+        truncations = writer.state.truncations
+        known = len(truncations)
         while writer.commit.durable_end <= last:
             # Acquiring the lock loads truncations and durable ends of other processes.
             with self:
@@ -575,7 +577,7 @@ class SharedLock:
                 # The truncation may have been loaded by another thread, before this
                 # wait.
                 is_truncated = writer.state.end <= last or any(
-                    offset <= last for offset in cuts[known:]
+                    offset <= last for offset in truncations[known:]
                 )
             if has_failed or is_truncated:
                 raise DurabilityUnknownError(

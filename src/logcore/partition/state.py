@@ -8,7 +8,7 @@ Rules:
 - Only publish() and show() assign the fields that readers use, except in an append: the
   compiled kernels, and Writer, raise `end` and `visible` for each one.
 - `visible` decreases only in a truncation. If this process writes the log, every
-  truncation is added to `cuts`.
+  truncation is added to `truncations`.
 
 This module decides nothing.
 """
@@ -82,7 +82,7 @@ class PartitionState(PartitionFields):
         self.visible = 0
         self.is_closed = False
         # The offsets of truncations since the log was opened; only appended to.
-        self.cuts: list[int] = []
+        self.truncations: list[int] = []
         #: From here on, no batch belongs to a transaction or is a control batch. Set by
         #: the writer, under its lock, before such a batch is visible.
         self.no_transactions_from = INT64_MAX

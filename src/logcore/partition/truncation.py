@@ -33,8 +33,8 @@ from logcore.recordbatch import empty_batch, front_of
 from logcore.reporting import INFO, log_line
 from logcore.segment import ActiveSegment, Segment
 
-#: Truncates the leader epochs: epochs.cut_end or epochs.truncate_end.
-CutEpochs = Callable[[list[epochs.Entry], int], list[epochs.Entry]]
+#: Truncates the leader epochs: epochs.truncate_end_keeping_epoch or epochs.truncate_end.
+TruncatedEpochs = Callable[[list[epochs.Entry], int], list[epochs.Entry]]
 
 
 @keeps_order
@@ -91,7 +91,9 @@ def _retire_locked(
 
 
 @keeps_order
-def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
+def truncate_locked(
+    writer: Writer, offset: int, truncate_epochs: TruncatedEpochs
+) -> None:
     """Remove all records at and above `offset`.
 
     Raises:
@@ -108,9 +110,10 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
         )
     if offset == state.end:
         # A follower drops epochs in which it was the leader and stored no records.
-        if cut_epochs is epochs.truncate_end:
+        if truncate_epochs is epochs.truncate_end:
             writer.set_epochs_locked(
-                cut_epochs(writer.metadata.epochs, offset) or writer.metadata.epochs[:1]
+                truncate_epochs(writer.metadata.epochs, offset)
+                or writer.metadata.epochs[:1]
             )
         return
     # Sync everything first. The durable end may then be set to the truncation offset,
@@ -118,15 +121,16 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
     writer.sync_locked()
     with writer.commit.held():
         slot = max(0, slot_of(state.segments, offset))
-        position, tail = plan_cut(
+        position, tail = plan_truncation(
             state.segments[slot], offset, state.config, writer.metadata.epochs
         )
         try:
             # A search for transactions sees the log before or after the truncation.
             with state.scanning:
-                _cut_locked(writer, offset, slot, position, tail)
+                _truncate_locked(writer, offset, slot, position, tail)
             writer.set_epochs_locked(
-                cut_epochs(writer.metadata.epochs, offset) or writer.metadata.epochs[:1]
+                truncate_epochs(writer.metadata.epochs, offset)
+                or writer.metadata.epochs[:1]
             )
         except BaseException as error:
             # Half done: the files are valid, but the state in memory does not match
@@ -135,7 +139,7 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
             raise
 
 
-def plan_cut(
+def plan_truncation(
     segment: Segment, offset: int, config: LogConfig, entries: list[epochs.Entry]
 ) -> tuple[int, bytes]:
     """Return (position, tail): how to truncate `segment` at `offset`.
@@ -183,7 +187,7 @@ def plan_cut(
 
 
 @locked
-def _cut_locked(
+def _truncate_locked(
     writer: Writer, offset: int, slot: int, position: int, tail: bytes
 ) -> None:
     """Truncate the segment in a slot as planned, and remove the later segments."""
@@ -211,7 +215,7 @@ def _cut_locked(
     # 2. Write the empty batch that fills a gap. If it were written after the removals,
     # a crash in between would leave a log that ends below its recovery point.
     if fills_gap:
-        writer.files.replace_front(cut, position, tail)
+        writer.files.replace_with_prefix(cut, position, tail)
     # 3. Remove the later segments, the last one first. A crash then leaves a shorter
     # log without a hole.
     while len(state.segments) > slot + 1:
@@ -222,7 +226,7 @@ def _cut_locked(
     # new records get the same offsets.
     writer.producers.remove_above(offset)
     if not fills_gap:
-        writer.files.replace_front(cut, position, tail)
+        writer.files.replace_with_prefix(cut, position, tail)
     # 4. The files are final. Rebuild the state in memory from them, as at opening.
     active = ActiveSegment(
         writer.fs, writer.path, cut.base_offset, state.config, create=False

@@ -254,7 +254,7 @@ class Writer(Appender):
         # between the two would make the next opening use a high watermark that is not
         # on disk.
         self._open_watermark_file()
-        self._save_locked(opened.own_metadata)
+        self._save_locked(opened.initial_metadata)
         self.finish_opening_locked(opened)
 
     @locked
@@ -287,7 +287,7 @@ class Writer(Appender):
             state.transactions = None
             state.gaps = self._gaps(opened)
             if cut_offset is not None:
-                state.cuts.append(cut_offset)
+                state.truncations.append(cut_offset)
                 state.publish(visible=min(state.visible, cut_offset))
             state.publish(visible=min(state.visible, opened.end))
             # counters() derives the number of own appends from the log end. Exclude the
@@ -613,8 +613,11 @@ class Writer(Appender):
             return
         # Below dense_from only seals reveal a loss, so stale seals are removed before
         # the new value is on disk.
-        has_seals = self.state.gaps.persisted.has_seals or checksum_file.drop_stale(
-            self.fs, self.path, self.state.segments[:-1]
+        has_seals = (
+            self.state.gaps.persisted.has_seals
+            or checksum_file.drop_stale_checksums(
+                self.fs, self.path, self.state.segments[:-1]
+            )
         )
         self._save_locked(attrs.evolve(self.metadata.sidecar, dense_from=dense_from))
         self.state.gaps.persisted = gaps.PersistedGaps(
@@ -1267,7 +1270,7 @@ class Writer(Appender):
             visible = offset
         self.state.publish(end=offset, visible=visible)
         self.transactions.forget()
-        self.state.cuts.append(offset)
+        self.state.truncations.append(offset)
         self.commit.set_back(offset)
         self.state.transactions = None
         self.producers.forget()

@@ -191,5 +191,5 @@ class TransactionView:
         if self.known is None:
             self.known = aborted_transactions.walked(segments)
         else:
-            aborted_transactions.walk_on(self.known, segments)
+            aborted_transactions.add_batches(self.known, segments)
         return self.known
