@@ -195,27 +195,36 @@ def test_tick_visits_a_rested_log_on_time(
 def test_deadline_queue_returns_each_task_when_due(
     steps: list[Any], limit: int
 ) -> None:
-    """At most `limit` at a time, and once each if the limit is not reached."""
-    agenda: VisitQueue[int] = VisitQueue()
+    """At most `limit` at a time, and once each."""
+    queue: VisitQueue[int] = VisitQueue()
     times: dict[int, int] = {}
     now = 0
     for step in steps:
         if isinstance(step, tuple):
-            agenda.schedule(step[0], step[1])
+            queue.schedule(step[0], step[1])
             times[step[0]] = -1 if times.get(step[0]) == -1 else step[1]
         elif step < 5:
-            agenda.make_due(step)
+            queue.make_due(step)
             times[step] = -1
         else:
             now += step - 4
-            due = agenda.due(now, limit)
-            is_first = len(due) < limit
-            while more := agenda.due(now, limit):
+            due = queue.due(now, limit)
+            while more := queue.due(now, limit):
                 assert len(more) <= limit
                 due += more
             expected = sorted(thing for thing, time in times.items() if time <= now)
-            assert sorted(due if is_first else set(due)) == expected
+            assert sorted(due) == expected
             times = {thing: time for thing, time in times.items() if time > now}
+
+
+def test_item_made_due_twice_is_returned_once() -> None:
+    """The second call remained in the queue if the first reached the limit."""
+    queue: VisitQueue[str] = VisitQueue()
+    for item in ("a", "b", "a"):
+        queue.make_due(item)
+    assert queue.due(0, 1) == ["a"]
+    assert queue.due(0, 1) == ["b"]
+    assert queue.due(0, 1) == []
 
 
 def test_tick_makes_unsynced_append_visible(data: str) -> None:

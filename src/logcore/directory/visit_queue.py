@@ -42,11 +42,15 @@ class VisitQueue(Generic[ItemT]):
         They are sorted by due time; items of make_due() come last.
         """
         items = dict.fromkeys(itertools.islice(self._deadlines.due(now_ms), limit))
-        # make_due() may have been called several times for an item, which is due once.
+        # Goes through the whole queue once, because make_due() may have been called
+        # several times for an item, which is due once.
         for _ in range(len(self._due_now)):
-            if len(items) >= limit:
-                break
             item = self._due_now.popleft()
-            self._deadlines.cancel(item)
-            items[item] = None
+            if item in items:
+                continue
+            if len(items) < limit:
+                self._deadlines.cancel(item)
+                items[item] = None
+            else:
+                self._due_now.append(item)
         return list(items)
