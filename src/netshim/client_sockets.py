@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from netshim.broker import reports_changes
-from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.connection import Connection, ConnectionMemory, Workload
 from netshim.handlers.authentication import SaslAuthentication
 from netshim.listeners import Listener
 from netshim.request_log import LINES
@@ -57,7 +57,7 @@ class ClientSocketHost(Protocol):
     """The server of a connection. Server documents the methods."""
 
     broker: Broker
-    budget: MemoryBudget
+    budget: ConnectionMemory
     workload: Workload
     settings: Settings
     security: Security
@@ -372,6 +372,16 @@ class ClientSocket(asyncio.BufferedProtocol):
             transport.close()
         else:
             self.pause_or_resume()
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        return self.is_open and not self.connection.is_idle
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the client has not read all responses."""
+        return self.is_open and bool(self.unread_bytes)
 
     @property
     def unread_bytes(self) -> int:

@@ -86,7 +86,7 @@ def _frame_size_error(start: bytes, size: int, limit: int) -> str:
     return f"a frame of {size} bytes; expected 1 to {limit}"
 
 
-class MemoryBudget:
+class ConnectionMemory:
     """Bytes that all connections together may hold beyond their small buffers.
 
     Requests in progress hold memory too, see reserve_for_request(). Closing a
@@ -231,7 +231,7 @@ class Workload:
     busy connection does not keep others waiting.
     """
 
-    def __init__(self, limit: int, budget: MemoryBudget) -> None:
+    def __init__(self, limit: int, budget: ConnectionMemory) -> None:
         self.limit = limit
         #: Counts the memory of the requests.
         self._budget = budget
@@ -293,7 +293,7 @@ class Connection:
         self,
         handle: Handle,
         settings: Settings,
-        budget: MemoryBudget,
+        budget: ConnectionMemory,
         workload: Workload,
         now_ms: int,
         ready: Callable[[], None],

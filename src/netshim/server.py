@@ -44,7 +44,7 @@ from logcore.registry import registry_path
 from logcore.registry.views import register_broker
 from netshim.broker import Broker
 from netshim.client_sockets import ClientSocket, ListeningSockets, TlsListening
-from netshim.connection import MemoryBudget, Workload
+from netshim.connection import ConnectionMemory, Workload
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
 from netshim.request_counts import RequestCounts
 from netshim.request_log import LINES
@@ -169,7 +169,7 @@ class Server:
 
     broker: Broker
     loop: asyncio.AbstractEventLoop
-    budget: MemoryBudget
+    budget: ConnectionMemory
     workload: Workload
     security: Security
     tls_context: ssl.SSLContext
@@ -268,7 +268,7 @@ class Server:
             self._clock = clock
         #: The wall clock at the moment when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
-        self._client_sockets: set[ClientSocket] = set()
+        self._clients: set[ClientSocket] = set()
         #: Number of requests that the broker had handled at the last tick.
         self._last_request_count = 0
         #: Connections that are checked in the next ticks.
@@ -337,7 +337,7 @@ class Server:
         """
         # Step 1: open the directory, and recover logs after a crash.
         self.loop = asyncio.get_running_loop()
-        self.budget = MemoryBudget(self.settings.max_buffered_bytes)
+        self.budget = ConnectionMemory(self.settings.max_buffered_bytes)
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
         if self.tls_settings is not None:
             self.tls_context = self.tls_settings.context()
@@ -518,7 +518,7 @@ class Server:
             [(listener.host, listener.port) for listener in node.listeners]
         )
         topology = self.broker.state.topology
-        for client in list(self._client_sockets):
+        for client in list(self._clients):
             session = client.session
             if session is None or topology.node_of(session) == node.node_id:
                 client.abort()
@@ -588,7 +588,7 @@ class Server:
                 found=self.recorder.path,
             )
         self.recorder = recorder
-        for client in self._client_sockets:
+        for client in self._clients:
             if client.is_open:
                 client.record(recorder)
 
@@ -762,7 +762,7 @@ class Server:
         self._timer = None
         await self._close_listeners()
         self.broker.stop(self.now_ms())
-        for client in list(self._client_sockets):
+        for client in list(self._clients):
             client.drain()
         # Step 2: wait until the responses are sent.
         began_s = self.loop.time()
@@ -779,19 +779,16 @@ class Server:
                 unanswered,
             )
         # Step 3: close the connections, the threads and the directory.
-        for client in list(self._client_sockets):
+        for client in list(self._clients):
             client.close()
         await asyncio.sleep(0)
         linger_until_s = self.loop.time() + _LINGER_S
-        while self._client_sockets and self.loop.time() < self._deadline:
-            has_unread = any(
-                client.is_open and client.unread_bytes
-                for client in self._client_sockets
-            )
+        while self._clients and self.loop.time() < self._deadline:
+            has_unread = any(client.has_unread for client in self._clients)
             if not has_unread and self.loop.time() >= linger_until_s:
                 break
             await asyncio.sleep(0.005)
-        for client in list(self._client_sockets):
+        for client in list(self._clients):
             client.abort()
         if self._ticking is not None:
             with contextlib.suppress(Exception):
@@ -823,10 +820,7 @@ class Server:
 
     def _unanswered(self) -> int:
         """Return the number of connections with requests that are not answered yet."""
-        return sum(
-            client.is_open and not client.connection.is_idle
-            for client in self._client_sockets
-        )
+        return sum(client.has_unanswered for client in self._clients)
 
     def _end_at_once(self) -> None:
         """Close the server because its threads accept no work.
@@ -844,7 +838,7 @@ class Server:
         for sockets in self._listening.values():
             sockets.close()
         self._listening.clear()
-        for client in list(self._client_sockets):
+        for client in list(self._clients):
             client.abort()
         self._logins.shutdown()
         self._workers.shutdown()
@@ -919,14 +913,14 @@ class Server:
         self.is_replacing = True
         try:
             # Step 1: take no requests, and answer those that wait.
-            for client in self._client_sockets:
+            for client in self._clients:
                 client.pause()
             self.broker.stop(self.now_ms())
             deadline_s = self.loop.time() + _DRAIN_S
             while self._unanswered() and self.loop.time() < deadline_s:
                 await asyncio.sleep(0.0005)
-            for client in list(self._client_sockets):
-                if client.is_open and not client.connection.is_idle:
+            for client in list(self._clients):
+                if client.has_unanswered:
                     client.abort()
             if self._ticking is not None:
                 await asyncio.wait([self._ticking])
@@ -945,7 +939,7 @@ class Server:
             raise
         finally:
             self.is_replacing = False
-        for client in list(self._client_sockets):
+        for client in list(self._clients):
             client.resume()
         return result
 
@@ -991,7 +985,7 @@ class Server:
                 due_ms = self.broker.next_ms - self.now_ms()
                 step_ms = min(remaining_ms, max(due_ms, min_step_ms))
             skip(step_ms)
-            for client in self._client_sockets:
+            for client in self._clients:
                 client.skip(step_ms)
             remaining_ms -= step_ms
             await self.tick()
@@ -1072,8 +1066,8 @@ class Server:
     def _next_checked(self) -> list[ClientSocket]:
         """Return the connections whose time limits are checked now."""
         if not self._to_check:
-            self._to_check = list(self._client_sockets)
-        count = max(_CHECKED_AT_ONCE, len(self._client_sockets) // _CHECK_ALL_TICKS)
+            self._to_check = list(self._clients)
+        count = max(_CHECKED_AT_ONCE, len(self._clients) // _CHECK_ALL_TICKS)
         checked = self._to_check[-count:]
         del self._to_check[-count:]
         return checked
@@ -1175,18 +1169,14 @@ class Server:
 
     def connections(self) -> Counter[str]:
         """Return the number of connections by the name of their listener."""
-        return Counter(client.listener.name for client in self._client_sockets)
+        return Counter(client.listener.name for client in self._clients)
 
     def clients(self) -> Counter[tuple[str, str, str]]:
         """Return the number of connections by client library, address and user."""
-        sessions = [
-            client.session
-            for client in self._client_sockets
-            if client.session is not None
-        ]
         return Counter(
             (session.client_software, session.client_address, session.principal)
-            for session in sessions
+            for client in self._clients
+            if (session := client.session) is not None
         )
 
     def _forget_topic(self, name: str) -> None:
@@ -1253,7 +1243,7 @@ class Server:
         """
         return max(
             _MIN_LOGS,
-            (self._max_files - _RESERVED_FILES - len(self._client_sockets))
+            (self._max_files - _RESERVED_FILES - len(self._clients))
             // self._files_per_log,
         )
 
@@ -1267,7 +1257,7 @@ class Server:
         """
         reason = self._refusal(client)
         if reason is None:
-            self._client_sockets.add(client)
+            self._clients.add(client)
             self._addresses[client.address] += 1
             self.broker.state.logs.close_unused_logs()
             delay_ms = self.security.quotas.connect(client.address, self.now_ms())
@@ -1288,15 +1278,12 @@ class Server:
         if self._timer is None:
             return "stopping"
         if (
-            len(self._client_sockets)
+            len(self._clients)
             >= self._max_files - _RESERVED_FILES - _MIN_LOGS * self._files_per_log
         ):
-            return (
-                f"there are {len(self._client_sockets)} connections, "
-                f"and the limit of open files is {self._max_files}"
-            )
-        if len(self._client_sockets) >= self.settings.max_connections:
-            return f"there are {len(self._client_sockets)} connections"
+            return f"there are {len(self._clients)} connections, and the limit of open files is {self._max_files}"
+        if len(self._clients) >= self.settings.max_connections:
+            return f"there are {len(self._clients)} connections"
         if self._addresses[client.address] >= self.settings.max_connections_per_address:
             return f"there are {self._addresses[client.address]} connections from there"
         if client.is_unauthenticated and not self._may_begin_login(client.address):
@@ -1310,9 +1297,7 @@ class Server:
         oldest place of the address that holds the most. Otherwise, one address could
         keep all others from logging in.
         """
-        waiting = [
-            client for client in self._client_sockets if client.is_unauthenticated
-        ]
+        waiting = [client for client in self._clients if client.is_unauthenticated]
         if len(waiting) < _MAX_UNAUTHENTICATED:
             return True
         connections_by_address = Counter(client.address for client in waiting)
@@ -1337,9 +1322,9 @@ class Server:
 
     def dismiss(self, client: ClientSocket) -> None:
         """Remove a connection that admit() has registered."""
-        if client not in self._client_sockets:
+        if client not in self._clients:
             return
-        self._client_sockets.discard(client)
+        self._clients.discard(client)
         self._addresses[client.address] -= 1
         if not self._addresses[client.address]:
             del self._addresses[client.address]

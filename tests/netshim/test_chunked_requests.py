@@ -18,7 +18,7 @@ from logcore.errors import LogClosedError
 from logcore.format.group_records import Subscription, subscription_value
 from logcore.recordbatch import encode
 from netshim import scheduling, wire
-from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.connection import Connection, ConnectionMemory, Workload
 from netshim.scheduling import (
     ChunkCounter,
     CloseConnection,
@@ -305,8 +305,8 @@ def pipelined(
     connection = Connection(
         lambda frame, now_ms: broker_harness.broker.handle(SESSION, frame, now_ms),
         state.settings,
-        MemoryBudget(1 << 30),
-        Workload(500, MemoryBudget(1 << 30)),
+        ConnectionMemory(1 << 30),
+        Workload(500, ConnectionMemory(1 << 30)),
         0,
         lambda: None,
     )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.connection import Connection, ConnectionMemory, Workload
 from netshim.scheduling import CloseConnection, PendingResponse
 from netshim.settings import Settings
 
@@ -31,7 +31,7 @@ class Host:
         self,
         *,
         later: bool = False,
-        budget: int | MemoryBudget = 1 << 30,
+        budget: int | ConnectionMemory = 1 << 30,
         workload: int | Workload = 500,
         **settings: Any,
     ) -> None:
@@ -39,7 +39,7 @@ class Host:
         self.answers: list[PendingResponse] = []
         self.later = later
         self.readied = 0
-        self.budget = MemoryBudget(budget) if isinstance(budget, int) else budget
+        self.budget = ConnectionMemory(budget) if isinstance(budget, int) else budget
         self.workload = (
             Workload(workload, self.budget) if isinstance(workload, int) else workload
         )
@@ -220,7 +220,7 @@ def test_requests_beyond_the_pipeline_limit_wait_in_the_buffer() -> None:
 
 
 def crowd(count: int, limit: int, **settings: Any) -> list[Host]:
-    workload = Workload(limit, MemoryBudget(1 << 30))
+    workload = Workload(limit, ConnectionMemory(1 << 30))
     return [Host(later=True, workload=workload, **settings) for _ in range(count)]
 
 
@@ -345,7 +345,7 @@ class Crowd:
     """
 
     def __init__(self, budget_bytes: int, **settings: Any) -> None:
-        self.budget = MemoryBudget(budget_bytes)
+        self.budget = ConnectionMemory(budget_bytes)
         self.settings = {"request_timeout_ms": 30_000, **settings}
         self.hosts: list[Host] = []
         self.coming: dict[Host, bytes] = {}
@@ -480,7 +480,7 @@ def test_closed_connection_is_released() -> None:
     """
 
     class Peer:
-        def __init__(self, budget: MemoryBudget) -> None:
+        def __init__(self, budget: ConnectionMemory) -> None:
             self.connection = Connection(
                 self.handle, Settings(), budget, Workload(1, budget), 0, self.ready
             )
@@ -493,7 +493,7 @@ def test_closed_connection_is_released() -> None:
 
     gc.disable()
     try:
-        budget = MemoryBudget(1 << 20)
+        budget = ConnectionMemory(1 << 20)
         peer = Peer(budget)
         connection = peer.connection
         peer.answer = PendingResponse()

@@ -15,7 +15,7 @@ import pytest
 import netshim
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.connection import Connection, ConnectionMemory, Workload
 from netshim.scheduling import PendingResponse
 from netshim.settings import Settings
 from netshim.wire import codes
@@ -105,7 +105,7 @@ def test_members_of_all_groups_share_one_limit(
     """
     fill(small, ask)
     state = small.broker.state
-    assert LIMIT * 0.8 < sum(held() for held in state.remembered.holders) <= LIMIT
+    assert LIMIT * 0.8 < sum(held() for held in state.remembered.size_functions) <= LIMIT
 
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, heartbeat])
@@ -195,7 +195,7 @@ class Crowd:
         self, broker_harness: BrokerHarness, count: int, limit_bytes: int
     ) -> None:
         self.broker_harness = broker_harness
-        self.budget = MemoryBudget(limit_bytes)
+        self.budget = ConnectionMemory(limit_bytes)
         workload = Workload(500, self.budget)
         self.answers: list[Any] = []
         self.connections = [

@@ -18,7 +18,7 @@ import pytest
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.broker import reports_changes
-from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.connection import Connection, ConnectionMemory, Workload
 from support.broker_harness import SESSION, BrokerHarness
 from support.kernels import runs_compiled
 
@@ -40,7 +40,7 @@ class Client:
         self.fetch(0)
 
     def _connect(self) -> Connection:
-        budget = MemoryBudget(1 << 28)
+        budget = ConnectionMemory(1 << 28)
         broker = self.broker_harness.broker
         return Connection(
             partial(broker.handle, SESSION),

@@ -42,7 +42,7 @@ from logcore import recordbatch
 from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.broker import Broker
-from netshim.connection import Connection, MemoryBudget, Workload
+from netshim.connection import Connection, ConnectionMemory, Workload
 from netshim.handlers.authentication import SaslAuthentication
 from netshim.scheduling import CloseConnection
 from netshim.security import scram
@@ -621,7 +621,7 @@ class HostileSimulation:
             # stored, and does not slow down the honest client.
             quotas = self.broker.state.security.quotas
             quotas.set_bounds = lambda _: None  # type: ignore[method-assign]
-        self.budget = MemoryBudget(64 << 20)
+        self.budget = ConnectionMemory(64 << 20)
         self.workload = Workload(8, self.budget)
         self.broker.tick(self.now_ms)
         self.run()

@@ -195,9 +195,7 @@ def test_refused_broker_reports_the_refusal_once(
         connection = connections.connect(2)
         assert caplog.text.count("logged in to broker 2 again") == 1
         principals = [
-            client.session.principal
-            for client in server._client_sockets
-            if client.session
+            client.session.principal for client in server._clients if client.session
         ]
         assert BROKER_PRINCIPAL in principals
         connection.close()
