@@ -420,7 +420,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "suspect_clock_is_trusted_at_once", "logcore/metadata/trusted_clock.py",
-        "    if held_ms >= HOLD_MS:\n",
+        "    if held_ms >= DISTRUST_MS:\n",
         "    if held_ms > 0:\n",
         "log/test_trusted_clock.py",
     ),
@@ -1554,14 +1554,15 @@ MISTAKES: Final = (
     ),
     Mistake(
         "seek_overtaken_by_a_cancelled_step", "logcore/aio/consumer.py",
-        "        if self._steps and not self._loop_thread.is_answering:\n            self._later.append(function)\n",
-        "        if False:\n            self._later.append(function)\n",
+        "        if self._steps and not self._loop_thread.is_answering:\n"
+        "            self._deferred_calls.append(function)\n",
+        "        if False:\n            self._deferred_calls.append(function)\n",
         "aio/test_aio_consumer.py",
     ),
     Mistake(
         "listener_blocks_its_own_commit", "logcore/aio/loop_thread.py",
-        "        if asked is not None:\n            asked.jobs.put(job)\n",
-        "        if False:\n            asked.jobs.put(job)\n",
+        "        if request is not None:\n            request.jobs.put(job)\n",
+        "        if False:\n            request.jobs.put(job)\n",
         "aio/test_aio_consumer.py::test_listeners_may_be_coroutines_that_seek_and_commit",
     ),
     Mistake(
@@ -1817,7 +1818,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_expires_a_session_by_its_file_alone", "logcore/registry/sessions.py",
-        "            return self._fs.is_byte_locked(handle, LIFE)\n", "            return True\n",
+        "            return self._fs.is_byte_locked(handle, LIVENESS_BYTE)\n", "            return True\n",
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
@@ -1897,7 +1898,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_trusts_the_first_read_after_a_crash", "logcore/registry/watching.py",
-        "self._echoes = [now + echo for echo in _ECHOES_MS]", "self._echoes = []",
+        "self._repeat_times = [now + echo for echo in _REPEAT_DELAYS_MS]", "self._repeat_times = []",
         "registry/test_registry_sessions.py -k reported_again",
     ),
     Mistake(
@@ -2591,8 +2592,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "expired_session_polls", "logcore/registry/files.py",
-        "                raise self._expired(lease)\n            facts = lease.facts\n",
-        "                pass\n            facts = lease.facts\n",
+        "                raise self._expired(lease)\n            facts = lease.record\n",
+        "                pass\n            facts = lease.record\n",
         "registry/test_registry_sessions.py",
     ),
     Mistake(

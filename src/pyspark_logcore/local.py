@@ -41,7 +41,7 @@ from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import make_directories
 from logcore.metadata.filenames import check_topic_name, partition_name
 from logcore.staging.manifest import app_name
-from logcore.staging.shipping import Sealed, survey
+from logcore.staging.shipping import SealedSegment, survey
 from pyspark_logcore.options import WriteOptions, parse_write
 from pyspark_logcore.reader import freeze_gc
 from pyspark_logcore.rows import RowRouter, TopicPlan, check_columns, records_of
@@ -102,7 +102,7 @@ class TaskReport:
     run: str
     is_compacted: bool
     #: From the number of a partition to its segments with records.
-    partitions: Mapping[int, Sequence[Sealed]]
+    partitions: Mapping[int, Sequence[SealedSegment]]
 
     def pack(self) -> bytes:
         facts = attrs.asdict(self, recurse=False)
@@ -145,7 +145,7 @@ class TaskReport:
         return found
 
 
-def checksum_of(sealed: Sequence[Sealed]) -> int:
+def checksum_of(sealed: Sequence[SealedSegment]) -> int:
     """Return the checksum of a partition, from the checksums of its segments."""
     return crc32c(b"".join(segment.crc.to_bytes(4, "big") for segment in sealed))
 
@@ -165,7 +165,7 @@ def read_report(fs: FS, path: str) -> TaskReport | None:
         if facts is None or facts.pop("format") != _FORMAT:
             raise ValueError
         facts["partitions"] = {
-            int(number): [Sealed(*entry) for entry in sealed]
+            int(number): [SealedSegment(*entry) for entry in sealed]
             for number, sealed in facts["partitions"].items()
         }
         return TaskReport(**facts)
@@ -361,7 +361,7 @@ class LocalWriter:
         yield _as_batch(writer.write(batches, task, attempt))
 
     def report(
-        self, task: int, partitions: Mapping[int, Sequence[Sealed]]
+        self, task: int, partitions: Mapping[int, Sequence[SealedSegment]]
     ) -> TaskReport:
         return TaskReport(
             host=os.uname().nodename,
@@ -418,7 +418,7 @@ class LocalWriter:
 
     def _fill(
         self, batches: Iterator[pyarrow.RecordBatch], task: int, part: str, fs: FS
-    ) -> dict[int, list[Sealed]]:
+    ) -> dict[int, list[SealedSegment]]:
         """Write a log directory and return the segments of its partitions.
 
         The directory is closed and durable when this method returns.

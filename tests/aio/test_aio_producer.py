@@ -137,7 +137,7 @@ def test_first_half_of_a_batch_is_completed_before_the_second_is_written(
     """The thread that writes waits until the loop has settled the first half: its other
     half has no outcome then.
     """
-    hand_over = aio.Producer._hand_over
+    hand_over = aio.Producer._post_completed
 
     def wait_for_the_loop(producer: aio.Producer, first: Any) -> None:
         hand_over(producer, first)
@@ -164,7 +164,7 @@ def test_first_half_of_a_batch_is_completed_before_the_second_is_written(
         assert isinstance(outcomes[2], RecordTooLargeError)
         await flushing
 
-    monkeypatch.setattr(aio.Producer, "_hand_over", wait_for_the_loop)
+    monkeypatch.setattr(aio.Producer, "_post_completed", wait_for_the_loop)
     with_producer(tmp_path, main, linger_ms=60_000, delivery_timeout_ms=60_000)
 
 

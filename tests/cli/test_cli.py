@@ -13,7 +13,7 @@ import logcore
 from support.vectors import VECTORS
 
 click_testing = pytest.importorskip("click.testing")
-from logcore.cli.arguments import place_in  # noqa: E402
+from logcore.cli.arguments import parse_offset  # noqa: E402
 from logcore.cli.commands import main  # noqa: E402
 from logcore.cli.read import last_records  # noqa: E402
 from logcore.cli.terminal import print_table  # noqa: E402
@@ -304,7 +304,7 @@ def test_read_from_and_to_places_of_every_kind(path, arguments, offsets):
 )
 def test_ages_count_back_from_now(path, age, offset):
     with logcore.open(path, read_only=True) as log:
-        assert place_in(log, age, T0 + 10_000) == offset
+        assert parse_offset(log, age, T0 + 10_000) == offset
 
 
 def test_read_isolation(tmp_path):

@@ -180,7 +180,7 @@ def test_processed_records_are_committed_before_a_partition_is_revoked(
                     "nothing is printed again"
                 )
             assert len(second.assignment()) == len(first.assignment()) == 1
-            assert not printed.is_owed
+            assert not printed.needs_retry
 
 
 @pytest.mark.long
@@ -369,11 +369,11 @@ def test_members_of_processes_that_share_the_directory(
     ):
         consumer.subscribe(["t"])
         consumer.poll(0)
-        assert consumer._place.member is not None
+        assert consumer._membership.member is not None
         (row,) = rows("group", "members", data, "g")
         assert row == {
             "group": "g",
-            "member": consumer._place.member.member_id,
+            "member": consumer._membership.member.member_id,
             "instance": None,
             "client": "one",
             "host": row["host"],

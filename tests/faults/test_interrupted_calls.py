@@ -37,7 +37,7 @@ CASES = (
     calls.Committing,
     calls.Leaving,
     calls.Rebalancing,
-    calls.SharedTopics,
+    calls.Sharing,
     calls.SharingOn,
     calls.Producing,
     calls.Transacting,

@@ -198,8 +198,8 @@ def b20_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
         finally:
             commit._sync = sync
 
-    real = GroupCommit._lead
-    patch.setattr(GroupCommit, "_lead", lead)
+    real = GroupCommit._lead_sync
+    patch.setattr(GroupCommit, "_lead_sync", lead)
 
 
 def b21_partial_batch_left(patch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def b36_target_read_after_sync(patch: pytest.MonkeyPatch) -> None:
         written_bytes, target = commit._written()
         commit._record_sync(target, written_bytes)
 
-    patch.setattr(GroupCommit, "_lead", lead)
+    patch.setattr(GroupCommit, "_lead_sync", lead)
 
 
 def b39_read_error_cuts(patch: pytest.MonkeyPatch) -> None:
@@ -744,7 +744,7 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
                     commit._block()
                     return
                 commit._leader = me
-            commit._lead()
+            commit._lead_sync()
         finally:
             commit._release(me)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import logcore
 from logcore import lake
 from logcore.errors import InvalidConfigError, LakeTableError, RecordRefusedError
-from logcore.lake.types import Misfit
+from logcore.lake.types import TypeMismatch
 from logcore.lake.values import JSON, ValueColumns, column_of, fields_of
 
 pa = pytest.importorskip("pyarrow")
@@ -500,5 +500,5 @@ def test_table_of_another_value_format_is_refused(
 
 
 def test_misfit_names_the_types() -> None:
-    error = Misfit("no", "a.b", "int64", "string")
+    error = TypeMismatch("no", "a.b", "int64", "string")
     assert (error.path, error.expected, error.found) == ("a.b", "int64", "string")

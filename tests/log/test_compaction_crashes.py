@@ -61,7 +61,7 @@ def found_after(
         for name in disk.files()
         if name.endswith((".cleaned", ".swap", ".deleted")) and name.count("/") > 1
     ]
-    assert not [name for name in left if not name.endswith(checkpoint.SEALS_HOLD)]
+    assert not [name for name in left if not name.endswith(checkpoint.CHECKSUMS_VALID)]
     bad = [verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"]
     assert not bad
     with logcore.open("t-0", config=COMPACT, durability="group", fs=disk) as log:

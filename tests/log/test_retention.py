@@ -23,7 +23,7 @@ from logcore.config import LogConfig
 from logcore.directory.maintenance import MaintenanceConfig
 from logcore.log import Log
 from logcore.metadata import checkpoint
-from logcore.metadata.checkpoint import SEALS_HOLD
+from logcore.metadata.checkpoint import CHECKSUMS_VALID
 from logcore.partition import epochs
 from logcore.partition.schedule import RETIRED_AT_ONCE
 from logcore.partition.segment_files import UNLINK_MS
@@ -245,7 +245,7 @@ def test_deleted_files_are_kept_for_a_delay_for_other_readers(how: str) -> None:
         away = {
             path
             for path in disk.files()
-            if path.endswith(".deleted") and SEALS_HOLD not in path
+            if path.endswith(".deleted") and CHECKSUMS_VALID not in path
         }
         assert {path.rpartition(".log.")[2] for path in away} >= {"deleted"}
         for wait_ms in (0, 999):

@@ -8,7 +8,13 @@ import pytest
 
 import logcore
 from logcore.metadata import checkpoint
-from logcore.metadata.trusted_clock import HOLD_MS, JUMP_MS, ClockReading, Trust, judge
+from logcore.metadata.trusted_clock import (
+    DISTRUST_MS,
+    JUMP_MS,
+    ClockReading,
+    Trust,
+    judge,
+)
 from logcore.testing import SimulatedDisk
 
 HOUR_MS = 3_600_000
@@ -45,12 +51,14 @@ def test_clock_that_agrees_is_trusted(passed_ms: int, gap_ms: int) -> None:
 )
 def test_clock_that_was_set_is_not_trusted_for_a_day(jump_ms: int) -> None:
     trust = Trust(START)
-    for passed_ms in range(MINUTE_MS, HOLD_MS + MINUTE_MS, 5 * MINUTE_MS):
+    for passed_ms in range(MINUTE_MS, DISTRUST_MS + MINUTE_MS, 5 * MINUTE_MS):
         now = later(START, passed_ms, wall_ms=passed_ms + jump_ms)
         trust, trusted_ms = judge(trust, now)
         assert trusted_ms == min(now.wall_ms, START.wall_ms + passed_ms)
         assert trust.trusted == START and trust.suspect is not None
-    now = later(START, HOLD_MS + MINUTE_MS, wall_ms=HOLD_MS + MINUTE_MS + jump_ms)
+    now = later(
+        START, DISTRUST_MS + MINUTE_MS, wall_ms=DISTRUST_MS + MINUTE_MS + jump_ms
+    )
     assert judge(trust, now) == (Trust(now), now.wall_ms)
 
 

@@ -275,7 +275,7 @@ def test_disk_error_is_answered_with_a_retriable_error(
         raise logcore.DiskFullError("no space left", path="x")
 
     with monkeypatch.context() as patch:
-        patch.setattr("netshim.stored_offsets.append_whole", full)
+        patch.setattr("netshim.stored_offsets.append_atomically", full)
         assert (
             code_of(group_harness.commit({("orders", 0): 2}, group="h"))
             == codes.COORDINATOR_NOT_AVAILABLE
@@ -313,7 +313,7 @@ def test_static_member_is_restored_when_its_return_cannot_be_stored(
         raise logcore.DiskFullError("no space left", path="x")
 
     with monkeypatch.context() as patch:
-        patch.setattr("netshim.stored_offsets.append_whole", full)
+        patch.setattr("netshim.stored_offsets.append_atomically", full)
         assert (
             code_of(group_harness.join(instance="b", version=5))
             == codes.COORDINATOR_NOT_AVAILABLE

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import logcore
 from logcore import cleaner
-from logcore.inspect.batch_search import BadStretch, BatchFile, Search
+from logcore.inspect.batch_search import BatchFile, DamagedRange, Search
 from logcore.inspect.verify import verify
 from logcore.kernels import kernel, layout
 from logcore.partition.gaps import NEVER, Gaps, PersistedGaps
@@ -383,7 +383,7 @@ def test_salvage_keeps_batches_that_are_in_order(case: Case, is_ours: bool) -> N
     _, fault = expected(case, is_ours)
     source = BatchFile(disk_of(case, is_ours), LOG, "scratch")
     found = Search(source, 0, 0, reach(0), is_dense=is_ours).found
-    bad = [stretch for stretch in found if isinstance(stretch, BadStretch)]
+    bad = [stretch for stretch in found if isinstance(stretch, DamagedRange)]
     assert bool(bad) == (fault is not None)
     if fault is not None:
         assert bad[0].reason in [order_fault.value for order_fault in OrderFault]

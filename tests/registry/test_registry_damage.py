@@ -20,18 +20,18 @@ from logcore.errors import (
 )
 from logcore.registry import FileRegistry, Node, node_file, open_registry
 from logcore.registry.node_file import (
-    Head,
+    NodeHeader,
     NodeKind,
     Slot,
     new_file,
-    read_head,
+    read_header,
     read_slot,
 )
 from logcore.registry.sessions import read_file
 from logcore.testing import SimulatedDisk
 
 CREATION = bytes(range(16))
-HEAD = Head(CREATION, NodeKind.PERSISTENT)
+HEAD = NodeHeader(CREATION, NodeKind.PERSISTENT)
 
 
 def registry_with(
@@ -94,7 +94,9 @@ def test_a_persistent_node_without_a_whole_version_is_an_error() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 20, 39, 40, 42])
 def test_file_of_a_dead_writer_is_not_a_node(size: int) -> None:
-    whole = new_file(Head(CREATION, NodeKind.EPHEMERAL), Slot(0, b"value", "ab" * 16))
+    whole = new_file(
+        NodeHeader(CREATION, NodeKind.EPHEMERAL), Slot(0, b"value", "ab" * 16)
+    )
     for content in (whole[:size], whole[:size].ljust(4096, b"\0")):
         _, registry = registry_with(content)
         with registry:
@@ -106,10 +108,10 @@ def test_file_of_a_dead_writer_is_not_a_node(size: int) -> None:
 
 
 def test_truncated_ephemeral_file_is_not_a_node() -> None:
-    head = Head(CREATION, NodeKind.EPHEMERAL, name="n" * 300)
+    head = NodeHeader(CREATION, NodeKind.EPHEMERAL, name="n" * 300)
     whole = new_file(head, Slot(0, b"value", "ab" * 16))
     for size in [*range(400), *range(4090, len(whole) + 1)]:
-        found = read_head(whole[:size], "x")
+        found = read_header(whole[:size], "x")
         slot = None if found is None else read_slot(found, whole[:size])
         assert (slot is not None) == (size == len(whole)), size
 
@@ -125,7 +127,7 @@ def test_slot_with_a_changed_bit_is_invalid() -> None:
 
 
 def test_slot_of_a_node_that_was_created_again_is_ignored() -> None:
-    other = Head(bytes(16), NodeKind.PERSISTENT)
+    other = NodeHeader(bytes(16), NodeKind.PERSISTENT)
     assert read_slot(HEAD, HEAD.pack() + Slot(0, b"value").pack(other)) is None
 
 
@@ -212,7 +214,8 @@ def test_truncated_version_leaves_the_previous_version() -> None:
         whole = disk.content("/data.registry/a.node")
         start = HEAD.place(2)
         old = new_file(
-            Head(read_head(whole, "a").creation, NodeKind.PERSISTENT), Slot(0, b"0")
+            NodeHeader(read_header(whole, "a").creation, NodeKind.PERSISTENT),
+            Slot(0, b"0"),
         )[start:]  # type: ignore[union-attr]
         for cut in range(start, start + 100, 7):
             torn = whole[:cut] + old[cut - start :] + bytes(136)

@@ -218,7 +218,7 @@ def test_stopped_process_learns_that_its_session_has_expired(tmp_path: Path) -> 
         (session,) = (
             info
             for info in registry.sessions()
-            if info.facts and info.facts.pid == process.pid
+            if info.record and info.record.pid == process.pid
         )
         process.send(signal.SIGSTOP)
         # The process is stopped inside a change. Its session ends nevertheless.

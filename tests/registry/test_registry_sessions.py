@@ -18,7 +18,7 @@ from logcore.errors import (
 from logcore.fs import Boot, DirectoryWatch, SharedFS
 from logcore.registry import open_registry
 from logcore.registry.files import Layout, domain_byte
-from logcore.registry.sessions import Facts, Observer, SessionInfo
+from logcore.registry.sessions import Observer, SessionInfo, SessionRecord
 from logcore.registry.views import agree_on_clock
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
@@ -29,7 +29,7 @@ INTERVAL_MS = 300
 def session(
     polls: int, interval_ms: int = INTERVAL_MS, state: str = "alive"
 ) -> SessionInfo:
-    facts = Facts(Boot(bytes(16), 0), 1, interval_ms, polls)
+    facts = SessionRecord(Boot(bytes(16), 0), 1, interval_ms, polls)
     return SessionInfo("a" * 32, state, facts)  # type: ignore[arg-type]
 
 
@@ -379,7 +379,7 @@ def test_session_in_more_domains_than_its_record_holds(
                 registry.delete(f"/consumers/group-{number}/ids/a")
         registry.create("/consumers/last/ids/a", ephemeral=True)
         [facts] = [
-            info.facts for info in other.sessions() if info.id == registry.session.id
+            info.record for info in other.sessions() if info.id == registry.session.id
         ]
         assert facts is not None and facts.polls == 300
         assert (facts.domains is None) == stay

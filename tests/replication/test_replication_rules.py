@@ -10,8 +10,8 @@ import pytest
 from logcore.errors import CorruptRegistryError
 from logcore.replication import electing, following, leading
 from logcore.replication.electing import PartitionSettings
-from logcore.replication.following import FetchAnswer, FollowerBook
-from logcore.replication.leading import FollowerFetch, LeaderBook
+from logcore.replication.following import FollowerState, LeaderResponse
+from logcore.replication.leading import FollowerFetch, LeaderState
 from logcore.replication.placing import place_partitions
 from logcore.replication.state import (
     NO_LEADER,
@@ -52,8 +52,8 @@ def live_of(*brokers: int, **others: LiveBroker) -> dict[int, LiveBroker]:
 
 
 def fetched(
-    book: LeaderBook, fetch: FollowerFetch, live: dict[int, LiveBroker], now_ms: int
-) -> LeaderBook:
+    book: LeaderState, fetch: FollowerFetch, live: dict[int, LiveBroker], now_ms: int
+) -> LeaderState:
     """Handle a fetch that is not refused, as a leader with a session does."""
     book, refusal = leading.fetched(book, fetch, (4, book.log_end), live, now_ms)
     assert refusal is None
@@ -136,7 +136,7 @@ def test_elr_follows_from_isr() -> None:
 # -- the leader ------------------------------------------------------------------------
 
 
-def book_of(state: LeaderAndIsr, **values: Any) -> LeaderBook:
+def book_of(state: LeaderAndIsr, **values: Any) -> LeaderState:
     arguments: dict[str, Any] = {
         "min_insync_replicas": 2,
         "lag_ms": 1_000,
@@ -250,7 +250,7 @@ def test_leaving_member_is_removed_after_it_fetched_in_this_epoch() -> None:
 # -- the follower ----------------------------------------------------------------------
 
 
-def follower_of(**values: Any) -> FollowerBook:
+def follower_of(**values: Any) -> FollowerState:
     arguments: dict[str, Any] = {
         "is_durable_first": True,
         "log_start": 0,
@@ -265,7 +265,7 @@ def follower_of(**values: Any) -> FollowerBook:
     return following.follow(state, 2, 2, **arguments)
 
 
-def fetching(book: FollowerBook) -> tuple[FollowerBook, FollowerFetch]:
+def fetching(book: FollowerState) -> tuple[FollowerState, FollowerFetch]:
     step = following.next_step(following.synced(book, book.log_end))
     assert isinstance(step, following.SendFetch)
     synced = following.synced(book, book.log_end)
@@ -283,7 +283,7 @@ def test_first_fetch_of_a_role_follows_a_sync() -> None:
 
 def test_high_watermark_of_a_follower_waits_for_the_sync() -> None:
     book, fetch = fetching(follower_of())
-    answer = FetchAnswer(records=["r"], high_watermark=11, log_start=3)
+    answer = LeaderResponse(records=["r"], high_watermark=11, log_start=3)
     book, effects = following.answered(book, fetch, answer, (-1, -1))
     assert effects == [
         following.AppendFetched(["r"]),
@@ -297,7 +297,7 @@ def test_high_watermark_of_a_follower_waits_for_the_sync() -> None:
 
 def test_answer_to_another_fetch_is_ignored() -> None:
     book, fetch = fetching(follower_of())
-    answer = FetchAnswer(records=["r"], high_watermark=11)
+    answer = LeaderResponse(records=["r"], high_watermark=11)
     other = fetch._replace()
     assert following.answered(book, other, answer, (-1, -1)) == (book, [])
     longer = following.changed_log(book, 0, 12, 5)
@@ -311,7 +311,7 @@ def test_answer_to_another_fetch_is_ignored() -> None:
 def test_truncation_below_the_high_watermark_stops_the_replica(
     diverging: tuple[int, int], own: tuple[int, int], stops: bool
 ) -> None:
-    answer = FetchAnswer(diverging=diverging, high_watermark=20)
+    answer = LeaderResponse(diverging=diverging, high_watermark=20)
     book, fetch = fetching(follower_of())
     after, effects = following.answered(book, fetch, answer, own)
     assert (after.stopped is not None) is stops
@@ -330,15 +330,15 @@ def test_log_start_above_the_end_restarts_the_log() -> None:
     book, fetch = fetching(follower_of())
     error = ReplicationError.OFFSET_OUT_OF_RANGE
     after, effects = following.answered(
-        book, fetch, FetchAnswer(error, log_start=30), (-1, -1)
+        book, fetch, LeaderResponse(error, log_start=30), (-1, -1)
     )
     assert effects == [following.RestartLog(30)]
     assert after.high_watermark == 30
     after, effects = following.answered(
-        book, fetch, FetchAnswer(error, log_start=5), (-1, -1)
+        book, fetch, LeaderResponse(error, log_start=5), (-1, -1)
     )
     assert isinstance(effects[0], following.StopReplica)
-    fenced = FetchAnswer(ReplicationError.FENCED_LEADER_EPOCH)
+    fenced = LeaderResponse(ReplicationError.FENCED_LEADER_EPOCH)
     _, effects = following.answered(book, fetch, fenced, (-1, -1))
     assert effects == [following.BackOff()]
 

@@ -163,7 +163,7 @@ class ConsumerHistory:
     def positions(self, worker: Worker) -> dict[int, int]:
         return {
             partition.partition: reading.position
-            for partition, reading in worker.consumer._readings.items()
+            for partition, reading in worker.consumer._read_positions.items()
             if reading.position is not None
         }
 
@@ -212,7 +212,7 @@ class ConsumerHistory:
         owners: dict[TopicPartition, list[int]] = {}
         generations = {}
         for number, worker in enumerate(self.workers):
-            member = worker.consumer._place.member
+            member = worker.consumer._membership.member
             if member is not None and member.is_stable:
                 generations[number] = member.generation
         newest = max(generations.values(), default=-1)

@@ -21,7 +21,7 @@ from logcore.errors import (
 from logcore.fs import SharedFS
 from logcore.registry import FileRegistry, open_registry
 from logcore.registry.files import Layout
-from logcore.registry.node_file import SUFFIX, NodeKind, read_head, read_slot
+from logcore.registry.node_file import SUFFIX, NodeKind, read_header, read_slot
 from logcore.registry.protocol import split
 from logcore.testing import SimulatedDisk
 from logcore.testing.disk import CrashState
@@ -280,7 +280,10 @@ class RegistrySimulation:
             return
         ending[2:] = [self.now, True]
         for path, content in self.disk.files().items():
-            if path.endswith(SUFFIX) and (head := read_head(content, path)) is not None:
+            if (
+                path.endswith(SUFFIX)
+                and (head := read_header(content, path)) is not None
+            ):
                 slot = read_slot(head, content)
                 if slot is not None and slot.session == session:
                     self.problems.append(f"clean: {path} outlives its session's end")

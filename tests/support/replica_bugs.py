@@ -981,7 +981,7 @@ BUGS = [
         100,
         (
             (
-                identity.fate_of_replicas,
+                identity.replica_treatment,
                 "if own_id == present_id:",
                 "if present_id is not None:",
             ),

@@ -25,8 +25,12 @@ from typing import Any
 import attrs
 
 from logcore.errors import RegistryUnavailableError, SessionExpiredError
-from logcore.replication.following import FetchAnswer
-from logcore.replication.identity import ReplicaFate, fate_of_replicas, is_replica_of
+from logcore.replication.following import LeaderResponse
+from logcore.replication.identity import (
+    ReplicaTreatment,
+    is_replica_of,
+    replica_treatment,
+)
 from logcore.replication.leading import FollowerFetch
 from logcore.replication.state import LeaderAndIsr, ReplicationError
 from support.replica_world import (
@@ -293,8 +297,8 @@ class TopicsWorld(World):
         view, disk = self.view_of(process), self.disk_of(process)
         view.is_placing = False
         if disk.topic_id is not None:
-            fate = fate_of_replicas(disk.topic_id, view.topic_id, view.deleted_ids)
-            if fate is not ReplicaFate.KEEP:
+            fate = replica_treatment(disk.topic_id, view.topic_id, view.deleted_ids)
+            if fate is not ReplicaTreatment.KEEP:
                 self.note("broker {} removes topic {}", process.broker, disk.topic_id)
                 process.cuts += 1
                 process.high_watermark = 0
@@ -329,7 +333,7 @@ class TopicsWorld(World):
             self.on_fetch(process, fetch, life)
             return
         # UNKNOWN_TOPIC_ID, which a follower handles like this error.
-        answer = FetchAnswer(ReplicationError.NOT_LEADER_OR_FOLLOWER)
+        answer = LeaderResponse(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         self.send(process.broker, fetch.replica, self.on_answer, fetch, life, answer)
 
     def set_state_of(

@@ -59,7 +59,7 @@ from logcore.format.transaction_records import (
     read_transaction,
     transaction_value,
 )
-from logcore.replication.leading import LeaderBook
+from logcore.replication.leading import LeaderState
 from netshim.cluster.transaction_shards import TransactionShard, TransactionShards
 from netshim.topology import NO_NODE
 from netshim.transactions import add_or_verify
@@ -161,7 +161,7 @@ class HomeWorld(PartitionWorld):
             vars(process)["memory"] = memory
             self.load(process, memory)
 
-    def update(self, process: Process, book: LeaderBook) -> None:
+    def update(self, process: Process, book: LeaderState) -> None:
         super().update(process, book)
         memory = self.memory_of(process)
         if memory is not None and memory.machine is None:

@@ -62,8 +62,8 @@ from logcore.partition import epochs
 from logcore.partition.producers import KNOWN_BATCHES, Producers, SequencedBatch
 from logcore.replication import electing, following, leading, state
 from logcore.replication.electing import PartitionSettings
-from logcore.replication.following import FetchAnswer, FollowerBook
-from logcore.replication.leading import FollowerFetch, LeaderBook
+from logcore.replication.following import FollowerState, LeaderResponse
+from logcore.replication.leading import FollowerFetch, LeaderState
 from logcore.replication.state import (
     NO_LEADER,
     LeaderAndIsr,
@@ -388,10 +388,10 @@ class Process:
         self.live: dict[int, LiveBroker] = {}
         self.state: LeaderAndIsr | None = None
         self.version = -1
-        self.leader: LeaderBook | None = None
+        self.leader: LeaderState | None = None
         #: (leader epoch, broker epoch) of the leadership that waits for a sync.
         self.taking_over: tuple[int, int] | None = None
-        self.follower: FollowerBook | None = None
+        self.follower: FollowerState | None = None
         self.high_watermark = min(max(disk.checkpoint, disk.start), disk.end)
         self.is_syncing = False
         #: Rises with each truncation, which makes a running sync irrelevant.
@@ -894,10 +894,10 @@ class World:
             )
             self.follow(process)
 
-    def leader_key(self, book: LeaderBook) -> tuple[int, int]:
+    def leader_key(self, book: LeaderState) -> tuple[int, int]:
         return book.state.leader_epoch, book.state.isr[book.broker].broker_epoch
 
-    def follower_key(self, book: FollowerBook) -> tuple[int, int]:
+    def follower_key(self, book: FollowerState) -> tuple[int, int]:
         return book.state.leader_epoch, book.broker_epoch
 
     def take_over(self, process: Process, key: tuple[int, int]) -> None:
@@ -933,7 +933,7 @@ class World:
 
     # -- the leader --------------------------------------------------------------------
 
-    def update(self, process: Process, book: LeaderBook) -> None:
+    def update(self, process: Process, book: LeaderState) -> None:
         """Take the next book of a leader and carry out its effects."""
         process.leader = book
         if book.high_watermark != process.high_watermark:
@@ -1106,7 +1106,7 @@ class World:
         book = process.leader
         disk = process.disk
         if book is None:
-            answer = FetchAnswer(ReplicationError.NOT_LEADER_OR_FOLLOWER)
+            answer = LeaderResponse(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         else:
             refusal = None
             facts = fetch, book.state, disk.end, process.high_watermark, process.live
@@ -1125,13 +1125,13 @@ class World:
                 if refusal is None and is_quiet:
                     process.quiet[fetch.replica] = facts
             if refusal is not None:
-                answer = FetchAnswer(
+                answer = LeaderResponse(
                     refusal.error, refusal.diverging, log_start=disk.start
                 )
             else:
                 # R10 allows for an empty disk, which small answers would fill slowly.
                 size = 60 if self.is_healed else 6
-                answer = FetchAnswer(
+                answer = LeaderResponse(
                     records=disk.records[fetch.offset : fetch.offset + size],
                     high_watermark=process.high_watermark,
                     log_start=disk.start,
@@ -1162,7 +1162,7 @@ class World:
             self.follow(process)
 
     def on_answer(
-        self, process: Process, fetch: FollowerFetch, life: int, answer: FetchAnswer
+        self, process: Process, fetch: FollowerFetch, life: int, answer: LeaderResponse
     ) -> None:
         book = process.follower
         if book is None or process.life != life:

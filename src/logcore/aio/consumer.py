@@ -149,7 +149,7 @@ class _Stepped(synchronous.Consumer):
     def begin(self, wakeups: Wakeups) -> None:
         self._wakeups: Wakeups | None = wakeups
         #: How long to wait after the last step if all changes and deaths are reported.
-        self._quiet_seconds = 0.0
+        self._seconds_without_events = 0.0
         if self._is_shared:
             self._fetcher.follow = functools.partial(
                 _follow_elsewhere, threading.get_ident()
@@ -231,12 +231,12 @@ class _Stepped(synchronous.Consumer):
         if not self.has_records() and self._is_shared:
             # In the thread, because another thread may hold the lock of the groups
             # while it waits for the disk.
-            self._quiet_seconds = self.max_wait_seconds(reports_deaths=True)
+            self._seconds_without_events = self.max_wait_seconds(reports_deaths=True)
 
     def seconds_to_next_step(self, *, reports_deaths: bool) -> float:
         """Return how long to wait for changes until step() must run anyway."""
         if self._is_shared and reports_deaths:
-            return self._quiet_seconds
+            return self._seconds_without_events
         return self.max_wait_seconds()
 
     def watched_sessions(self) -> list[str]:
@@ -266,7 +266,7 @@ class Consumer:
         waits_of(loop_thread.loop).add(self)
         self._is_reading = False
         self._steps = 0  # running in the thread or queued for it
-        self._later: list[Callable[[], None]] = []
+        self._deferred_calls: list[Callable[[], None]] = []
         self._next_step_s = 0.0  # time of the next step, by the clock of the loop
         self._records: Iterator[TopicRecord] | None = None  # of the iteration
         self._until_yield = 0
@@ -326,15 +326,15 @@ class Consumer:
 
     def _end_step(self) -> None:
         self._steps -= 1
-        while self._later and not self._steps:
-            function = self._later.pop(0)
+        while self._deferred_calls and not self._steps:
+            function = self._deferred_calls.pop(0)
             with contextlib.suppress(ConsumerStateError):  # the partition was revoked
                 function()
 
     def _apply_change(self, function: Callable[[], None]) -> None:
         """Apply a change at once, or after the step of a call that was cancelled."""
         if self._steps and not self._loop_thread.is_answering:
-            self._later.append(function)
+            self._deferred_calls.append(function)
         else:
             function()
         self._next_step_s = 0.0

@@ -126,10 +126,10 @@ class LoopThread:
         return self._current_request() is not None
 
     def _current_request(self) -> _LoopRequest | None:
-        asked = _CURRENT_REQUEST.get()
-        if asked is None or asked.loop_thread is not self or asked.is_over:
+        request = _CURRENT_REQUEST.get()
+        if request is None or request.loop_thread is not self or request.is_over:
             return None
-        return asked
+        return request
 
     async def call(
         self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
@@ -172,9 +172,9 @@ class LoopThread:
         self.check()
         future: asyncio.Future[_T] = self.loop.create_future()
         job = functools.partial(self._run, function, future)
-        asked = self._current_request()
-        if asked is not None:
-            asked.jobs.put(job)
+        request = self._current_request()
+        if request is not None:
+            request.jobs.put(job)
         else:
             self.submit(job)
         return future
@@ -223,14 +223,14 @@ class LoopThread:
         Raises:
             WrongLoopError: the loop is closed.
         """
-        asked = _LoopRequest(self)
+        request = _LoopRequest(self)
         if not self.post_to_loop(
-            functools.partial(self._begin_answer, function, asked)
+            functools.partial(self._start_request, function, request)
         ):
             raise WrongLoopError(f"the event loop of {self._description} is closed")
         while True:
             try:
-                job = asked.jobs.get(timeout=_CHECK_SECONDS)
+                job = request.jobs.get(timeout=_CHECK_SECONDS)
             except queue.Empty:
                 if self.loop.is_closed():
                     raise WrongLoopError(
@@ -240,29 +240,29 @@ class LoopThread:
             if job is None:
                 break
             job()
-        if asked.error is not None:
-            raise asked.error
-        return asked.result
+        if request.error is not None:
+            raise request.error
+        return request.result
 
-    def _begin_answer(
-        self, function: Callable[[], Awaitable[object] | object], asked: _LoopRequest
+    def _start_request(
+        self, function: Callable[[], Awaitable[object] | object], request: _LoopRequest
     ) -> None:
-        task = self.loop.create_task(_answer(function, asked))
+        task = self.loop.create_task(_run_request(function, request))
         self._answering.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(functools.partial(self._end_answer, asked))
+        task.add_done_callback(functools.partial(self._finish_request, request))
 
-    def _end_answer(self, asked: _LoopRequest, task: asyncio.Task[Any]) -> None:
+    def _finish_request(self, request: _LoopRequest, task: asyncio.Task[Any]) -> None:
         self._answering.discard(task)
-        asked.is_over = True
+        request.is_over = True
         if task.cancelled():
-            asked.error = WrongLoopError(
+            request.error = WrongLoopError(
                 f"a call from the thread of {self._description} to the loop was cancelled"
             )
         elif task.exception() is not None:
-            asked.error = task.exception()
+            request.error = task.exception()
         else:
-            asked.result = task.result()
-        asked.jobs.put(None)
+            request.result = task.result()
+        request.jobs.put(None)
 
     def end(self) -> None:
         """End the worker thread after all submitted calls have been executed.
@@ -287,10 +287,10 @@ def _complete(
         future.set_result(result)
 
 
-async def _answer(
-    function: Callable[[], Awaitable[object] | object], asked: _LoopRequest
+async def _run_request(
+    function: Callable[[], Awaitable[object] | object], request: _LoopRequest
 ) -> object:
-    _CURRENT_REQUEST.set(asked)
+    _CURRENT_REQUEST.set(request)
     found = function()
     if isinstance(found, Awaitable):
         found = await found

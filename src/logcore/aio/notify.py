@@ -78,7 +78,7 @@ class Wakeups:
                 waiter.set_result(True)
 
     @property
-    def is_waited_for(self) -> bool:
+    def has_waiters(self) -> bool:
         return bool(self._waiting)
 
     async def wait(self, seconds: float | None) -> bool:
@@ -160,7 +160,7 @@ class DirectoryWatch:
         self._timer = self._loop.call_later(seconds, self._poll, seconds)
 
     def _poll(self, seconds: float) -> None:
-        if self._wakeups.is_waited_for:
+        if self._wakeups.has_waiters:
             self._poll_later(seconds)
             self._wakeups.wake()
         else:
@@ -249,7 +249,7 @@ class LogFollower:
 
     def _on_wake(self) -> None:
         self._is_refreshed = False
-        if not self._was_waited_for and not self._wakeups.is_waited_for:
+        if not self._was_waited_for and not self._wakeups.has_waiters:
             self.close()
         self._was_waited_for = False
 

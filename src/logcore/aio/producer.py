@@ -297,12 +297,12 @@ class Producer(AsyncCloseable):
         sent = self._sent.get(delivery)
         if sent is None:
             sent = self._sent[delivery] = []
-            record_future.add_done_callback(self._hand_over)
+            record_future.add_done_callback(self._post_completed)
         sent.append((record_future, future, on_delivery))
         self._since_yield += 1
         return future
 
-    def _hand_over(self, first: Future[RecordMetadata]) -> None:
+    def _post_completed(self, first: Future[RecordMetadata]) -> None:
         """Pass a completed batch to the loop. Runs in the writing thread."""
         assert isinstance(first, RecordFuture)
         self._loop_thread.post_to_loop(functools.partial(self._complete, first.batch))
@@ -318,7 +318,7 @@ class Producer(AsyncCloseable):
             later = [row for row in sent if not row[0].delivery().is_resolved]
             if later:
                 self._sent[delivery] = later
-                later[0][0].add_done_callback(self._hand_over)
+                later[0][0].add_done_callback(self._post_completed)
                 sent = [row for row in sent if row[0].delivery().is_resolved]
         is_whole = delivery.parts is None
         listener = self._on_delivery
@@ -425,12 +425,12 @@ class Producer(AsyncCloseable):
         gathered = await self._loop_thread.call(send)
         gathered.add_done_callback(
             lambda done: self._loop_thread.post_to_loop(
-                functools.partial(self._settle_all, done, future)
+                functools.partial(self._complete_all, done, future)
             )
         )
         return future
 
-    def _settle_all(
+    def _complete_all(
         self, done: Future[list[Receipt]], future: asyncio.Future[list[Receipt]]
     ) -> None:
         error = done.exception()

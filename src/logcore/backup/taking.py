@@ -447,9 +447,7 @@ def _add_nodes(registry: Registry, path: str, found: dict[str, bytes]) -> None:
         inside = f"{path.rstrip('/')}/{name}"
         try:
             node = registry.get(inside)
-            if node.session is None and not layout.is_lost_with_power(
-                node_names(inside)
-            ):
+            if node.session is None and not layout.is_never_synced(node_names(inside)):
                 found[inside] = node.value
         except NodeNotFoundError:
             # It has children only, or it was just deleted.

@@ -111,11 +111,11 @@ class NamedLogs:
         """
         if len(self.logs) > 1:
             return {
-                number: place_within(log, text, now_ms)
+                number: offset_within(log, text, now_ms)
                 for number, log in self.logs.items()
             }
         return {
-            number: place_in(log, text, now_ms) for number, log in self.logs.items()
+            number: parse_offset(log, text, now_ms) for number, log in self.logs.items()
         }
 
 
@@ -226,14 +226,14 @@ def _fail_for_topics(directory: str) -> None:
         )
 
 
-def place_within(log: logcore.Log, text: str, now_ms: int) -> int:
-    """Return place_in(), limited to the start and the end of the log."""
+def offset_within(log: logcore.Log, text: str, now_ms: int) -> int:
+    """Return parse_offset(), limited to the start and the end of the log."""
     return min(
-        max(place_in(log, text, now_ms), log.log_start_offset), log.high_watermark
+        max(parse_offset(log, text, now_ms), log.log_start_offset), log.high_watermark
     )
 
 
-def place_in(log: logcore.Log, text: str, now_ms: int) -> int:
+def parse_offset(log: logcore.Log, text: str, now_ms: int) -> int:
     """Return the offset for the text of --from or --to.
 
     Raises:

@@ -27,8 +27,8 @@ import logcore
 from logcore.cli.arguments import (
     complete_topic,
     isolation_option,
-    place_in,
-    place_within,
+    offset_within,
+    parse_offset,
 )
 from logcore.cli.opening import open_to_write, shared_option
 from logcore.cli.options import full_option, json_option, log_directory_argument
@@ -88,7 +88,7 @@ class _Beginning:
             for topic in topics
             for number in self.logdir.partitions(topic)
         ]
-        places = [place_in(log, self.text, self.now_ms) for log in logs]
+        places = [parse_offset(log, self.text, self.now_ms) for log in logs]
         if len(logs) != 1:
             return
         start = logs[0].log_start_offset
@@ -116,7 +116,7 @@ class _Beginning:
         return self.consumer.committed(partitions)
 
     def _place(self, topic_partition: TopicPartition) -> int:
-        return place_within(
+        return offset_within(
             self.logdir.partition(*topic_partition), self.text, self.now_ms
         )
 
@@ -162,21 +162,21 @@ class Printed(RebalanceListener):
         #: Start position, or None if `auto_offset_reset` selects it.
         self.beginning = beginning
         #: Whether a commit was refused and must be retried.
-        self.is_owed = False
+        self.needs_retry = False
 
     def commit(self) -> None:
         try:
             self.consumer.commit()
-            self.is_owed = False
+            self.needs_retry = False
         except RebalanceInProgressError:
-            self.is_owed = True
+            self.needs_retry = True
 
     def retry_commit(self) -> None:
         """Retry a refused commit until the group has rebalanced, without reading."""
-        while self.is_owed:
+        while self.needs_retry:
             self.consumer.prepare_to_read()
             self.commit()
-            if self.is_owed:
+            if self.needs_retry:
                 time.sleep(_RETRY_SECONDS)
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -184,12 +184,12 @@ class Printed(RebalanceListener):
             self.beginning.seek(partitions)
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        if self.is_owed:
+        if self.needs_retry:
             self.commit()
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         """Drop the pending commit: the new owners print its records again."""
-        self.is_owed = False
+        self.needs_retry = False
 
 
 @click.command()

@@ -23,7 +23,7 @@ import attrs
 import click
 
 import logcore
-from logcore.cli.arguments import named_partitions, place_in
+from logcore.cli.arguments import named_partitions, parse_offset
 from logcore.cli.opening import open_to_write
 from logcore.cli.options import (
     CommandGroup,
@@ -230,7 +230,7 @@ def group_reset(
             committed = stored.get(topic, {}).get(number)
             before = None if committed is None else committed.offset
             wanted = (
-                place_in(log, place, now_ms)
+                parse_offset(log, place, now_ms)
                 if place is not None
                 else (before or 0) + (shift_by or 0)
             )

@@ -25,7 +25,7 @@ import logcore
 from logcore.cli.arguments import (
     named_directories,
     named_partitions,
-    place_within,
+    offset_within,
     topic_argument,
 )
 from logcore.cli.options import (
@@ -535,7 +535,7 @@ def delete_records(
         for log in _open_partitions(stack, directory, topic, configs):
             before = log.statistics().size_bytes
             start = log.log_start_offset
-            log.delete_records(place_within(log, place, time.time_ns() // 1_000_000))
+            log.delete_records(offset_within(log, place, time.time_ns() // 1_000_000))
             name = os.path.basename(log.path)
             freed = before - log.statistics().size_bytes
             row = {

@@ -38,7 +38,7 @@ DAMAGED: Final = 1
 DECLINED: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 130
-READER_GONE: Final = 141
+BROKEN_PIPE_EXIT: Final = 141
 
 #: Advice for each class of error.
 NEXT_STEPS: Final[tuple[tuple[type[LogcoreError], str], ...]] = (
@@ -82,7 +82,7 @@ class CommandGroup(click.Group):
             # Python flushes stdout again at exit; redirecting it avoids a second error.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(READER_GONE)
+            ctx.exit(BROKEN_PIPE_EXIT)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except OSError as error:  # from input and output files; errors of log files are LogcoreErrors

@@ -147,8 +147,8 @@ def _owner(opened: FileRegistry, node: Node) -> dict[str, int | None]:
     if node.session is None:
         return {}
     for info in opened.sessions():
-        if info.id == node.session and info.facts is not None:
-            return {"pid": info.facts.pid}
+        if info.id == node.session and info.record is not None:
+            return {"pid": info.record.pid}
     return {"pid": None}
 
 

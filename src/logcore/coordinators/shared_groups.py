@@ -777,9 +777,9 @@ def registered_members(registry: FileRegistry, group_id: str) -> list[Registered
         return []
     node = GroupNode.unpack(group_id, value)
     pids = {
-        info.id: info.facts.pid
+        info.id: info.record.pid
         for info in registry.sessions()
-        if info.facts is not None
+        if info.record is not None
     }
     found = []
     for member in node.group.members.values():

@@ -209,7 +209,7 @@ _NUMBERS: Final = {
     "float64": struct.Struct(">d"),
 }
 _UUID_BYTES: Final = 16
-_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
+_DECODE_ERRORS: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 _ROW: Final = re.compile(r"( +)(\w+) (\S+?)\??(?: (\d+))?(?: tag (\d+))?")
 
 
@@ -258,7 +258,7 @@ def described_metadata(value: bytes | None) -> dict[str, Any] | None:
             return None
         name, rows = _types()[number]
         data = fields.struct(rows, version)
-    except _NOT_UNDERSTOOD:
+    except _DECODE_ERRORS:
         return None
     return {
         "type": re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper(),
@@ -280,12 +280,12 @@ def described_control(kind: int, value: bytes | None) -> dict[str, Any] | None:
         fields = _MetadataBytes(value or b"")
         (version,) = _NUMBERS["int16"].unpack_from(value or b"")
         return {"type": name, "data": fields.struct(rows, version)}
-    except _NOT_UNDERSTOOD:
+    except _DECODE_ERRORS:
         return None
 
 
 class _MetadataBytes(FieldReader):
-    """Decoder of a record; invalid bytes raise one of _NOT_UNDERSTOOD."""
+    """Decoder of a record; invalid bytes raise one of _DECODE_ERRORS."""
 
     def struct(self, rows: list[_MetadataField], version: int) -> dict[str, Any]:
         """Decode a struct. A tagged field that was not written has no key."""

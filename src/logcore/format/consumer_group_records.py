@@ -79,7 +79,7 @@ _EPOCHS: Final = struct.Struct(">iib")
 _TIMES: Final = struct.Struct(">qq")
 _ID_BYTES: Final = 16
 _TEXT_BYTES: Final = 32_767
-_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
+_DECODE_ERRORS: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
 #: The id of a topic and the number of its partition.
 Partition = tuple[bytes, int]
@@ -304,7 +304,7 @@ def read_consumer_key(key: bytes) -> ConsumerKey | None:
         if known in _NAMED:
             name = fields.key_text()
         return ConsumerKey(known, group_id, name)
-    except _NOT_UNDERSTOOD:
+    except _DECODE_ERRORS:
         return None
 
 
@@ -314,7 +314,7 @@ def read_consumer_value(kind: RecordKind, value: bytes) -> ConsumerValue:
         if value[:2] != b"\0\0":
             return None
         return _read(kind, _RecordFields(value, _SHORT.size))
-    except _NOT_UNDERSTOOD:
+    except _DECODE_ERRORS:
         return None
 
 
@@ -425,7 +425,7 @@ def _shown(value: Any) -> Any:
 
 
 class _RecordFields(FieldReader):
-    """Decoder of a record; invalid bytes raise one of _NOT_UNDERSTOOD."""
+    """Decoder of a record; invalid bytes raise one of _DECODE_ERRORS."""
 
     def number(self, kind: struct.Struct) -> int:
         (value,) = kind.unpack_from(self.data, self.at)

@@ -52,7 +52,7 @@ _VERSIONS: Final = range(5)
 _SUBSCRIPTION_VERSION: Final = 3
 #: Errors that the decoders below raise for bytes of another layout. UnicodeDecodeError
 #: is a ValueError.
-_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
+_DECODE_ERRORS: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
 #: First bytes of the known keys: two versions of a commit's key, one of a group's key.
 KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
@@ -207,7 +207,7 @@ def _blob(data: bytes) -> bytes:
 
 
 class _Fields:
-    """Decoder of consecutive fields; invalid bytes raise one of _NOT_UNDERSTOOD."""
+    """Decoder of consecutive fields; invalid bytes raise one of _DECODE_ERRORS."""
 
     def __init__(self, data: bytes, *, is_flexible: bool = False) -> None:
         self.data = data
@@ -223,7 +223,7 @@ class _Fields:
         return _present(self.nullable_text())
 
     def nullable_text(self) -> str | None:
-        raw = self._taken(self._length(_SHORT))
+        raw = self._read_bytes(self._length(_SHORT))
         if raw is None:
             return None
         return raw.decode()
@@ -232,7 +232,7 @@ class _Fields:
         return _present(self.nullable_blob())
 
     def nullable_blob(self) -> bytes | None:
-        return self._taken(self._length(_INT))
+        return self._read_bytes(self._length(_INT))
 
     def count(self) -> int:
         """Return the number of elements that follow.
@@ -249,14 +249,14 @@ class _Fields:
         if self.is_flexible:
             for _ in range(self._varint()):
                 self._varint()
-                self._taken(self._varint())
+                self._read_bytes(self._varint())
 
     def _length(self, kind: struct.Struct) -> int:
         if self.is_flexible:
             return self._varint() - 1
         return self.number(kind)
 
-    def _taken(self, size: int) -> bytes | None:
+    def _read_bytes(self, size: int) -> bytes | None:
         if size < -1:
             raise ValueError(f"expected a length of -1 or more, found {size}")
         if size > len(self.data) - self.at:
@@ -282,7 +282,7 @@ def _present(value: _T | None) -> _T:
 def _understood(read: Callable[[bytes], _T], data: bytes) -> _T | None:
     try:
         return read(data)
-    except _NOT_UNDERSTOOD:
+    except _DECODE_ERRORS:
         return None
 
 

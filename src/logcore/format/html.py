@@ -65,7 +65,7 @@ def shown_bytes(value: bytes | None) -> str:
         return "null"
     start = value[: 4 * _LONGEST_TEXT]
     if len(start) < len(value):
-        start = _without_half_sign(start)
+        start = _without_partial_character(start)
     text = start.decode("utf-8", "surrogateescape")
     if text.isprintable():
         shown = text
@@ -76,7 +76,7 @@ def shown_bytes(value: bytes | None) -> str:
     return shown
 
 
-def _without_half_sign(start: bytes) -> bytes:
+def _without_partial_character(start: bytes) -> bytes:
     """Return the start of a longer text without an incomplete last character.
 
     At most three bytes of that character are removed.

@@ -33,7 +33,7 @@ _INT: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">hqhib")
 _TIMES: Final = struct.Struct(">qq")
 _LONG: Final = struct.Struct(">q")
-_NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
+_DECODE_ERRORS: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 _FLEXIBLE: Final = 1
 
 #: The length of a text in a record has 16 bits.
@@ -165,7 +165,7 @@ def read_transaction(value: bytes) -> StoredTransaction:
     """
     try:
         return _read(value)
-    except _NOT_UNDERSTOOD as error:
+    except _DECODE_ERRORS as error:
         raise CorruptLogError(
             f"a record of __transaction_state is not understood: {error}",
             expected="a value of version 0 or 1",

@@ -307,7 +307,7 @@ class OsFS:
         self.guard = threading.RLock()
         self._locks: dict[tuple[int, int], _DirectoryLock] = {}
         self._heirs: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
-        self._heir_numbers = itertools.count()
+        self._fork_hook_numbers = itertools.count()
         os.register_at_fork(
             before=self._before_fork,
             after_in_parent=self._after_fork_in_parent,
@@ -338,7 +338,7 @@ class OsFS:
         It replaces the object's locks. A lock that another thread held during a fork
         would remain locked forever in the child.
         """
-        number = next(self._heir_numbers)
+        number = next(self._fork_hook_numbers)
         heirs = self._heirs
         method: Any = forget
         # Not WeakMethod: when the process ends, the module `weakref` may be deleted
@@ -798,7 +798,7 @@ PRIVATE_BYTE: Final = 4
 #: How long to wait for a process that is leaving, and holds the first byte exclusively.
 JOIN_SECONDS: Final = 10
 #: Maximum number of lock holders that an error names.
-_SHOWN_HOLDERS: Final = 3
+_MAX_NAMED_HOLDERS: Final = 3
 #: struct flock of 64-bit Linux: type, whence, start, len, pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
@@ -858,9 +858,9 @@ class _DirectoryLock:
             if host:
                 who += f" on {host}"
             if holders := lock_holders(self.directory):
-                who = " and ".join(map(str, holders[:_SHOWN_HOLDERS]))
-                if len(holders) > _SHOWN_HOLDERS:
-                    who += f" and {len(holders) - _SHOWN_HOLDERS} others"
+                who = " and ".join(map(str, holders[:_MAX_NAMED_HOLDERS]))
+                if len(holders) > _MAX_NAMED_HOLDERS:
+                    who += f" and {len(holders) - _MAX_NAMED_HOLDERS} others"
                 pid = pid or holders[0].pid
             raise LogLockedError(
                 f"the log directory is being written by {who}; "

@@ -63,7 +63,7 @@ class Inotify:
     def __init__(self, directories: Sequence[str], closing: Sequence[str] = ()) -> None:
         self.saw_close = False
         self.saw_removal = False
-        self._handle = self._bell = -1
+        self._handle = self._wakeup_fd = -1
         library = libc()
         self._handle = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._handle < 0:
@@ -76,10 +76,10 @@ class Inotify:
             name = os.fsencode(directory)
             if library.inotify_add_watch(self._handle, name, mask) < 0:
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._handle, select.POLLIN)
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(self._wakeup_fd, select.POLLIN)
 
     def wait(self, timeout: float | None) -> bool:
         if not self._poll.poll(
@@ -87,7 +87,7 @@ class Inotify:
         ):
             return False
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup_fd)
         with contextlib.suppress(BlockingIOError):
             while events := os.read(self._handle, 65536):
                 at = 0
@@ -99,7 +99,7 @@ class Inotify:
         return True
 
     def wake(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup_fd, 1)
 
     def fileno(self) -> int:
         return int(self._handle)
@@ -107,8 +107,8 @@ class Inotify:
     def close(self) -> None:
         # Forgotten before they are closed: a second close() could close the files of
         # another owner that got the same numbers.
-        handles = self._handle, self._bell
-        self._handle = self._bell = -1
+        handles = self._handle, self._wakeup_fd
+        self._handle = self._wakeup_fd = -1
         for handle in handles:
             if handle >= 0:
                 os.close(handle)

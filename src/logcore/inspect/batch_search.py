@@ -180,7 +180,7 @@ class Extent:
 
 
 @attrs.define
-class BadStretch:
+class DamagedRange:
     """Bytes that are not a sound batch.
 
     If position == end, no bytes are damaged, but batches before the position are
@@ -232,7 +232,7 @@ class Search:
         self.last_base = 0
         self.last_records = 0
         self.before_last = low  # `expected` before that batch was kept
-        self.found: list[Extent | BadStretch] = []
+        self.found: list[Extent | DamagedRange] = []
         self.sums: dict[bool, _Checksums] = {}  # by whether they are of v0 and v1
         position = start
         while position < self.stop:
@@ -261,7 +261,7 @@ class Search:
         while True:
             facts, position, why = self._walk(position, WALK_BATCHES)
             while len(facts):
-                row, reason = self._misfit(facts)
+                row, reason = self._order_fault(facts)
                 self._add_batches(facts[:row])
                 facts = facts[row:]
                 if not len(facts):
@@ -291,12 +291,12 @@ class Search:
             if why != layout.WALK_LIMIT:
                 return position, layout.WALK_REASONS[why]
 
-    def _misfit(self, facts: layout.Facts) -> tuple[int, str]:
+    def _order_fault(self, facts: layout.Facts) -> tuple[int, str]:
         """Return the first batch that does not follow and the reason, or the count."""
         dense_from = 0
         if not self.is_dense:
             dense_from = order.NEVER
-        if self.is_dense and self.found and isinstance(self.found[-1], BadStretch):
+        if self.is_dense and self.found and isinstance(self.found[-1], DamagedRange):
             # A gap in front of the first batch is explained by the damage.
             dense_from = int(facts["base_offset"][0])
         row, fault = order.first_fault(
@@ -346,7 +346,7 @@ class Search:
         if self.last_size:
             extent = self.found[-1]
         is_first_of_extent = isinstance(extent, Extent) and extent.batches == 1
-        return is_first_of_extent and isinstance(self.found[-2:][0], BadStretch)
+        return is_first_of_extent and isinstance(self.found[-2:][0], DamagedRange)
 
     def _add_batches(self, facts: layout.Facts) -> None:
         """Keep batches with sound heads. A batch with undecodable records is damage."""
@@ -500,12 +500,12 @@ class Search:
         last = None
         if self.found:
             last = self.found[-1]
-        if isinstance(last, BadStretch) and end > position:
+        if isinstance(last, DamagedRange) and end > position:
             last.end = end
             last.next_offset = max(last.next_offset, next_offset)
         else:
             self.found.append(
-                BadStretch(self.source, self.base, position, end, reason, next_offset)
+                DamagedRange(self.source, self.base, position, end, reason, next_offset)
             )
 
     def _end_of_damage(self, position: int) -> int:

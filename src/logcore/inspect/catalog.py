@@ -33,9 +33,9 @@ def kind_of(name: str) -> str | None:
     return file.suffix[1:]
 
 
-def living_name(name: str) -> str:
+def final_name(name: str) -> str:
     """Return a name without the suffixes of files that are being created or deleted."""
-    if name == checkpoint.SEALS_HOLD:
+    if name == checkpoint.CHECKSUMS_VALID:
         return name
     return without_state(name)
 

@@ -44,7 +44,7 @@ from logcore.format.group_records import described
 from logcore.format.transaction_records import described_transaction
 from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, size_without_zeros
-from logcore.inspect.catalog import kind_of, living_name
+from logcore.inspect.catalog import final_name, kind_of
 from logcore.kernels import Record, layout
 from logcore.metadata import checkpoint
 from logcore.metadata.checkpoint import DIRECTORY_FILES, PARTITION_FILES
@@ -208,7 +208,7 @@ class LogFile(GrowingSegment):
 
     def __init__(self, fs: FS, path: str) -> None:
         self._file = path
-        name = living_name(os.path.basename(path))
+        name = final_name(os.path.basename(path))
         if _QUORUM_SNAPSHOT.fullmatch(name):
             # The number in its name is the end of the log. Its own offsets begin with
             # 0.
@@ -370,7 +370,7 @@ class IndexTable:
 
 
 def _base_of(path: str) -> int:
-    name = living_name(os.path.basename(path))
+    name = final_name(os.path.basename(path))
     return int(name[:20])
 
 
@@ -417,7 +417,7 @@ def _dump_snapshot(fs: FS, path: str) -> Iterator[Row]:
         yield row
 
 
-def _dump_seal(fs: FS, path: str) -> Iterator[Row]:
+def _dump_checksum_file(fs: FS, path: str) -> Iterator[Row]:
     seal = checksum_file.Seal.unpack(_content(fs, path))
     if seal is None:
         raise CorruptLogError("not a seal, or its CRC does not match", path=path)
@@ -611,7 +611,7 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     "timeindex": _dump_timeindex,
     "txnindex": _dump_txnindex,
     "snapshot": _dump_snapshot,
-    "seal": _dump_seal,
+    "seal": _dump_checksum_file,
     **dict.fromkeys(checkpoint.OFFSET_FILES, _dump_offsets),
     checkpoint.LEADER_EPOCH: _dump_epochs,
     "partition.metadata": _dump_metadata,

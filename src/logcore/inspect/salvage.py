@@ -41,8 +41,8 @@ from logcore.fs import FS, OS, copy_range, opened
 from logcore.inspect.batch_search import (
     WALK_BATCHES,
     ZEROS,
-    BadStretch,
     BatchFile,
+    DamagedRange,
     Extent,
     Search,
 )
@@ -90,7 +90,7 @@ from logcore.staging.manifest import (
 
 #: Files with batches that are not segments. If two can fill a gap, the one whose suffix
 #: comes first is used: the order is by how close the file was to being a segment.
-_SPARE_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
+_RETIRED_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
 #: Content of the file of topics until the copy of a log directory is whole. Opening it
 #: is refused.
 _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
@@ -358,13 +358,13 @@ def _check_free(fs: FS, goal: str, real: str) -> None:
     if is_directory:
         names = fs.listdir(goal)
     if fs.exists(unfinished(real)):
-        raise InvalidConfigError(_CUT_OFF, path=unfinished(real))
+        raise InvalidConfigError(_UNFINISHED_COPY_TEXT, path=unfinished(real))
     has_unfinished_topics = (
         checkpoint.TOPICS in names
         and checkpoint.read(fs, goal, checkpoint.TOPICS) == _UNFINISHED_TOPICS
     )
     if has_unfinished_topics or any(name.endswith(UNFINISHED) for name in names):
-        raise InvalidConfigError(_CUT_OFF, path=goal)
+        raise InvalidConfigError(_UNFINISHED_COPY_TEXT, path=goal)
     if names or (fs.exists(goal) and not is_directory):
         raise InvalidConfigError(
             "there is something here already; name a new or an empty directory",
@@ -378,7 +378,10 @@ def _check_free(fs: FS, goal: str, real: str) -> None:
         )
 
 
-_CUT_OFF: Final = "there is something here already: a copy that an earlier recover did not finish; remove it first"
+_UNFINISHED_COPY_TEXT: Final = (
+    "there is something here already: a copy that an earlier recover did not finish; "
+    "remove it first"
+)
 
 
 def _rename_to_final(fs: FS, path: str) -> None:
@@ -623,7 +626,7 @@ class _Partition:
         self.bases = bases_in(self.names)
         spares = [
             name
-            for suffix in _SPARE_SUFFIXES
+            for suffix in _RETIRED_SUFFIXES
             for name in self.names
             if name.endswith(suffix)
         ]
@@ -636,14 +639,14 @@ class _Partition:
         self.losses: list[
             int
         ] = []  # offsets in front of which something is lost, rising
-        self.found: list[Extent | BadStretch] = []  # in the files of the log
+        self.found: list[Extent | DamagedRange] = []  # in the files of the log
         # Spare files are read when the first gap needs them. The two lists below cover
-        # all of them, by first offset; spare_ends is the highest end up to each extent.
-        self.read_spares: dict[
+        # all of them, by first offset; retired_ends is the highest end up to each extent.
+        self.retired_extents_by_name: dict[
             str, list[Extent]
         ] = {}  # name of a spare file -> its extents that belong to this log
-        self.spare_extents: list[tuple[Extent, int, str]] | None = None
-        self.spare_ends: list[int] = []
+        self.retired_extents: list[tuple[Extent, int, str]] | None = None
+        self.retired_ends: list[int] = []
         self.persisted = [
             PersistedState.read(fs, self.source, directory, key)
             for directory, key in job.known_as.items()
@@ -742,7 +745,7 @@ class _Partition:
 
         Losses and parts that are left out are recorded.
         """
-        found: list[Extent | BadStretch] = []
+        found: list[Extent | DamagedRange] = []
         swapped = self._adopt_swaps()
         for base, next_base in itertools.zip_longest(self.bases, self.bases[1:]):
             source = swapped.get(base) or self._open(file_name(base, LOG))
@@ -801,8 +804,8 @@ class _Partition:
         source: BatchFile,
         base: int,
         next_base: int | None,
-        found: Sequence[Extent | BadStretch],
-    ) -> list[BadStretch]:
+        found: Sequence[Extent | DamagedRange],
+    ) -> list[DamagedRange]:
         """Return the loss after the last batch of a segment.
 
         The metadata about gaps and the seal of the segment determine it.
@@ -819,7 +822,7 @@ class _Partition:
             "", self.gaps.loss_at_segment_end, segment, reached, next_base
         )
         if reason:
-            return [BadStretch(source, base, source.size, source.size, reason)]
+            return [DamagedRange(source, base, source.size, source.size, reason)]
         return []
 
     def _begin(self, end: int) -> int:
@@ -884,7 +887,7 @@ class _Partition:
         self.left_out.append(Part(path=os.path.join(self.source, name), reason=reason))
 
     def _account(
-        self, found: Sequence[Extent | BadStretch], start: int, end: int
+        self, found: Sequence[Extent | DamagedRange], start: int, end: int
     ) -> list[Extent]:
         """Return all extents by offset, with those that fill gaps.
 
@@ -894,10 +897,10 @@ class _Partition:
             extent.has_gaps for extent in found if isinstance(extent, Extent)
         )
         extents: list[Extent] = []
-        here: list[BadStretch] = []  # damages since the last extent
+        here: list[DamagedRange] = []  # damages since the last extent
         low = start  # the next offset to be found
         for extent in (*found, None):  # None: the end of the log
-            if isinstance(extent, BadStretch):
+            if isinstance(extent, DamagedRange):
                 here.append(extent)
                 continue
             if extent is None:
@@ -924,7 +927,7 @@ class _Partition:
     def _fill(self, low: int, high: int) -> list[Extent]:
         """Return the sound batches of spare files in [low, high), by offset."""
         filling: list[Extent] = []
-        for name, spare in self._spares_in(low, high):
+        for name, spare in self._read_retired(low, high):
             more: list[Extent] = []
             for gap_low, gap_high in _gaps(low, high, filling):
                 # A filling must not cross the border of a segment, so the gap is cut at
@@ -946,26 +949,26 @@ class _Partition:
             filling = sorted(filling + more, key=lambda extent: extent.first)
         return filling
 
-    def _spares_in(self, low: int, high: int) -> list[tuple[str, list[Extent]]]:
+    def _read_retired(self, low: int, high: int) -> list[tuple[str, list[Extent]]]:
         """Return the extents of spare files in [low, high), by file and priority."""
-        if self.spare_extents is None:
+        if self.retired_extents is None:
             found = [
                 (extent, order, name)
                 for order, name in enumerate(self.spares)
                 for extent in self._spare(name)
             ]
-            self.spare_extents = sorted(found, key=lambda row: row[0].first)
+            self.retired_extents = sorted(found, key=lambda row: row[0].first)
             # The search below runs back from high. It may stop once the highest end so
             # far is at or below low.
-            self.spare_ends = [
+            self.retired_ends = [
                 *itertools.accumulate(
-                    (row[0].next_offset for row in self.spare_extents), max
+                    (row[0].next_offset for row in self.retired_extents), max
                 )
             ]
-        at = bisect_left(self.spare_extents, high, key=lambda row: row[0].first) - 1
+        at = bisect_left(self.retired_extents, high, key=lambda row: row[0].first) - 1
         found_in: dict[tuple[int, str], list[Extent]] = {}
-        while at >= 0 and self.spare_ends[at] > low:
-            extent, order, name = self.spare_extents[at]
+        while at >= 0 and self.retired_ends[at] > low:
+            extent, order, name = self.retired_extents[at]
             if extent.next_offset > low:
                 found_in.setdefault((order, name), []).insert(0, extent)
             at -= 1
@@ -979,7 +982,7 @@ class _Partition:
         cut, or, in a log without gaps, a batch of the spare file differs from the batch
         of the log at the same offset.
         """
-        if name not in self.read_spares:
+        if name not in self.retired_extents_by_name:
             source = self.spares[name] = self.spares[name] or self._open(name)
             low = leading_offset(name) or 0
             theirs: list[Extent] = []
@@ -1001,14 +1004,14 @@ class _Partition:
                 )
             if was_written_again or not is_same_log:
                 theirs = []
-            self.read_spares[name] = theirs
-        return self.read_spares[name]
+            self.retired_extents_by_name[name] = theirs
+        return self.retired_extents_by_name[name]
 
     def _record_lost(
         self,
         low: int,
         high: int,
-        here: Sequence[BadStretch],
+        here: Sequence[DamagedRange],
         filling: Sequence[Extent],
         *,
         is_end: bool,
@@ -1041,7 +1044,7 @@ class _Partition:
                 )
             )
 
-    def _record_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
+    def _record_damage(self, here: Sequence[DamagedRange], *, is_end: bool) -> None:
         """Record damage that costs no offset.
 
         After the end of the log it may have cost some. It is then a loss, unless the

@@ -43,7 +43,7 @@ from logcore.errors import (
 )
 from logcore.fs import FS, OS
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
-from logcore.inspect.catalog import kind_of, living_name, partitions
+from logcore.inspect.catalog import final_name, kind_of, partitions
 from logcore.inspect.dump import DUMPERS, IndexTable, LogFile
 from logcore.kernels import layout
 from logcore.metadata import checkpoint
@@ -292,7 +292,7 @@ class _FileSnapshot:
         """Base offset, as twenty digits, to the names of the files of that segment."""
         found: dict[str, list[str]] = {}
         for name in self.names:
-            if kind_of(name) and living_name(name) == name:
+            if kind_of(name) and final_name(name) == name:
                 found.setdefault(name.partition(".")[0], []).append(name)
         return found
 
@@ -350,7 +350,7 @@ def _verify_partition(
                     yield verdict
     if only is None:
         yield from _settled(
-            fs, directory, first, directory, functools.partial(_verify_front, directory)
+            fs, directory, first, directory, functools.partial(_verify_start, directory)
         )
     for name in first.names:
         if only is None or name == only:
@@ -401,7 +401,7 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
         return None
 
 
-def _verify_front(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
+def _verify_start(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
     """Judge the front of the log.
 
     The first segments, or all of them, may be missing.
@@ -434,7 +434,7 @@ def _verify_front(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
 
 def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | None:
     """Judge a file that belongs to no segment of the log."""
-    if name == checkpoint.SEALS_HOLD:
+    if name == checkpoint.CHECKSUMS_VALID:
         return None
     if name in PARTITION_FILES:
         return _verify_small(fs, path, name)
@@ -448,7 +448,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
         return Verdict(
             path=path, kind="other", status="damaged", detail=detail, size_bytes=size
         )
-    if name != living_name(name):
+    if name != final_name(name):
         if name.endswith(SWAP):
             detail = "a compaction was interrupted; Kafka finishes it when it opens the partition"
             return Verdict(
@@ -520,7 +520,7 @@ def _verify_segment(
     for check in checks:
         yield check.verdict()
     if file_name(base, SEAL) in names:
-        yield _verify_seal(
+        yield _verify_checksum_file(
             fs,
             os.path.join(directory, file_name(base, SEAL)),
             base,
@@ -532,7 +532,7 @@ def _verify_segment(
         )
 
 
-def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
+def _verify_checksum_file(fs: FS, path: str, base: int, log_start: int) -> Verdict:
     """Check a segment against its seal, and that the next segment exists.
 
     A difference does not count if the segment or the seal changed during the check.
@@ -573,7 +573,7 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
 
 
 @attrs.define
-class _Walked:
+class _WalkResult:
     """The result of a walk over a segment, up to the first damage."""
 
     batches: int = 0
@@ -623,8 +623,8 @@ def _verify_log(
         )
 
 
-def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walked:
-    walked = _Walked(end_offset=segment.base_offset)
+def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _WalkResult:
+    walked = _WalkResult(end_offset=segment.base_offset)
     for facts, position, why in segment.walk(0, crc=True):
         count, reason = _in_order(facts, walked, segment.base_offset, place)
         count, reason = _count(segment, facts, count, reason, walked)
@@ -652,7 +652,7 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
 
 
 def _in_order(
-    facts: layout.Facts, walked: _Walked, base_offset: int, place: _FileContext
+    facts: layout.Facts, walked: _WalkResult, base_offset: int, place: _FileContext
 ) -> tuple[int, str]:
     """Return how many batches continue the log in this segment, and the next one's
     fault.
@@ -689,7 +689,7 @@ def _in_order(
 
 
 def _count(
-    segment: Segment, facts: layout.Facts, count: int, reason: str, walked: _Walked
+    segment: Segment, facts: layout.Facts, count: int, reason: str, walked: _WalkResult
 ) -> tuple[int, str]:
     """Count the first batches and their records.
 
@@ -719,7 +719,7 @@ def _count(
 
 
 def _judge_log(
-    segment: GrowingSegment, walked: _Walked, place: _FileContext
+    segment: GrowingSegment, walked: _WalkResult, place: _FileContext
 ) -> Verdict:
     size = segment.size_bytes
     position = walked.bad_position
@@ -792,7 +792,7 @@ def _judge_log(
 
 
 def _judge_gap(
-    segment: Segment, walked: _Walked, next_base: int, place: _FileContext
+    segment: Segment, walked: _WalkResult, next_base: int, place: _FileContext
 ) -> dict[str, Any]:
     """Judge a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} are in no segment"

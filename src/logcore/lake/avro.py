@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from logcore.distribution import install_command
 from logcore.errors import InvalidConfigError, MissingDependencyError
-from logcore.lake.types import Misfit, merged
+from logcore.lake.types import TypeMismatch, merged
 from logcore.lake.values import ValueFormat
 
 _FRAME: Final = struct.Struct(">bI")
@@ -52,7 +52,7 @@ def fields_of_schemas(schemas: Mapping[int | None, Any]) -> Any:
     for schema in schemas.values():
         try:
             kind = merged(kind, _type(_parsed(schema), {}, ""), None)
-        except Misfit as error:
+        except TypeMismatch as error:
             raise InvalidConfigError(
                 f"field {error.path!r} of the Avro schema: {error.reason}",
                 expected=error.expected,
@@ -81,7 +81,7 @@ def avro_format(schemas: Mapping[int | None, Any]) -> ValueFormat:
         if None not in parsed:
             number, at = _frame(value)
             if number not in parsed:
-                raise Misfit(
+                raise TypeMismatch(
                     f"the value has schema id {number}: give its schema (--schema {number}=FILE)"
                 )
         stream = io.BytesIO(value)
@@ -89,12 +89,12 @@ def avro_format(schemas: Mapping[int | None, Any]) -> ValueFormat:
         try:
             found: Mapping[str, Any] = read(stream, parsed[number], None)
         except Exception as error:  # fastavro raises errors of many classes
-            raise Misfit(
+            raise TypeMismatch(
                 f"the value does not have the Avro schema: {error!r}",
                 found=repr(value[:40]),
             ) from error
         if stream.tell() != len(value):
-            raise Misfit(
+            raise TypeMismatch(
                 "the value does not have the Avro schema: bytes are left",
                 expected=f"{len(value)} bytes",
                 found=stream.tell(),
@@ -109,14 +109,16 @@ def avro_format(schemas: Mapping[int | None, Any]) -> ValueFormat:
         try:
             return pa.array(objects, kind)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise Misfit(f"the value does not fit the columns: {error}") from error
+            raise TypeMismatch(
+                f"the value does not fit the columns: {error}"
+            ) from error
 
     return ValueFormat(decode, to_arrow)
 
 
 def _frame(value: bytes) -> tuple[int, int]:
     if len(value) < _FRAME.size or value[0]:
-        raise Misfit(
+        raise TypeMismatch(
             "the value does not begin with the id of a schema",
             expected="a zero byte and four bytes",
             found=repr(value[:5]),
@@ -177,14 +179,14 @@ def _type(schema: Any, named: dict[str, Any], path: str) -> Any:
     """Return the type of a column for a parsed schema.
 
     Raises:
-        Misfit: there is no such type.
+        TypeMismatch: there is no such type.
     """
     import pyarrow as pa
 
     if isinstance(schema, list):
         others = [branch for branch in schema if branch != "null"]
         if len(others) != 1:
-            raise Misfit(
+            raise TypeMismatch(
                 "the union has no type of a column",
                 path,
                 "null and one other type",
@@ -196,7 +198,7 @@ def _type(schema: Any, named: dict[str, Any], path: str) -> Any:
             return getattr(pa, _PRIMITIVE[schema])()
         if named.get(schema) is not None:
             return named[schema]
-        raise Misfit("the type contains itself or is null", path, found=schema)
+        raise TypeMismatch("the type contains itself or is null", path, found=schema)
     logical = schema.get("logicalType")
     if logical == "date":
         return pa.date32()

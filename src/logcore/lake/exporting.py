@@ -35,7 +35,7 @@ from logcore.lake.avro import avro_format, fields_of_schemas
 from logcore.lake.rows import RowBuilder, record_schema
 from logcore.lake.rules import ExportProgress, LogBounds, OnGap
 from logcore.lake.target import LakeTarget, TableLayout, TableOwner, TableState
-from logcore.lake.types import Misfit, merged
+from logcore.lake.types import TypeMismatch, merged
 from logcore.lake.values import (
     JSON,
     TEXT_COLUMN,
@@ -54,7 +54,7 @@ from logcore.shipping.forward_rules import fingerprint_offset, record_fingerprin
 if TYPE_CHECKING:
     import pyarrow
 
-    from logcore.schemas import DecodedPiece
+    from logcore.schemas import DecodedPart
 
 #: Size of the rows of one commit in Arrow's format, by default. A file is smaller.
 COMMIT_BYTES: Final = 128 << 20
@@ -99,7 +99,7 @@ class ExportOptions:
     schemas: Mapping[int | None, Any] = attrs.Factory(dict)
     #: Decodes values by the schemas of a registry, for value="registry": see
     #: logcore.schemas.ValueDecoder.decode().
-    decode: Callable[[bytes], DecodedPiece] | None = None
+    decode: Callable[[bytes], DecodedPart] | None = None
     #: Returns the records to export. All other records count as exported.
     select: Callable[[RecordColumns], npt.NDArray[np.bool_]] | None = None
     #: Size of the rows of one commit in Arrow's format.
@@ -224,7 +224,7 @@ class _Export:
         held = fields_of(state.schema, reserved)
         try:
             fields = merged(held, fields_of_schemas(self._options.schemas), held)
-        except Misfit as error:
+        except TypeMismatch as error:
             raise InvalidConfigError(
                 f"the schema does not fit the table: field {error.path!r}: {error.reason}",
                 expected=error.expected,
@@ -403,7 +403,7 @@ def _value_format(options: ExportOptions) -> ValueFormat | None:
     return None
 
 
-def _registry_format(decode: Callable[[bytes], DecodedPiece] | None) -> ValueFormat:
+def _registry_format(decode: Callable[[bytes], DecodedPart] | None) -> ValueFormat:
     if decode is None:
         raise InvalidConfigError(
             "value='registry' (--value registry)",
@@ -414,15 +414,17 @@ def _registry_format(decode: Callable[[bytes], DecodedPiece] | None) -> ValueFor
     def decoded(value: bytes) -> Mapping[str, Any]:
         piece = decode(value)
         if piece.error is not None:
-            raise Misfit(piece.error)
+            raise TypeMismatch(piece.error)
         if piece.schema is None:
-            raise Misfit(
+            raise TypeMismatch(
                 "the value does not begin with the id of a schema",
                 expected="a zero byte and four bytes",
                 found=repr(value[:5]),
             )
         if not isinstance(piece.value, dict):
-            raise Misfit("the value is not an object", found=repr(piece.value)[:40])
+            raise TypeMismatch(
+                "the value is not an object", found=repr(piece.value)[:40]
+            )
         return piece.value
 
     return ValueFormat(decoded, inferred)

@@ -22,7 +22,7 @@ _FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")
 _WIDTH: Final = {"int32": 0, "int64": 1, "float": 2, "double": 3}
 
 
-class Misfit(Exception):
+class TypeMismatch(Exception):
     """A value that does not fit the columns of a table.
 
     `path` is the field, such as "address.city", or "" for the whole value. `expected`
@@ -57,7 +57,7 @@ def merged(known: Any, new: Any, pinned: Any, path: str = "") -> Any:
     table, or None if the table has no such column.
 
     Raises:
-        Misfit: there is no such type, or a name cannot be the name of a column.
+        TypeMismatch: there is no such type, or a name cannot be the name of a column.
     """
     import pyarrow as pa
 
@@ -84,7 +84,7 @@ def merged(known: Any, new: Any, pinned: Any, path: str = "") -> Any:
         if pinned is not None or _WIDTH[str(known)] > _WIDTH[str(new)]:
             return known
         return new
-    raise Misfit("the value does not fit the column", path, known, new)
+    raise TypeMismatch("the value does not fit the column", path, known, new)
 
 
 def _merged_structs(known: Any, new: Any, pinned: Any, path: str) -> Any:
@@ -96,16 +96,16 @@ def _merged_structs(known: Any, new: Any, pinned: Any, path: str) -> Any:
         inner = f"{path}.{field.name}" if path else field.name
         if is_unknown(field.type) and field.name not in kinds:
             continue
-        twin = folded.setdefault(field.name.lower(), field.name)
-        if twin != field.name:
-            raise Misfit(
+        other_name = folded.setdefault(field.name.lower(), field.name)
+        if other_name != field.name:
+            raise TypeMismatch(
                 "the field differs from another one only in case, which SQL does not distinguish",
                 inner,
-                repr(twin),
+                repr(other_name),
                 repr(field.name),
             )
         if not field.name or _FORBIDDEN.search(field.name):
-            raise Misfit(
+            raise TypeMismatch(
                 "the field cannot be the name of a column",
                 inner,
                 "a name without spaces and , ; { } ( ) =",
@@ -122,7 +122,7 @@ def cast(array: Any, kind: Any, path: str = "") -> Any:
     """Return an array, converted to a type that merged() has returned.
 
     Raises:
-        Misfit: a value would change.
+        TypeMismatch: a value would change.
     """
     import pyarrow as pa
 
@@ -151,7 +151,7 @@ def cast(array: Any, kind: Any, path: str = "") -> Any:
     try:
         return array.cast(kind)
     except pa.ArrowInvalid as error:
-        raise Misfit(
+        raise TypeMismatch(
             "the number would change in the column", path, kind, array.type
         ) from error
 
@@ -171,7 +171,7 @@ def check_finite(array: Any, path: str = "") -> None:
     """Check that no number has become infinite because it is too large for a double.
 
     Raises:
-        Misfit: a number has become infinite.
+        TypeMismatch: a number has become infinite.
     """
     import numpy as np
     import pyarrow as pa
@@ -184,4 +184,4 @@ def check_finite(array: Any, path: str = "") -> None:
     elif pa.types.is_floating(array.type):
         numbers = array.to_numpy(zero_copy_only=False)
         if np.isinf(numbers).any():
-            raise Misfit("the number is too large", path, "a double")
+            raise TypeMismatch("the number is too large", path, "a double")

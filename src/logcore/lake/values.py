@@ -20,7 +20,7 @@ import attrs
 
 from logcore.errors import RecordRefusedError
 from logcore.format.json_values import parse_json
-from logcore.lake.types import Misfit, cast, check_finite, merged
+from logcore.lake.types import TypeMismatch, cast, check_finite, merged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,7 +32,7 @@ _PREFIX: Final = "value_"
 
 @attrs.frozen
 class ValueFormat:
-    """The decoder of values. Both functions raise Misfit."""
+    """The decoder of values. Both functions raise TypeMismatch."""
 
     #: Decodes one value to an object with fields.
     decode: Callable[[bytes], Mapping[str, Any]]
@@ -77,7 +77,7 @@ class ValueColumns:
                 continue
             try:
                 objects.append(self._format.decode(value))
-            except Misfit as error:
+            except TypeMismatch as error:
                 self._texts[-1] = self._unfit(error, value, offset, path)
                 objects.append(None)
         self._add(objects, start, values, offsets, path)
@@ -94,7 +94,7 @@ class ValueColumns:
         try:
             self._append(objects)
             return
-        except Misfit as error:
+        except TypeMismatch as error:
             if len(objects) == 1:
                 self._texts[start] = self._unfit(
                     error, values[0] or b"", offsets[0], path
@@ -120,7 +120,7 @@ class ValueColumns:
         self._arrays.append(array)
         self.size_bytes += array.nbytes
 
-    def _unfit(self, error: Misfit, value: bytes, offset: int, path: str) -> str:
+    def _unfit(self, error: TypeMismatch, value: bytes, offset: int, path: str) -> str:
         """Return the text of a value that does not fit.
 
         Raises:
@@ -200,7 +200,7 @@ def inferred(objects: list[Any]) -> Any:
     """Return objects as an Arrow array of the type that pyarrow infers.
 
     Raises:
-        Misfit: two values of one field have no common type, or a number is too large.
+        TypeMismatch: two values of one field have no common type, or a number is too large.
     """
     import pyarrow as pa
 
@@ -219,7 +219,7 @@ def inferred(objects: list[Any]) -> Any:
                     path = name
                     break
         reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise Misfit(f"the value has no single type: {reason}", path) from error
+        raise TypeMismatch(f"the value has no single type: {reason}", path) from error
 
 
 def _is_wider(known: Any, new: Any) -> bool:
@@ -239,16 +239,16 @@ def decode_json(value: bytes) -> Mapping[str, Any]:
     """Decode a value that is a JSON object in UTF-8.
 
     Raises:
-        Misfit: it is something else.
+        TypeMismatch: it is something else.
     """
     try:
         found = parse_json(value)
     except ValueError as error:
-        raise Misfit(
+        raise TypeMismatch(
             f"the value is not JSON: {error}", found=repr(value[:40])
         ) from None
     if not isinstance(found, dict):
-        raise Misfit("the value is not a JSON object", found=repr(value[:40]))
+        raise TypeMismatch("the value is not a JSON object", found=repr(value[:40]))
     return found
 
 

@@ -61,7 +61,7 @@ LOCK_RECORD: Final = "logcore.turn"
 #: Exists while only this library has written a partition since its checksum files were
 #: checked. Kafka compacts a partition without updating them. But first it loads the
 #: partition, and then it removes all files that end in .deleted.
-SEALS_HOLD: Final = "logcore.seals-hold.deleted"
+CHECKSUMS_VALID: Final = "logcore.seals-hold.deleted"
 RESERVE: Final = "logcore.reserve"
 # A checkpoint of some hundred partitions; more if a file is already larger.
 _RESERVE_BYTES: Final = 16 << 10

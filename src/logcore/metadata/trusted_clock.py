@@ -39,7 +39,7 @@ from logcore.reporting import WARNING, log_line
 #: A wall clock that differs by more than this from the time that has passed was set.
 JUMP_MS: Final = 3_600_000
 #: A wall clock that was set is trusted again after this time.
-HOLD_MS: Final = 24 * 3_600_000
+DISTRUST_MS: Final = 24 * 3_600_000
 #: Interval at which the reading on disk is replaced, if a deletion requests it.
 _SAVE_MS: Final = 300_000
 #: The same interval when a directory is closed. A reading within JUMP_MS is as good as
@@ -87,7 +87,7 @@ def judge(trust: Trust, now: ClockReading) -> tuple[Trust, int]:
     held_ms = suspect.passed_ms(now)
     if held_ms is None:
         held_ms = now.wall_ms - suspect.wall_ms
-    if held_ms >= HOLD_MS:
+    if held_ms >= DISTRUST_MS:
         return Trust(now), now.wall_ms
     return Trust(trust.trusted, suspect), min(now.wall_ms, expected_ms)
 

@@ -502,7 +502,9 @@ def drop_stale_checksums(fs: FS, directory: str, segments: Iterable[Segment]) ->
         fs.sync_dir(directory)
         fs.close(
             fs.open(
-                os.path.join(directory, checkpoint.SEALS_HOLD), write=True, create=True
+                os.path.join(directory, checkpoint.CHECKSUMS_VALID),
+                write=True,
+                create=True,
             )
         )
         fs.sync_dir(directory)

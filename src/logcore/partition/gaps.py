@@ -8,7 +8,7 @@ Rules:
   checked with its seal, which contains the size of the file, the end of its offsets,
   and the base offset of the next segment.
 - Another program may compact without updating dense_from. Seals are therefore used only
-  while checkpoint.SEALS_HOLD exists, which Kafka deletes when it loads the partition.
+  while checkpoint.CHECKSUMS_VALID exists, which Kafka deletes when it loads the partition.
 - A reader in another process reads dense_from again before it reports a gap as a loss,
   because a compaction may have begun.
 

@@ -200,9 +200,9 @@ def open_partition(place: OpenRequest) -> Opened:
     dense_from = 0
     if not found.is_new:
         dense_from = stored_metadata.dense_from
-    # Kafka removes SEALS_HOLD when it loads the partition. Seals are then valid only
+    # Kafka removes CHECKSUMS_VALID when it loads the partition. Seals are then valid only
     # after the seals of replaced files are removed.
-    has_seals = checkpoint.SEALS_HOLD in names
+    has_seals = checkpoint.CHECKSUMS_VALID in names
     if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = checksum_file.drop_stale_checksums(
             fs, place.path, found.segments[:-1]

@@ -105,7 +105,7 @@ class PersistedState(NamedTuple):
                 path,
             ),
             has_seals=value_or(
-                False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)
+                False, fs.exists, os.path.join(path, checkpoint.CHECKSUMS_VALID)
             ),
         )
 
@@ -228,7 +228,7 @@ class PersistedOffsets:
 def read_persisted_gaps(fs: FS, path: str) -> gaps.PersistedGaps:
     """Read the metadata that decides which gaps of a partition are losses."""
     sidecar = checkpoint.read_partition_metadata(fs, path)
-    has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
+    has_seals = fs.exists(os.path.join(path, checkpoint.CHECKSUMS_VALID))
     return gaps.PersistedGaps.of(
         sidecar.dense_from,
         read_persisted_offset(fs, path, checkpoint.CLEANER),

@@ -165,7 +165,8 @@ class SegmentFiles:
             stem, suffix = os.path.splitext(name)
             is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
             is_leftover = (
-                suffix in (DELETED, CLEANED, ".tmp") and name != checkpoint.SEALS_HOLD
+                suffix in (DELETED, CLEANED, ".tmp")
+                and name != checkpoint.CHECKSUMS_VALID
             )
             if is_leftover or (is_index and stem not in logs):
                 # Recovery may have used the same name in the meantime.

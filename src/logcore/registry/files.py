@@ -74,7 +74,7 @@ from logcore.registry import node_file
 from logcore.registry.node_file import (
     SUFFIX,
     UNFINISHED,
-    Head,
+    NodeHeader,
     NodeKind,
     Slot,
     file_name,
@@ -93,10 +93,10 @@ from logcore.registry.protocol import (
 )
 from logcore.registry.sessions import (
     DIRECTORY,
-    Facts,
     Lease,
     Observer,
     SessionInfo,
+    SessionRecord,
     Sessions,
     read_file,
 )
@@ -127,13 +127,13 @@ _CHANGES: Final = ("brokers", "changes")
 _OF_MEMBERS: Final = ("ids", "owners")
 _BROKERS: Final = ("brokers", "ids")
 _CONTROLLER: Final = ("controller",)
-_OWN_ONLY: Final = (0o700, 0o600)
+_OWNER_ONLY: Final = (0o700, 0o600)
 _GROUP_TOO: Final = (0o770, 0o660)
 _GROUP_WRITES: Final = 0o020
 _GARBAGE_MS: Final = 60_000
 _LOCK_TIMEOUT_MS: Final = 10_000
 #: Maximum number of nodes whose durable version is remembered.
-_REMEMBERED: Final = 10_000
+_MAX_CACHED_NODES: Final = 10_000
 _BYTE_BITS: Final = 62
 
 Names = tuple[str, ...]
@@ -177,7 +177,7 @@ class Layout:
             return NodeKind.UNSYNCED
         return NodeKind.PERSISTENT
 
-    def is_lost_with_power(self, names: Names) -> bool:
+    def is_never_synced(self, names: Names) -> bool:
         """Return whether the node with these names is never synced.
 
         After a power cut, a damaged file of such a node counts as missing.
@@ -249,17 +249,21 @@ def open_registry(
     _check_format(fs, root, _FORMAT_TEXTS[topics])
     boot = fs.boot()
     for info in Sessions(fs, posixpath.join(root, DIRECTORY)).all():
-        if info.state == "alive" and info.facts is not None and info.facts.boot != boot:
+        if (
+            info.state == "alive"
+            and info.record is not None
+            and info.record.boot != boot
+        ):
             raise InvalidConfigError(
                 "a live session belongs to another machine or another time namespace: all processes that share a "
                 "registry of files run on one machine with one clock",
                 path=root,
                 expected=boot,
-                found=info.facts.boot,
+                found=info.record.boot,
             )
     facts = None
     if not read_only:
-        facts = Facts(boot, os.getpid(), max_poll_interval_ms)
+        facts = SessionRecord(boot, os.getpid(), max_poll_interval_ms)
     return FileRegistry(fs, root, facts, permissions, lock_timeout_ms, Layout(topics))
 
 
@@ -273,8 +277,8 @@ def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
             continue
         if fs.permissions(place) & _GROUP_WRITES:
             return _GROUP_TOO
-        return _OWN_ONLY
-    return _OWN_ONLY
+        return _OWNER_ONLY
+    return _OWNER_ONLY
 
 
 def _make(
@@ -376,7 +380,7 @@ class FileSession:
 
     @property
     def timeout_ms(self) -> int:
-        return self._lease.facts.max_poll_interval_ms
+        return self._lease.record.max_poll_interval_ms
 
     @property
     def has_lease(self) -> bool:
@@ -405,7 +409,7 @@ class FileRegistry(Closeable):
         self,
         fs: SharedFS,
         root: str,
-        facts: Facts | None,
+        facts: SessionRecord | None,
         permissions: tuple[int, int],
         lock_timeout_ms: int,
         layout: Layout,
@@ -573,13 +577,13 @@ class FileRegistry(Closeable):
     def _file(self, names: Names) -> str:
         return self._directory(names) + SUFFIX
 
-    def _read_node(self, names: Names) -> tuple[Head, Slot] | None:
+    def _read_node(self, names: Names) -> tuple[NodeHeader, Slot] | None:
         """Read a node; return None if it does not exist."""
         return self._read_valid(self._file(names))
 
     def _read_valid(
         self, file: str, living: str | None = None, handle: int | None = None
-    ) -> tuple[Head, Slot] | None:
+    ) -> tuple[NodeHeader, Slot] | None:
         """Read the node in a file, and return None if the node is not valid.
 
         A node is not valid if its session is over. A file that is never synced may be
@@ -597,7 +601,7 @@ class FileRegistry(Closeable):
             names = tuple(
                 posixpath.relpath(file, self.path).removesuffix(SUFFIX).split("/")
             )
-            if not self._layout.is_lost_with_power(names):
+            if not self._layout.is_never_synced(names):
                 raise
             log_line(
                 "registry",
@@ -615,7 +619,7 @@ class FileRegistry(Closeable):
             return found
         return None
 
-    def _read(self, file: str) -> tuple[Head, Slot] | None:
+    def _read(self, file: str) -> tuple[NodeHeader, Slot] | None:
         try:
             handle = self._fs.open(file)
         except FileNotFoundError:
@@ -648,7 +652,7 @@ class FileRegistry(Closeable):
             if found is not None:
                 yield self._name(path, found[0])
 
-    def _name(self, path: str, head: Head) -> str:
+    def _name(self, path: str, head: NodeHeader) -> str:
         """Return the name of a node from the name of its file, or from its head if the
         name is too long for a file.
         """
@@ -781,7 +785,7 @@ class FileRegistry(Closeable):
             lease = self._writing()
             if lease.is_expired:
                 raise self._expired(lease)
-            facts = lease.facts
+            facts = lease.record
             lease.rewrite(attrs.evolve(facts, polls=facts.polls + 1))
 
     def _change(self, names: Names, act: Callable[[], Result]) -> Result:
@@ -855,7 +859,7 @@ class FileRegistry(Closeable):
 
     def _expected(
         self, names: Names, path: str, version: int, handle: int | None = None
-    ) -> tuple[Head, Slot]:
+    ) -> tuple[NodeHeader, Slot]:
         """Return the node that a change replaces or deletes, under the lock.
 
         `handle` is the node's file if it is open.
@@ -889,7 +893,9 @@ class FileRegistry(Closeable):
         self._make_parents(names)
         file = self._file(names)
         creation = self._fs.random_bytes(16)
-        head = Head(creation, kind, name=node_file.name_in_head(names[-1])).grown(value)
+        head = NodeHeader(
+            creation, kind, name=node_file.name_in_header(names[-1])
+        ).with_capacity_for(value)
         if kind is NodeKind.PERSISTENT:
             self._put(file, head, Slot(0, value))
             self._sync_names(names)
@@ -900,7 +906,7 @@ class FileRegistry(Closeable):
             lease = self._writing()
             session = lease.id
             domain = self._layout.domain_of(names)
-            domains = lease.facts.domains
+            domains = lease.record.domains
             if domains is not None and domain not in domains:
                 # The record is written first, so that the process that ends this
                 # session finds the node.
@@ -924,14 +930,14 @@ class FileRegistry(Closeable):
         finally:
             self._fs.close(handle)
 
-    def _facts_with(self, lease: Lease, domains: tuple[str, ...]) -> Facts:
+    def _facts_with(self, lease: Lease, domains: tuple[str, ...]) -> SessionRecord:
         """Return the facts of this session with these domains, of which the last is new.
 
         If the facts do not fit, domains in which the session no longer has nodes are
         omitted. If the remaining domains take more than half of the record, the facts
         have no list of domains.
         """
-        facts = attrs.evolve(lease.facts, domains=domains)
+        facts = attrs.evolve(lease.record, domains=domains)
         if lease.holds(facts):
             return facts
         # Only this session creates its nodes, and only under the mutex, so none can
@@ -976,7 +982,7 @@ class FileRegistry(Closeable):
                     self._directory(names[:-1]), permissions=self._for_directories
                 )
 
-    def _put(self, file: str, head: Head, slot: Slot) -> None:
+    def _put(self, file: str, head: NodeHeader, slot: Slot) -> None:
         """Replace the file of a node.
 
         The file of a persistent node is synced before it gets its name.
@@ -1003,7 +1009,7 @@ class FileRegistry(Closeable):
         finally:
             self._fs.close(handle)
 
-    def _write(self, names: Names, head: Head, slot: Slot, value: bytes) -> int:
+    def _write(self, names: Names, head: NodeHeader, slot: Slot, value: bytes) -> int:
         """Write the next version of an existing node, under the lock; return its number."""
         handle = self._fs.open(self._file(names), write=True)
         try:
@@ -1012,14 +1018,14 @@ class FileRegistry(Closeable):
             self._fs.close(handle)
 
     def _write_to(
-        self, handle: int, names: Names, head: Head, slot: Slot, value: bytes
+        self, handle: int, names: Names, head: NodeHeader, slot: Slot, value: bytes
     ) -> int:
         """Do the work of _write() with the open file of the node."""
         file = self._file(names)
         new = Slot(slot.version + 1, value, slot.session)
         is_synced = head.kind is NodeKind.PERSISTENT
         if not head.holds(value):
-            self._put(file, head.grown(value), new)
+            self._put(file, head.with_capacity_for(value), new)
             if is_synced:
                 self._sync_names(names)
                 self._remember(file, head, new.version)
@@ -1037,7 +1043,7 @@ class FileRegistry(Closeable):
             self._remember(file, head, new.version)
         return new.version
 
-    def _sync(self, handle: int, head: Head, new: Slot) -> None:
+    def _sync(self, handle: int, head: NodeHeader, new: Slot) -> None:
         """Sync a version that was just written; invalidate it if the sync fails.
 
         Otherwise the version would later appear to be durable, and the next writer would
@@ -1057,8 +1063,8 @@ class FileRegistry(Closeable):
         for depth in range(len(names) - 1, -1, -1):
             self._fs.sync_dir(self._directory(names[:depth]))
 
-    def _remember(self, file: str, head: Head, version: int) -> None:
-        if len(self._known) >= _REMEMBERED:
+    def _remember(self, file: str, head: NodeHeader, version: int) -> None:
+        if len(self._known) >= _MAX_CACHED_NODES:
             self._known.clear()
         self._known[file] = (head.creation, version)
 

@@ -43,7 +43,7 @@ _MAGIC: Final = b"LCNODE1\n"
 #: Magic bytes without the version. A write that a power cut damaged may begin with a
 #: part of them.
 _ANY_MAGIC: Final = re.compile(rb"LCNODE[0-9]+\n?")
-_HEAD: Final = struct.Struct(">8sII16sB3xI")
+_HEADER: Final = struct.Struct(">8sII16sB3xI")
 _SLOT: Final = struct.Struct(">QI16sH2x")
 _VERSION: Final = struct.Struct(">Q")
 _CRC: Final = struct.Struct(">I")
@@ -53,8 +53,8 @@ _NO_SESSION: Final = bytes(16)
 #: bytes, including suffixes.
 _LONGEST_FILE_NAME: Final = 180
 _HASH: Final = "%hash-"
-_LARGEST_HEAD: Final = 16 * PAGE_BYTES
-_LARGEST_CAPACITY: Final = 1 << 21
+_MAX_HEADER_BYTES: Final = 16 * PAGE_BYTES
+_MAX_CAPACITY: Final = 1 << 21
 
 
 class NodeKind(enum.IntEnum):
@@ -70,7 +70,7 @@ class NodeKind(enum.IntEnum):
 
 
 @attrs.frozen
-class Head:
+class NodeHeader:
     """Head of a node's file.
 
     `creation` is a random id of 16 bytes, which is unique to this creation of the node.
@@ -86,7 +86,7 @@ class Head:
     def size(self) -> int:
         if self.name is None:  # most nodes; it is called seven times for each change
             return PAGE_BYTES
-        used = _HEAD.size + len(self.name.encode()) + _CRC.size
+        used = _HEADER.size + len(self.name.encode()) + _CRC.size
         return -(-used // PAGE_BYTES) * PAGE_BYTES
 
     @property
@@ -100,7 +100,7 @@ class Head:
     def holds(self, value: bytes) -> bool:
         return _SLOT_BYTES + len(value) <= self.capacity
 
-    def grown(self, value: bytes) -> Head:
+    def with_capacity_for(self, value: bytes) -> NodeHeader:
         """Return a head of the same node with capacity for a value."""
         capacity = self.capacity
         while capacity < _SLOT_BYTES + len(value):
@@ -110,7 +110,7 @@ class Head:
     def pack(self) -> bytes:
         name = (self.name or "").encode()
         fields = (
-            _HEAD.pack(
+            _HEADER.pack(
                 _MAGIC, self.size, self.capacity, self.creation, self.kind, len(name)
             )
             + name
@@ -129,7 +129,7 @@ class Slot:
     value: bytes
     session: str | None = None
 
-    def pack(self, head: Head) -> bytes:
+    def pack(self, head: NodeHeader) -> bytes:
         session = _NO_SESSION
         if self.session is not None:
             session = bytes.fromhex(self.session)
@@ -139,12 +139,12 @@ class Slot:
         )
 
 
-def new_file(head: Head, slot: Slot) -> bytes:
+def new_file(head: NodeHeader, slot: Slot) -> bytes:
     """Return the bytes of a file with one version, for one write."""
     return head.pack().ljust(head.place(slot.version), b"\0") + slot.pack(head)
 
 
-def read_head(data: bytes, path: str) -> Head | None:
+def read_header(data: bytes, path: str) -> NodeHeader | None:
     """Decode the head of a file; return None for a torn file.
 
     Raises:
@@ -153,7 +153,7 @@ def read_head(data: bytes, path: str) -> Head | None:
     """
     written = len(data.rstrip(b"\0"))
     start = data[: len(_MAGIC)]
-    if start != _MAGIC and _ANY_MAGIC.fullmatch(start) and written >= _HEAD.size:
+    if start != _MAGIC and _ANY_MAGIC.fullmatch(start) and written >= _HEADER.size:
         raise UnsupportedRegistryError(
             "a node of another version", path=path, expected=_MAGIC, found=start
         )
@@ -165,34 +165,37 @@ def read_head(data: bytes, path: str) -> Head | None:
             expected=_MAGIC,
             found=start,
         )
-    if written < _HEAD.size:
+    if written < _HEADER.size:
         return None
-    _, size, capacity, creation, kind, length = _HEAD.unpack_from(data)
-    stop = _HEAD.size + length
+    _, size, capacity, creation, kind, length = _HEADER.unpack_from(data)
+    stop = _HEADER.size + length
     if len(data) < stop + _CRC.size or _CRC.unpack_from(data, stop)[0] != crc32c(
         data[:stop]
     ):
-        if written < stop + _CRC.size <= _LARGEST_HEAD:
+        if written < stop + _CRC.size <= _MAX_HEADER_BYTES:
             return None
         raise CorruptRegistryError(
             "the head of a node is damaged", path=path, position=0
         )
     try:
-        head = Head(
-            creation, NodeKind(kind), capacity, data[_HEAD.size : stop].decode() or None
+        head = NodeHeader(
+            creation,
+            NodeKind(kind),
+            capacity,
+            data[_HEADER.size : stop].decode() or None,
         )
     except ValueError as error:
         raise UnsupportedRegistryError(
             "a node of a kind that this version does not support", path=path
         ) from error
-    if head.size != size or not PAGE_BYTES <= capacity <= _LARGEST_CAPACITY:
+    if head.size != size or not PAGE_BYTES <= capacity <= _MAX_CAPACITY:
         raise CorruptRegistryError(
             "the head of a node contradicts itself", path=path, position=0
         )
     return head
 
 
-def read_slot(head: Head, data: bytes) -> Slot | None:
+def read_slot(head: NodeHeader, data: bytes) -> Slot | None:
     """Return the newest version in a file, or None if neither slot is valid."""
     # The newer slot first: if it is valid, the CRC of the other one is not computed.
     newer = 0
@@ -201,7 +204,7 @@ def read_slot(head: Head, data: bytes) -> Slot | None:
     return _slot(head, data, newer) or _slot(head, data, 1 - newer)
 
 
-def _version(head: Head, data: bytes, number: int) -> int:
+def _version(head: NodeHeader, data: bytes, number: int) -> int:
     """Return the version in a slot, whose CRC is not checked; -1 in a short file."""
     start = head.place(number)
     if len(data) < start + _SLOT_BYTES:
@@ -209,7 +212,7 @@ def _version(head: Head, data: bytes, number: int) -> int:
     return int(_VERSION.unpack_from(data, start)[0])
 
 
-def _slot(head: Head, data: bytes, number: int) -> Slot | None:
+def _slot(head: NodeHeader, data: bytes, number: int) -> Slot | None:
     start = head.place(number)
     if len(data) < start + _SLOT_BYTES:
         return None
@@ -248,7 +251,7 @@ def file_name(name: str) -> str:
     return encoded
 
 
-def name_in_head(name: str) -> str | None:
+def name_in_header(name: str) -> str | None:
     """Return the name to store in the head, or None if the file's name contains it."""
     if file_name(name).startswith(_HASH):
         return name

@@ -32,11 +32,11 @@ import attrs
 from logcore.errors import CorruptRegistryError, RegistryLockedError
 from logcore.fs import Boot, SharedFS
 from logcore.registry import node_file
-from logcore.registry.node_file import Head, NodeKind, Slot
+from logcore.registry.node_file import NodeHeader, NodeKind, Slot
 
 DIRECTORY: Final = ".sessions"
 EXPIRED: Final = ".expired"
-LIFE: Final = 0
+LIVENESS_BYTE: Final = 0
 GATE: Final = 1
 
 _ID_BYTES: Final = 16
@@ -45,11 +45,11 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 #: capacity uses no disk blocks.
 _CAPACITY: Final = 1 << 16
 #: Bytes reserved for the counter of polls.
-_SPARE_BYTES: Final = 64
+_COUNTER_BYTES: Final = 64
 
 
 @attrs.frozen
-class Facts:
+class SessionRecord:
     """The content of the record of a session."""
 
     boot: Boot
@@ -75,7 +75,7 @@ class Facts:
         return json.dumps(values, separators=(",", ":")).encode()
 
     @classmethod
-    def unpack(cls, data: bytes, path: str) -> Facts:
+    def unpack(cls, data: bytes, path: str) -> SessionRecord:
         try:
             values = json.loads(data)
             boot = Boot(bytes.fromhex(values["boot_id"]), int(values["time_namespace"]))
@@ -104,10 +104,10 @@ class SessionInfo:
 
     id: str
     state: Literal["alive", "dead", "expired"]
-    facts: Facts | None
+    record: SessionRecord | None
 
 
-def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
+def read_file(fs: SharedFS, handle: int, path: str) -> tuple[NodeHeader, Slot] | None:
     """Return the newest version in an open file, without a lock.
 
     Return None if the file is not a node: its write was torn, or was lost in a power cut.
@@ -121,7 +121,7 @@ def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
     before: bytes | None = None
     while True:
         data = fs.pread(handle, fs.size(handle), 0)
-        head = node_file.read_head(data, path)
+        head = node_file.read_header(data, path)
         if head is not None:
             slot = node_file.read_slot(head, data)
             if slot is not None:
@@ -139,18 +139,22 @@ def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
 class Lease:
     """Session of this process. Methods are called under the registry's mutex."""
 
-    def __init__(self, fs: SharedFS, path: str, handle: int, facts: Facts) -> None:
+    def __init__(
+        self, fs: SharedFS, path: str, handle: int, facts: SessionRecord
+    ) -> None:
         self._fs = fs
         self._path = path
         self._handle = handle
-        self._head = Head(fs.random_bytes(_ID_BYTES), NodeKind.EPHEMERAL, _CAPACITY)
+        self._head = NodeHeader(
+            fs.random_bytes(_ID_BYTES), NodeKind.EPHEMERAL, _CAPACITY
+        )
         self._version = 0
-        self.facts = facts
+        self.record = facts
         self.id = posixpath.basename(path).removesuffix(node_file.UNFINISHED)
 
     @classmethod
     def create(
-        cls, fs: SharedFS, directory: str, facts: Facts, permissions: int
+        cls, fs: SharedFS, directory: str, facts: SessionRecord, permissions: int
     ) -> Lease:
         """Create a new session in a directory of sessions."""
         name = posixpath.join(directory, fs.random_bytes(_ID_BYTES).hex())
@@ -159,7 +163,7 @@ class Lease:
             unfinished, write=True, create=True, exclusive=True, permissions=permissions
         )
         try:
-            if not fs.lock_byte(handle, LIFE):
+            if not fs.lock_byte(handle, LIVENESS_BYTE):
                 raise RegistryLockedError(
                     "another process holds a session that was just made",
                     path=unfinished,
@@ -177,11 +181,11 @@ class Lease:
     def is_expired(self) -> bool:
         return not self._fs.exists(self._path)
 
-    def holds(self, facts: Facts, part: int = 1) -> bool:
+    def holds(self, facts: SessionRecord, part: int = 1) -> bool:
         """Return whether facts fit into 1/part of the record."""
-        return part * (len(facts.pack()) + _SPARE_BYTES) <= _CAPACITY
+        return part * (len(facts.pack()) + _COUNTER_BYTES) <= _CAPACITY
 
-    def rewrite(self, facts: Facts) -> None:
+    def rewrite(self, facts: SessionRecord) -> None:
         version = self._version + 1
         value = facts.pack()
         assert self._head.holds(value)
@@ -191,7 +195,7 @@ class Lease:
             self._head.place(version),
         )
         self._version = version
-        self.facts = facts
+        self.record = facts
 
     def enter(self, timeout_ms: int) -> bool:
         """Acquire the gate.
@@ -222,7 +226,7 @@ class Sessions:
         except FileNotFoundError:
             return False
         try:
-            return self._fs.is_byte_locked(handle, LIFE)
+            return self._fs.is_byte_locked(handle, LIVENESS_BYTE)
         finally:
             self._fs.close(handle)
 
@@ -235,8 +239,8 @@ class Sessions:
             except FileNotFoundError:
                 continue
             try:
-                lives = self._fs.is_byte_locked(handle, LIFE)
-                facts = self._facts(handle, path)
+                lives = self._fs.is_byte_locked(handle, LIVENESS_BYTE)
+                facts = self._read_record(handle, path)
             finally:
                 self._fs.close(handle)
             if facts is None and lives:
@@ -264,13 +268,13 @@ class Sessions:
             if (info := self.find(session_id)) is not None
         ]
 
-    def _facts(self, handle: int, path: str) -> Facts | None:
+    def _read_record(self, handle: int, path: str) -> SessionRecord | None:
         """Return the record of a session, or None if it is damaged, as after a power cut."""
         try:
             found = read_file(self._fs, handle, path)
             if found is None:
                 return None
-            return Facts.unpack(found[1].value, path)
+            return SessionRecord.unpack(found[1].value, path)
         except CorruptRegistryError:
             return None
 
@@ -282,8 +286,10 @@ class Sessions:
             with contextlib.suppress(FileNotFoundError):
                 handle = self._fs.open(path)
                 try:
-                    if info.facts is not None and self._fs.is_byte_locked(handle, GATE):
-                        pids.append(info.facts.pid)
+                    if info.record is not None and self._fs.is_byte_locked(
+                        handle, GATE
+                    ):
+                        pids.append(info.record.pid)
                 finally:
                     self._fs.close(handle)
         return tuple(pids)
@@ -306,7 +312,7 @@ class Sessions:
             return ()
         try:
             if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):
-                facts = self._facts(handle, path)
+                facts = self._read_record(handle, path)
                 pids: tuple[int, ...] = ()
                 if facts is not None:
                     pids = (facts.pid,)
@@ -317,7 +323,7 @@ class Sessions:
                 )
             # The record is read after the gate was acquired: until then, the session may
             # have created a node in another domain.
-            facts = self._facts(handle, path)
+            facts = self._read_record(handle, path)
         finally:
             self._fs.close(handle)
         if facts is None:
@@ -354,7 +360,7 @@ class Observer:
         stuck = []
         seen: dict[str, _Observation] = {}
         for info in sessions:
-            facts = info.facts
+            facts = info.record
             if info.state != "alive" or facts is None or not facts.max_poll_interval_ms:
                 continue
             before = self._seen.get(info.id)

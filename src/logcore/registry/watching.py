@@ -24,7 +24,7 @@ from logcore.fs.watch import DirectoryWatch
 
 #: A report of an ended session is repeated after these times, because the kernel
 #: releases its lock shortly after the event.
-_ECHOES_MS: Final = (1, 3, 7, 15, 31, 63, 127)
+_REPEAT_DELAYS_MS: Final = (1, 3, 7, 15, 31, 63, 127)
 _CHECK_SECONDS: Final = 0.02
 
 
@@ -52,7 +52,7 @@ class FileWatch:
         self._armed: dict[str, tuple[int, int]] = {}
         self._watch: DirectoryWatch | None = None
         # Times at which reports of ended sessions are repeated.
-        self._echoes: list[int] = []
+        self._repeat_times: list[int] = []
         self._arm()
         self._seen: object = None
         if self.fileno() < 0:
@@ -84,15 +84,15 @@ class FileWatch:
 
     def _pause(self, deadline: int | None) -> float | None:
         """Return how many seconds to wait for the next event."""
-        ends = [end for end in (deadline, *self._echoes[:1]) if end is not None]
+        ends = [end for end in (deadline, *self._repeat_times[:1]) if end is not None]
         if ends:
             return max(0, min(ends) - self._fs.monotonic_ms()) / 1000
         return None
 
     def _is_echo(self) -> bool:
-        if not self._echoes or self._echoes[0] > self._fs.monotonic_ms():
+        if not self._repeat_times or self._repeat_times[0] > self._fs.monotonic_ms():
             return False
-        del self._echoes[0]
+        del self._repeat_times[0]
         return True
 
     def _happened(self, pause: float | None) -> bool:
@@ -114,7 +114,7 @@ class FileWatch:
         if self._watch.saw_close:
             self._watch.saw_close = False
             now = self._fs.monotonic_ms()
-            self._echoes = [now + echo for echo in _ECHOES_MS]
+            self._repeat_times = [now + echo for echo in _REPEAT_DELAYS_MS]
         return happened
 
     def _arm(self) -> bool:

@@ -34,8 +34,8 @@ from logcore.replication.state import LeaderAndIsr, ReplicationError
 UNSYNCED: Final = -1
 
 
-class FollowerBook(NamedTuple):
-    """The follower's record of its partition; see leading.LeaderBook."""
+class FollowerState(NamedTuple):
+    """The follower's record of its partition; see leading.LeaderState."""
 
     broker: int
     broker_epoch: int
@@ -56,7 +56,7 @@ class FollowerBook(NamedTuple):
 
 
 @attrs.frozen
-class FetchAnswer:
+class LeaderResponse:
     """The leader's answer to a fetch, for one partition."""
 
     error: ReplicationError | None = None
@@ -145,9 +145,9 @@ def follow(
     log_end: int,
     last_epoch: int,
     high_watermark: int,
-) -> FollowerBook:
+) -> FollowerState:
     """Return the book of a broker that begins to follow the leader of `state`."""
-    return FollowerBook(
+    return FollowerState(
         broker=broker,
         broker_epoch=broker_epoch,
         state=state,
@@ -160,7 +160,7 @@ def follow(
     )
 
 
-def next_step(book: FollowerBook) -> Step | None:
+def next_step(book: FollowerState) -> Step | None:
     """Return the next step; None while a fetch is outstanding, or after a stop."""
     if book.stopped is not None or book.outstanding is not None:
         return None
@@ -177,20 +177,20 @@ def next_step(book: FollowerBook) -> Step | None:
     )
 
 
-def fetch_offset(book: FollowerBook) -> int:
+def fetch_offset(book: FollowerState) -> int:
     return min(book.durable_end, book.log_end)
 
 
-def sent(book: FollowerBook, fetch: FollowerFetch) -> FollowerBook:
+def sent(book: FollowerState, fetch: FollowerFetch) -> FollowerState:
     return book._replace(outstanding=fetch)
 
 
-def gave_up(book: FollowerBook) -> FollowerBook:
+def gave_up(book: FollowerState) -> FollowerState:
     """Forget the outstanding fetch, whose connection the caller has closed."""
     return book._replace(outstanding=None)
 
 
-def synced(book: FollowerBook, durable_end: int) -> FollowerBook:
+def synced(book: FollowerState, durable_end: int) -> FollowerState:
     """Take the durable end after a sync."""
     durable_end = min(durable_end, book.log_end)
     if durable_end <= book.durable_end:
@@ -199,8 +199,8 @@ def synced(book: FollowerBook, durable_end: int) -> FollowerBook:
 
 
 def changed_log(
-    book: FollowerBook, log_start: int, log_end: int, last_epoch: int
-) -> FollowerBook:
+    book: FollowerState, log_start: int, log_end: int, last_epoch: int
+) -> FollowerState:
     """Take the ends of the log after an append, a truncation or a restart."""
     if book.is_durable_first:
         durable_end = min(book.durable_end, log_end)
@@ -216,24 +216,24 @@ def changed_log(
     )
 
 
-def _follow_high_watermark(book: FollowerBook) -> FollowerBook:
+def _follow_high_watermark(book: FollowerState) -> FollowerState:
     high_watermark = min(book.leader_high_watermark, fetch_offset(book))
     if high_watermark <= book.high_watermark:
         return book
     return book._replace(high_watermark=high_watermark)
 
 
-def is_expected(book: FollowerBook, fetch: FollowerFetch) -> bool:
+def is_expected(book: FollowerState, fetch: FollowerFetch) -> bool:
     """Return whether the answer to `fetch` may be used."""
     return fetch is book.outstanding and fetch.offset == book.log_end
 
 
 def answered(
-    book: FollowerBook,
+    book: FollowerState,
     fetch: FollowerFetch,
-    answer: FetchAnswer,
+    answer: LeaderResponse,
     own_end_of_epoch: tuple[int, int],
-) -> tuple[FollowerBook, list[FollowerEffect]]:
+) -> tuple[FollowerState, list[FollowerEffect]]:
     """Handle an answer. A late or repeated answer changes nothing.
 
     `own_end_of_epoch` is Log.end_of_epoch(answer.diverging[0]). It is not used if the
@@ -258,8 +258,8 @@ def answered(
 
 
 def _truncate(
-    book: FollowerBook, diverging: tuple[int, int], own: tuple[int, int]
-) -> tuple[FollowerBook, list[FollowerEffect]]:
+    book: FollowerState, diverging: tuple[int, int], own: tuple[int, int]
+) -> tuple[FollowerState, list[FollowerEffect]]:
     epoch, end = diverging
     own_epoch, own_end = own
     offset = min(end, own_end) if own_epoch >= 0 else end
@@ -276,8 +276,8 @@ def _truncate(
 
 
 def _restart(
-    book: FollowerBook, log_start: int
-) -> tuple[FollowerBook, list[FollowerEffect]]:
+    book: FollowerState, log_start: int
+) -> tuple[FollowerState, list[FollowerEffect]]:
     """Begin at the leader's log start, if it is above the log end (KAFKA-9491)."""
     if log_start < book.high_watermark and not book.state.is_recovering:
         return _stop(
@@ -289,10 +289,12 @@ def _restart(
     return book, [RestartLog(log_start)]
 
 
-def _stop(book: FollowerBook, reason: str) -> tuple[FollowerBook, list[FollowerEffect]]:
+def _stop(
+    book: FollowerState, reason: str
+) -> tuple[FollowerState, list[FollowerEffect]]:
     return book._replace(stopped=reason), [StopReplica(reason)]
 
 
-def read_state(book: FollowerBook, state: LeaderAndIsr) -> FollowerBook:
+def read_state(book: FollowerState, state: LeaderAndIsr) -> FollowerState:
     """Take a newer state with the same leader and epoch."""
     return book._replace(state=state)

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Container, Hashable
 
 
-class ReplicaFate(enum.Enum):
+class ReplicaTreatment(enum.Enum):
     """The treatment of the replicas of a topic on the disk of a broker."""
 
     KEEP = enum.auto()
@@ -20,9 +20,9 @@ class ReplicaFate(enum.Enum):
     SET_ASIDE = enum.auto()
 
 
-def fate_of_replicas(
+def replica_treatment(
     own_id: Hashable, present_id: Hashable | None, deleted_ids: Container[Hashable]
-) -> ReplicaFate:
+) -> ReplicaTreatment:
     """Return the treatment of the replicas of the topic `own_id`.
 
     `present_id` is the id of the topic that has its name in the registry; None if there
@@ -30,12 +30,12 @@ def fate_of_replicas(
     have lost its nodes. `deleted_ids` are the topics whose deletion is recorded.
     """
     if own_id == present_id:
-        return ReplicaFate.KEEP
+        return ReplicaTreatment.KEEP
     if own_id in deleted_ids:
-        return ReplicaFate.DELETE
+        return ReplicaTreatment.DELETE
     if present_id is None:
-        return ReplicaFate.KEEP
-    return ReplicaFate.SET_ASIDE
+        return ReplicaTreatment.KEEP
+    return ReplicaTreatment.SET_ASIDE
 
 
 def is_replica_of(own_id: Hashable | None, topic_id: Hashable) -> bool:

@@ -95,7 +95,7 @@ class Proposal:
     version: int
 
 
-class LeaderBook(NamedTuple):
+class LeaderState(NamedTuple):
     """The leader's record of its partition.
 
     A named tuple: each fetch replaces the book, and _replace() takes a third of the
@@ -143,7 +143,7 @@ def take_over(
     log_end: int,
     high_watermark: int,
     now_ms: int,
-) -> LeaderBook:
+) -> LeaderState:
     """Return the book of a new leader, whose log is synced and has begun the epoch.
 
     Members of the ISR count as caught up now: they get `lag_ms` for their first fetch.
@@ -153,7 +153,7 @@ def take_over(
         for replica in state.replicas
         if replica != broker
     }
-    book = LeaderBook(
+    book = LeaderState(
         broker=broker,
         state=state,
         version=version,
@@ -170,8 +170,8 @@ def take_over(
 
 
 def appended(
-    book: LeaderBook, log_end: int, *, is_durable: bool, now_ms: int
-) -> LeaderBook:
+    book: LeaderState, log_end: int, *, is_durable: bool, now_ms: int
+) -> LeaderState:
     """Record a new log end. `is_durable` is set if the policy does not wait for the disk.
 
     A follower at the previous log end was caught up until now. It may not have sent a
@@ -189,13 +189,13 @@ def appended(
     )
 
 
-def synced(book: LeaderBook, durable_end: int) -> LeaderBook:
+def synced(book: LeaderState, durable_end: int) -> LeaderState:
     if durable_end <= book.own_end:
         return book
     return advance_high_watermark(book._replace(own_end=durable_end))
 
 
-def advance_high_watermark(book: LeaderBook) -> LeaderBook:
+def advance_high_watermark(book: LeaderState) -> LeaderState:
     """Move the high watermark to the lowest end in the maximal ISR."""
     if not book.has_min_isr:
         return book
@@ -209,7 +209,7 @@ def advance_high_watermark(book: LeaderBook) -> LeaderBook:
     return book._replace(high_watermark=end)
 
 
-def maximal_isr(book: LeaderBook) -> set[int]:
+def maximal_isr(book: LeaderState) -> set[int]:
     """Return the members of the ISR and of the proposal."""
     members = set(book.state.isr)
     if book.proposal is not None:
@@ -217,7 +217,7 @@ def maximal_isr(book: LeaderBook) -> set[int]:
     return members
 
 
-def check_epoch(book: LeaderBook, leader_epoch: int) -> ReplicationError | None:
+def check_epoch(book: LeaderState, leader_epoch: int) -> ReplicationError | None:
     """Compare the epoch in a request with the leader's."""
     if leader_epoch < book.state.leader_epoch:
         return ReplicationError.FENCED_LEADER_EPOCH
@@ -227,12 +227,12 @@ def check_epoch(book: LeaderBook, leader_epoch: int) -> ReplicationError | None:
 
 
 def fetched(
-    book: LeaderBook,
+    book: LeaderState,
     fetch: FollowerFetch,
     end_of_epoch: tuple[int, int],
     live: Mapping[int, LiveBroker],
     now_ms: int,
-) -> tuple[LeaderBook, FetchRefusal | None]:
+) -> tuple[LeaderState, FetchRefusal | None]:
     """Handle a follower's fetch; without a refusal, serve it from `fetch.offset`.
 
     `end_of_epoch` is Log.end_of_epoch(fetch.last_epoch). The high watermark in the
@@ -258,7 +258,7 @@ def fetched(
 
 
 def refuse_fetch(
-    book: LeaderBook,
+    book: LeaderState,
     fetch: FollowerFetch,
     end_of_epoch: tuple[int, int],
     live: Mapping[int, LiveBroker],
@@ -285,8 +285,8 @@ def refuse_fetch(
 
 
 def change_min_insync_replicas(
-    book: LeaderBook, min_insync_replicas: int
-) -> LeaderBook:
+    book: LeaderState, min_insync_replicas: int
+) -> LeaderState:
     """Apply a new value of min.insync.replicas while leading."""
     if min_insync_replicas == book.min_insync_replicas:
         return book
@@ -299,8 +299,8 @@ def change_min_insync_replicas(
 
 
 def expand_isr(
-    book: LeaderBook, fetch: FollowerFetch, live: Mapping[int, LiveBroker]
-) -> LeaderBook:
+    book: LeaderState, fetch: FollowerFetch, live: Mapping[int, LiveBroker]
+) -> LeaderState:
     """Propose to add a follower that has just fetched, if it may join."""
     replica = fetch.replica
     registered = live[replica]
@@ -317,8 +317,8 @@ def expand_isr(
 
 
 def review_isr(
-    book: LeaderBook, live: Mapping[int, LiveBroker], now_ms: int
-) -> LeaderBook:
+    book: LeaderState, live: Mapping[int, LiveBroker], now_ms: int
+) -> LeaderState:
     """Propose to remove members that are too slow, or that leave the partition.
 
     A member is slow if it was not caught up for `lag_ms`.
@@ -334,7 +334,7 @@ def review_isr(
 
 
 def _remains(
-    book: LeaderBook, live: Mapping[int, LiveBroker], replica: int, now_ms: int
+    book: LeaderState, live: Mapping[int, LiveBroker], replica: int, now_ms: int
 ) -> bool:
     follower = book.followers.get(replica)
     if follower is None:
@@ -349,13 +349,13 @@ def _remains(
     return follower.end == book.log_end or now_ms - follower.caught_up_ms <= book.lag_ms
 
 
-def _propose(book: LeaderBook, isr: Mapping[int, InSyncReplica]) -> LeaderBook:
+def _propose(book: LeaderState, isr: Mapping[int, InSyncReplica]) -> LeaderState:
     state = replace_isr(book.state, isr, book.min_isr)
     proposal = Proposal(attrs.evolve(state, is_recovering=False), book.version)
     return book._replace(proposal=proposal)
 
 
-def read_state(book: LeaderBook, state: LeaderAndIsr, version: int) -> LeaderBook:
+def read_state(book: LeaderState, state: LeaderAndIsr, version: int) -> LeaderState:
     """Take a state in which this broker still leads the epoch, and its version.
 
     A newer version ends the proposal: it was written, or it never will be.

@@ -7,7 +7,7 @@ object in a value. The schema registry itself is netshim.schemas.
 from __future__ import annotations
 
 from logcore.schemas.decoding import (
-    DecodedPiece,
+    DecodedPart,
     RemoteSchemas,
     ValueDecoder,
     load_schemas,
@@ -15,7 +15,7 @@ from logcore.schemas.decoding import (
 from logcore.schemas.state import SchemaState
 
 __all__ = [
-    "DecodedPiece",
+    "DecodedPart",
     "RemoteSchemas",
     "SchemaState",
     "ValueDecoder",

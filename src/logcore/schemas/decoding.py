@@ -42,8 +42,8 @@ KEY_HEADER: Final = "__key_schema_id"
 _FRAME: Final = struct.Struct(">bI")
 _GUID_BYTES: Final = 16
 #: Limits of a request to a registry: seconds, and bytes of the answer.
-_ANSWER_S: Final = 10
-_MAX_ANSWER_BYTES: Final = 16 << 20
+_RESPONSE_TIMEOUT_S: Final = 10
+_MAX_RESPONSE_BYTES: Final = 16 << 20
 #: Reasons that are counted one by one.
 _MAX_REASONS: Final = 100
 _OTHER: Final = "other reasons"
@@ -112,8 +112,10 @@ class RemoteSchemas(SchemaState):
     def _get(self, path: str) -> Any:
         """Return the answer to a request, or None if there is no such schema."""
         try:
-            with urllib.request.urlopen(self._url + path, timeout=_ANSWER_S) as answer:
-                return json.loads(answer.read(_MAX_ANSWER_BYTES))
+            with urllib.request.urlopen(
+                self._url + path, timeout=_RESPONSE_TIMEOUT_S
+            ) as answer:
+                return json.loads(answer.read(_MAX_RESPONSE_BYTES))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 404:
@@ -146,7 +148,7 @@ def _version_of(fields: dict[str, Any], number: int) -> SchemaVersion | None:
 
 
 @attrs.frozen
-class DecodedPiece:
+class DecodedPart:
     """A decoded key or value, for display and for programs."""
 
     #: The object in the data, which json.dumps() accepts.
@@ -192,15 +194,15 @@ class ValueDecoder:
 
     def decode(
         self, data: bytes | None, headers: Headers = (), *, is_key: bool = False
-    ) -> DecodedPiece:
+    ) -> DecodedPart:
         """Decode a value, or a key if `is_key`. This never raises."""
         if data is None:
-            return DecodedPiece(None)
+            return DecodedPart(None)
         named: dict[str, Any] = {}
         try:
             place = _schema_of(data, headers, KEY_HEADER if is_key else VALUE_HEADER)
             if place is None:
-                return DecodedPiece(shown(data))
+                return DecodedPart(shown(data))
             name, frame, at = place
             kind = "id" if isinstance(name, int) else "guid"
             named = {kind: name}
@@ -208,14 +210,14 @@ class ValueDecoder:
             if known is None:
                 return self._failed(data, named, f"unknown schema {kind} {name}")
             named = known.named
-            return DecodedPiece(_decoded(known, frame, data, at), named)
+            return DecodedPart(_decoded(known, frame, data, at), named)
         except Exception as error:  # libraries raise many classes for invalid bytes
             reason = f"the value does not have its schema: {error}"
             if isinstance(error, LogcoreError):
                 reason = str(error)
             return self._failed(data, named, reason[:300])
 
-    def _failed(self, data: bytes, named: dict[str, Any], reason: str) -> DecodedPiece:
+    def _failed(self, data: bytes, named: dict[str, Any], reason: str) -> DecodedPart:
         # Reasons contain text from the values. Without a limit, each damaged value
         # could add an entry and a log line.
         is_counted = reason in self.failures or len(self.failures) < _MAX_REASONS
@@ -223,7 +225,7 @@ class ValueDecoder:
         if counted not in self.failures:
             log_line("schemas", WARNING, "a value was not decoded: %s", counted)
         self.failures[counted] += 1
-        return DecodedPiece(shown(data), named, reason)
+        return DecodedPart(shown(data), named, reason)
 
     def _find(self, name: int | str) -> _KnownSchema | None:
         """Return the schema of an id or a GUID."""

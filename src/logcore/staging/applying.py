@@ -286,7 +286,7 @@ def damaged(fs: FS, directory: str) -> list[str]:
     return [os.path.join(path, name) for name in names_in(fs, path, DAMAGED)]
 
 
-def choose_place(target: Target, files: Sequence[StagedFile]) -> StagedTarget:
+def choose_destination(target: Target, files: Sequence[StagedFile]) -> StagedTarget:
     """Return the destination of staged files.
 
     Small files go into the active segment, so that many small writes do not create many
@@ -330,7 +330,7 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
             for key, writer in writers.items()
         }
         places = {
-            key: choose_place(targets[key], files)
+            key: choose_destination(targets[key], files)
             for key, files in manifest.partitions().items()
         }
         assigned = attrs.evolve(manifest, places=places)
@@ -490,7 +490,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     for (topic, partition), files in assigned.partitions().items():
         target = os.path.join(directory, partition_name(topic, partition))
         check_directory(fs, target)
-        _check_undisturbed(fs, path, target, files, assigned.places[topic, partition])
+        _check_unchanged(fs, path, target, files, assigned.places[topic, partition])
     _place_all(fs, directory, path, assigned)
     # Like the assigned manifest, this file limits readers in other processes. They see
     # the records once both permit it.
@@ -508,7 +508,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
     write_state(fs, path, assigned)
 
 
-def _check_undisturbed(
+def _check_unchanged(
     fs: FS, path: str, target: str, files: Sequence[StagedFile], place: StagedTarget
 ) -> None:
     """Raise CorruptLogError if another program appended after offsets were assigned.

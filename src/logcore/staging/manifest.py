@@ -191,10 +191,12 @@ class Manifest:
             if not all(isinstance(count, int) for count in found.topics.values()):
                 raise ValueError
             if found.places is None:
-                lacks_places = path.endswith(ASSIGNED)
+                has_no_destinations = path.endswith(ASSIGNED)
             else:
-                lacks_places = not found.places.keys() >= found.partitions().keys()
-            if lacks_places:
+                has_no_destinations = (
+                    not found.places.keys() >= found.partitions().keys()
+                )
+            if has_no_destinations:
                 raise ValueError
             # A lone surrogate has no name in a directory.
             found.app_id.encode()

@@ -46,7 +46,7 @@ from logcore.staging.manifest import (
     remove_tree,
 )
 
-_MARKS: Final = "logcore.garbage"
+_GARBAGE_MARKS: Final = "logcore.garbage"
 #: Age at which staged files without a manifest, and states of inactive applications,
 #: are removed.
 GARBAGE_MS: Final = 24 * 3_600_000
@@ -292,7 +292,9 @@ class Staging:
             kept = {manifest.txid for manifest in self._manifests(names)}
             old = [name for name in old if name not in kept]
         before = (
-            checkpoint.unpack_checked(checkpoint.read(fs, self.path, _MARKS) or b"")
+            checkpoint.unpack_checked(
+                checkpoint.read(fs, self.path, _GARBAGE_MARKS) or b""
+            )
             or {}
         )
         marks = {}
@@ -306,12 +308,14 @@ class Staging:
             else:
                 marks[name] = since
         if marks != before:
-            checkpoint.write(fs, self.path, _MARKS, checkpoint.pack_checked(marks))
+            checkpoint.write(
+                fs, self.path, _GARBAGE_MARKS, checkpoint.pack_checked(marks)
+            )
 
     def _is_old(self, name: str, now_ms: int) -> bool:
         fs = self._fs
         path = os.path.join(self.path, name)
-        if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)) or name == _MARKS:
+        if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)) or name == _GARBAGE_MARKS:
             return False
         try:
             newest = fs.modified_ms(path)

@@ -34,11 +34,11 @@ _PIECE_BYTES: Final = 1 << 20
 #: each.
 _HELD_BYTES: Final = 64 << 20
 #: Attribute bits of batches whose offsets cannot be changed.
-_TIED: Final = layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
+_FIXED_OFFSET_BITS: Final = layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
 
 
 @attrs.frozen
-class Sealed:
+class SealedSegment:
     """A segment that will not change. Other fields are like those of a StagedFile."""
 
     #: Offset of its first record in the source log.
@@ -50,7 +50,7 @@ class Sealed:
     crc: int
 
 
-def survey(fs: FS, path: str) -> list[Sealed]:
+def survey(fs: FS, path: str) -> list[SealedSegment]:
     """Return the nonempty segments of a closed log in order, after checking every
     batch.
 
@@ -79,7 +79,7 @@ def survey(fs: FS, path: str) -> list[Sealed]:
     return found
 
 
-def _surveyed(view: memoryview, base: int, name: str) -> Sealed:
+def _surveyed(view: memoryview, base: int, name: str) -> SealedSegment:
     facts, stop, why = kernel.walk(view, 0, len(view), layout.INT32_MAX, True)
     if stop != len(view) or not len(facts):
         raise CorruptLogError(
@@ -91,7 +91,7 @@ def _surveyed(view: memoryview, base: int, name: str) -> Sealed:
     spans = facts["last_offset"] - facts["base_offset"] + 1
     dense = np.array_equal(facts["base_offset"], base + np.cumsum(spans) - spans)
     tied = (
-        (facts["attributes"] & _TIED != 0)
+        (facts["attributes"] & _FIXED_OFFSET_BITS != 0)
         | (facts["producer_id"] >= 0)
         | (facts["magic"] != 2)
     )
@@ -101,7 +101,9 @@ def _surveyed(view: memoryview, base: int, name: str) -> Sealed:
             path=name,
         )
     newest = int(facts["max_timestamp"].max())
-    return Sealed(base, int(spans.sum()), len(view), len(facts), newest, crc32c(view))
+    return SealedSegment(
+        base, int(spans.sum()), len(view), len(facts), newest, crc32c(view)
+    )
 
 
 class Shipment:
@@ -125,7 +127,12 @@ class Shipment:
         self._is_changed = False
 
     def add(
-        self, path: str, sealed: Sequence[Sealed], topic: str, partition: int, stem: str
+        self,
+        path: str,
+        sealed: Sequence[SealedSegment],
+        topic: str,
+        partition: int,
+        stem: str,
     ) -> list[StagedFile | Carried]:
         """Add segments of the partition directory `path` as records of a partition.
 
@@ -161,7 +168,7 @@ class Shipment:
                     os.path.join(path, file_name(segment.base_offset, suffix)),
                     os.path.join(self._directory, name + suffix),
                 )
-            facts_of_file = (
+            read_batch_facts = (
                 segment.count,
                 segment.size_bytes,
                 segment.batches,
@@ -169,7 +176,7 @@ class Shipment:
                 segment.crc,
             )
             found.append(
-                StagedFile(topic, partition, f"{self._txid}/{name}", *facts_of_file)
+                StagedFile(topic, partition, f"{self._txid}/{name}", *read_batch_facts)
             )
         return found
 
@@ -178,7 +185,7 @@ class Shipment:
         if self._is_changed:
             self._fs.sync_dir(self._directory)
 
-    def _read(self, source: str, sealed: Sealed) -> bytes:
+    def _read(self, source: str, sealed: SealedSegment) -> bytes:
         try:
             with opened(self._fs, source) as handle:
                 data = self._fs.pread(handle, sealed.size_bytes + 1, 0)
@@ -189,7 +196,7 @@ class Shipment:
         _compare(source, sealed, len(data), crc32c(data))
         return data
 
-    def _copy(self, source: str, target: str, sealed: Sealed) -> None:
+    def _copy(self, source: str, target: str, sealed: SealedSegment) -> None:
         fs = self._fs
         self._is_changed = True
         at = 0
@@ -227,7 +234,7 @@ class Shipment:
             fs.fsync(writing)
 
 
-def _compare(path: str, sealed: Sealed, size: int, crc: int) -> None:
+def _compare(path: str, sealed: SealedSegment, size: int, crc: int) -> None:
     if (size, crc) != (sealed.size_bytes, sealed.crc):
         raise CorruptLogError(
             "a segment differs from the one that its task wrote",

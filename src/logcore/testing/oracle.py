@@ -33,7 +33,7 @@ from logcore.index import TransactionIndex, load
 from logcore.inspect.verify import Verdict, verify
 from logcore.kernels import Record
 from logcore.log import Log, open_log
-from logcore.metadata.checkpoint import CLEAN_SHUTDOWN, SEALS_HOLD
+from logcore.metadata.checkpoint import CHECKSUMS_VALID, CLEAN_SHUTDOWN
 from logcore.metadata.filenames import STATES, TXN_INDEX
 from logcore.partition.aborted_transactions import PartitionTransactions, control_types
 from logcore.partition.producer_state import coordinator_epochs
@@ -516,7 +516,9 @@ def recover_log(
         for name in files_after
         if name.endswith(_TEMPORARY) and name.count("/") > 1
     ]
-    temporary = [name for name in temporary if posixpath.basename(name) != SEALS_HOLD]
+    temporary = [
+        name for name in temporary if posixpath.basename(name) != CHECKSUMS_VALID
+    ]
     assert not temporary, f"left behind: {temporary}"
     if disk.open_handles:
         gc.collect()  # the traceback of an error may reference a segment

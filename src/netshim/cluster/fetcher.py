@@ -30,8 +30,8 @@ from logcore.replication.following import (
     AppendFetched,
     BackOff,
     DeleteRecordsBelow,
-    FetchAnswer,
-    FollowerBook,
+    FollowerState,
+    LeaderResponse,
     RestartLog,
     SendFetch,
     StopReplica,
@@ -84,7 +84,7 @@ class FollowedPartition:
     key: Key
     topic_id: bytes
     log: Log
-    book: FollowerBook
+    book: FollowerState
     mutex: threading.Lock = attrs.field(factory=threading.Lock)
     is_dropped: bool = False
     retry_at_ms: int = 0
@@ -481,7 +481,7 @@ class LeaderFetcher:
             _log.error("%s-%d cannot be copied now: %s", *followed_partition.key, error)
 
 
-def _fetch_answer(part: Any) -> FetchAnswer:
+def _fetch_answer(part: Any) -> LeaderResponse:
     error = None
     if part.error_code:
         # Newer metadata also resolves other codes, such as UNKNOWN_TOPIC_ID.
@@ -494,6 +494,6 @@ def _fetch_answer(part: Any) -> FetchAnswer:
     records: tuple[memoryview, ...] = ()
     if part.records:
         records = (memoryview(part.records),)
-    return FetchAnswer(
+    return LeaderResponse(
         error, diverging, records, part.high_watermark, max(0, part.log_start_offset)
     )

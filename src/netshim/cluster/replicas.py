@@ -43,11 +43,11 @@ from logcore.metadata.filenames import INTERNAL_TOPICS
 from logcore.partition.replication import begin_to_follow
 from logcore.replication import following, leading
 from logcore.replication.identity import (
-    ReplicaFate,
-    fate_of_replicas,
+    ReplicaTreatment,
     is_replica_of,
+    replica_treatment,
 )
-from logcore.replication.leading import FetchRefusal, FollowerFetch, LeaderBook
+from logcore.replication.leading import FetchRefusal, FollowerFetch, LeaderState
 from logcore.replication.state import ReplicationError, Role, role_of
 from netshim.cluster.broker_connections import Connect
 from netshim.cluster.fetcher import (
@@ -97,7 +97,7 @@ class _LedPartition:
     #: The path of the state.
     path: str
     log: Log
-    book: LeaderBook
+    book: LeaderState
     commit_waits: list[_CommitWait] = attrs.field(factory=list)
     is_proposing: bool = False
     #: The high watermark in the last response to each follower.
@@ -361,7 +361,7 @@ class ClusterReplicas(Leadership):
         self._roles.on_resign(key)
         self._state.fetches.wake([key], self._state.now_ms)
 
-    def _update(self, led: _LedPartition, book: LeaderBook) -> None:
+    def _update(self, led: _LedPartition, book: LeaderState) -> None:
         """Store the next book of a partition, and execute its effects."""
         if book.state is not led.book.state:
             self.version += 1
@@ -548,15 +548,15 @@ class ClusterReplicas(Leadership):
                 local_topic.topic_id,
                 topics[name].node.topic_id if name in topics else None,
             )
-            is ReplicaFate.DELETE
+            is ReplicaTreatment.DELETE
         }
 
     def _replica_fate(
         self, local_id: uuid.UUID, current_id: uuid.UUID | None
-    ) -> ReplicaFate:
+    ) -> ReplicaTreatment:
         """Return the treatment of replicas whose topic has an id."""
         current = None if current_id is None else str(current_id)
-        return fate_of_replicas(str(local_id), current, self._view.deleted_ids)
+        return replica_treatment(str(local_id), current, self._view.deleted_ids)
 
     def _place_topics(
         self, steps: Mapping[str, _PlacementStep], deleted: Mapping[str, uuid.UUID]
@@ -576,9 +576,9 @@ class ClusterReplicas(Leadership):
             node = step.topic.node
             if name in local:
                 replica_fate = self._replica_fate(local.topic_id(name), node.topic_id)
-                if replica_fate is ReplicaFate.DELETE:
+                if replica_fate is ReplicaTreatment.DELETE:
                     self._remove(name, local.partitions(name))
-                elif replica_fate is ReplicaFate.SET_ASIDE:
+                elif replica_fate is ReplicaTreatment.SET_ASIDE:
                     self._rename_to_stray(name)
                 else:
                     extra = step.unassigned.intersection(local.partitions(name))

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from logcore.cli.arguments import place_in
+from logcore.cli.arguments import parse_offset
 from logcore.config import INT64_MAX
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import is_topic_name, partition_name
@@ -302,7 +302,7 @@ class ChangePages:
 
         with directory.open_log(*key) as log:
             try:
-                position = place_in(log, text, self._view.fs.now_ms())
+                position = parse_offset(log, text, self._view.fs.now_ms())
             except BadParameter as error:
                 raise bad_request(error.message) from None
             end = log.high_watermark
