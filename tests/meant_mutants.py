@@ -1898,7 +1898,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_trusts_the_first_read_after_a_crash", "logcore/registry/watching.py",
-        "self._repeat_times = [now + echo for echo in _REPEAT_DELAYS_MS]", "self._repeat_times = []",
+        "self._repeat_times = [now + delay_ms for delay_ms in _REPEAT_DELAYS_MS]", "self._repeat_times = []",
         "registry/test_registry_sessions.py -k reported_again",
     ),
     Mistake(

@@ -108,7 +108,7 @@ def test_without_options_there_is_no_condition() -> None:
 )
 def test_invalid_condition_is_an_error(text: str, words: str | None) -> None:
     if words is None:
-        assert Condition.parse(text).wanted == b"="
+        assert Condition.parse(text).expected_content == b"="
         return
     with pytest.raises(click.BadParameter, match=words):
         Condition.parse(text)

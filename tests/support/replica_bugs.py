@@ -456,7 +456,7 @@ BUGS = [
         150,
         (
             (
-                electing._lead_alone,
+                electing._elect_single,
                 "replace_isr(move_leader(state, broker), isr, settings.min_isr(state))",
                 "replace_isr(move_leader(state, broker), isr, 2)",
             ),

@@ -291,10 +291,10 @@ async def _run_request(
     function: Callable[[], Awaitable[object] | object], request: _LoopRequest
 ) -> object:
     _CURRENT_REQUEST.set(request)
-    found = function()
-    if isinstance(found, Awaitable):
-        found = await found
-    return found
+    result = function()
+    if isinstance(result, Awaitable):
+        result = await result
+    return result
 
 
 def _storable(error: BaseException) -> BaseException:

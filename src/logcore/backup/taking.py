@@ -320,13 +320,13 @@ class _Snapshot:
         handle: int,
         size: int,
         tail: bytes,
-        before: StoredSegment | None,
+        previous: StoredSegment | None,
     ) -> StoredSegment:
         """Store the bytes below `size`, and `tail`, after the unchanged parts."""
         parts: list[StoredPart] = []
         position = 0
-        if before is not None and len(before.parts) < _MAX_PARTS:
-            for part in before.parts:
+        if previous is not None and len(previous.parts) < _MAX_PARTS:
+            for part in previous.parts:
                 if position + part.size_bytes > size:
                     break
                 crc = 0

@@ -55,137 +55,141 @@ class Condition:
     """One condition.
 
     `header` is the name of the header, or None for key and value. A record passes if its
-    field equals `wanted` or matches `pattern`. If both are None, a record passes if it
-    has the field. `is_opposite` negates the condition.
+    field equals `expected_content` or matches `pattern`. If both are None, a record passes if it
+    has the field. `is_negated` negates the condition.
     """
 
     field: str
     header: str | None = None
-    wanted: bytes | None = None
+    expected_content: bytes | None = None
     pattern: re.Pattern[bytes] | None = None
-    is_opposite: bool = False
+    is_negated: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Condition:
         """Read a condition of --where. Raises click.BadParameter."""
-        found = _CONDITION.fullmatch(text)
-        if found is None or found["field"] not in ("key", "value", "header"):
+        parsed = _CONDITION.fullmatch(text)
+        if parsed is None or parsed["field"] not in ("key", "value", "header"):
             raise click.BadParameter(f"{_HELP}; found {text!r}", param_hint="'--where'")
-        if (found["field"] == "header") != (found["name"] is not None):
+        if (parsed["field"] == "header") != (parsed["name"] is not None):
             raise click.BadParameter(
                 f"a header has a name, as in header.trace; found {text!r}",
                 param_hint="'--where'",
             )
-        sign = found["sign"] or ""
-        if found["no"] and sign:
+        sign = parsed["sign"] or ""
+        if parsed["no"] and sign:
             raise click.BadParameter(
                 f"write !{sign[-1]} for the opposite; found {text!r}",
                 param_hint="'--where'",
             )
-        wanted = pattern = None
+        expected_content = pattern = None
         if sign.endswith("="):
-            wanted = found["text"].encode("utf-8", "surrogateescape")
+            expected_content = parsed["text"].encode("utf-8", "surrogateescape")
         elif sign:
             try:
                 pattern = re.compile(
-                    found["text"].encode("utf-8", "surrogateescape"), re.DOTALL
+                    parsed["text"].encode("utf-8", "surrogateescape"), re.DOTALL
                 )
             except re.error as error:
                 raise click.BadParameter(
                     f"no regular expression: {error}: {text!r}", param_hint="'--where'"
                 ) from error
         return cls(
-            found["field"],
-            found["name"],
-            wanted,
+            parsed["field"],
+            parsed["name"],
+            expected_content,
             pattern,
-            bool(found["no"]) or sign.startswith("!"),
+            bool(parsed["no"]) or sign.startswith("!"),
         )
 
     def rows(self, columns: RecordColumns) -> _Rows:
         """Return a mask of the rows that pass."""
         if self.header is not None:
-            passing = self._header_rows(columns)
+            matching = self._header_rows(columns)
         elif self.field == "key":
-            passing = self._piece_rows(
+            matching = self._matching_rows(
                 columns.data, columns.key_positions, columns.key_sizes
             )
         else:
-            passing = self._piece_rows(
+            matching = self._matching_rows(
                 columns.data, columns.value_positions, columns.value_sizes
             )
-        if self.is_opposite:
-            return ~passing
-        return passing
+        if self.is_negated:
+            return ~matching
+        return matching
 
     def passes(self, record: Record | Any) -> bool:
         """Return whether one record passes; the rules are the same as in rows()."""
         if self.header is not None:
-            fits = any(
-                name == self.header and self._fits_header(value)
+            is_match = any(
+                name == self.header and self._matches_header(value)
                 for name, value in record.headers
             )
         else:
-            fits = self._fits(record.key if self.field == "key" else record.value)
-        return fits != self.is_opposite
+            is_match = self._matches(
+                record.key if self.field == "key" else record.value
+            )
+        return is_match != self.is_negated
 
-    def _fits(self, piece: Any) -> bool:
-        if piece is None:
+    def _matches(self, content: Any) -> bool:
+        if content is None:
             return False
         if self.pattern is not None:
-            return self.pattern.search(piece) is not None
-        return self.wanted is None or piece == self.wanted
+            return self.pattern.search(content) is not None
+        return self.expected_content is None or content == self.expected_content
 
-    def _fits_header(self, value: bytes | None) -> bool:
-        return self._fits(value) or (self.wanted is None and self.pattern is None)
+    def _matches_header(self, value: bytes | None) -> bool:
+        return self._matches(value) or (
+            self.expected_content is None and self.pattern is None
+        )
 
     def _header_rows(self, columns: RecordColumns) -> _Rows:
-        passing = np.zeros(len(columns), np.bool_)
+        matching = np.zeros(len(columns), np.bool_)
         for row in np.flatnonzero(columns.header_counts):
-            passing[row] = any(
-                name == self.header and self._fits_header(value)
+            matching[row] = any(
+                name == self.header and self._matches_header(value)
                 for name, value in columns.headers(int(row))
             )
-        return passing
+        return matching
 
-    def _piece_rows(
+    def _matching_rows(
         self,
         data: memoryview,
         positions: npt.NDArray[np.int32],
         sizes: npt.NDArray[np.int32],
     ) -> _Rows:
-        if self.wanted is not None:
-            return _equal_rows(data, positions, sizes, self.wanted)
-        passing: _Rows = sizes >= 0
+        if self.expected_content is not None:
+            return _equal_rows(data, positions, sizes, self.expected_content)
+        matching: _Rows = sizes >= 0
         if self.pattern is not None:
             search: Callable[[memoryview], Any] = self.pattern.search
-            for row in np.flatnonzero(passing).tolist():
+            for row in np.flatnonzero(matching).tolist():
                 at = int(positions[row])
-                passing[row] = search(data[at : at + int(sizes[row])]) is not None
-        return passing
+                matching[row] = search(data[at : at + int(sizes[row])]) is not None
+        return matching
 
 
 def _equal_rows(
     data: memoryview,
     positions: npt.NDArray[np.int32],
     sizes: npt.NDArray[np.int32],
-    wanted: bytes,
+    expected_content: bytes,
 ) -> _Rows:
-    """Return a mask of the rows that equal `wanted`.
+    """Return a mask of the rows that equal `expected_content`.
 
     Rows of the same size are compared byte by byte; each byte removes rows.
     """
-    passing: _Rows = sizes == len(wanted)
-    rows = np.flatnonzero(passing)
-    if len(rows) and wanted:
+    matching: _Rows = sizes == len(expected_content)
+    rows = np.flatnonzero(matching)
+    if len(rows) and expected_content:
         every_byte = np.frombuffer(data, np.uint8)
-        for slot, byte in enumerate(wanted):
+        for slot, byte in enumerate(expected_content):
             rows = rows[every_byte[positions[rows] + slot] == byte]
             if not len(rows):
                 break
-    passing[:] = False
-    passing[rows] = True
-    return passing
+    matching[:] = False
+    matching[rows] = True
+    return matching
 
 
 @attrs.frozen
@@ -207,19 +211,19 @@ class Where:
 
     def rows(self, columns: RecordColumns) -> _Rows:
         """Return a mask of the rows that pass."""
-        passing = self.conditions[0].rows(columns)
+        matching = self.conditions[0].rows(columns)
         for condition in self.conditions[1:]:
-            if not passing.any():
+            if not matching.any():
                 break
-            passing &= condition.rows(columns)
-        return passing
+            matching &= condition.rows(columns)
+        return matching
 
     def select(self, columns: RecordColumns) -> RecordColumns:
         """Return the rows that pass; the bytes are not copied."""
-        passing = self.rows(columns)
-        if passing.all():
+        matching = self.rows(columns)
+        if matching.all():
             return columns
-        return columns[passing]
+        return columns[matching]
 
     def passes(self, record: Record | Any) -> bool:
         return all(condition.passes(record) for condition in self.conditions)

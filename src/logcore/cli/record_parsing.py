@@ -104,15 +104,17 @@ def _lines(stream: Any, tick: Callable[[int], None]) -> Iterator[bytes | None]:
     None is yielded when no more input is available yet, so that the caller can store
     the rows that it has.
     """
-    rest = b""
+    remainder = b""
     while data := stream.read1(_CHUNK_BYTES):
         tick(len(data))
-        *whole, rest = (rest + data).split(b"\n") if rest else data.split(b"\n")
-        yield from whole
+        *complete, remainder = (
+            (remainder + data).split(b"\n") if remainder else data.split(b"\n")
+        )
+        yield from complete
         if not _has_more(stream):
             yield None
-    if rest:
-        yield rest
+    if remainder:
+        yield remainder
 
 
 def _has_more(stream: Any) -> bool:

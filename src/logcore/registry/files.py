@@ -120,7 +120,7 @@ _UNSYNCED_NAME: Final = "group"
 #: they are a view of the log directory's topics and can be rebuilt from the directory.
 _TOPICS: Final = ("brokers", "topics")
 _VIEWS: Final = (_TOPICS, ("config", "topics"))
-#: In a cluster, nodes that announce changes. A lost one costs time only.
+#: In a cluster, nodes that announce changes. If one is lost, a change is detected later.
 _CHANGES: Final = ("brokers", "changes")
 #: Nodes that live as long as a session: members of groups and the partitions that they
 #: own, brokers, the controller.

@@ -54,9 +54,9 @@ class FileWatch:
         # Times at which reports of ended sessions are repeated.
         self._repeat_times: list[int] = []
         self._arm()
-        self._seen: object = None
+        self._last_state: object = None
         if self.fileno() < 0:
-            self._seen = state()
+            self._last_state = state()
 
     def fileno(self) -> int:
         if self._watch is None:
@@ -74,9 +74,9 @@ class FileWatch:
         else:
             deadline = self._fs.monotonic_ms() + max(0, round(timeout * 1000))
         while True:
-            if self._arm() or self._is_echo():
+            if self._arm() or self._is_repeat_due():
                 return True
-            if self._happened(self._pause(deadline)):
+            if self._has_changed(self._pause(deadline)):
                 self._arm()
                 return True
             if deadline is not None and self._fs.monotonic_ms() >= deadline:
@@ -89,13 +89,13 @@ class FileWatch:
             return max(0, min(ends) - self._fs.monotonic_ms()) / 1000
         return None
 
-    def _is_echo(self) -> bool:
+    def _is_repeat_due(self) -> bool:
         if not self._repeat_times or self._repeat_times[0] > self._fs.monotonic_ms():
             return False
         del self._repeat_times[0]
         return True
 
-    def _happened(self, pause: float | None) -> bool:
+    def _has_changed(self, pause: float | None) -> bool:
         if self._watch is None:
             raise RegistryClosedError("the watch was closed", path=self._root)
         # The operating system reports no events, so compare the nodes at intervals.
@@ -104,9 +104,9 @@ class FileWatch:
             if pause is not None:
                 seconds = min(pause, _CHECK_SECONDS)
             self._watch.wait(seconds)
-            before = self._seen
-            self._seen = self._state()
-            return self._seen != before
+            before = self._last_state
+            self._last_state = self._state()
+            return self._last_state != before
         happened = self._watch.wait(pause)
         if self._watch.saw_removal:
             # A new directory may have the inode number of the old one.
@@ -114,31 +114,31 @@ class FileWatch:
         if self._watch.saw_close:
             self._watch.saw_close = False
             now = self._fs.monotonic_ms()
-            self._repeat_times = [now + echo for echo in _REPEAT_DELAYS_MS]
+            self._repeat_times = [now + delay_ms for delay_ms in _REPEAT_DELAYS_MS]
         return happened
 
     def _arm(self) -> bool:
         """Watch the directories that exist now; return whether they have changed."""
-        places: dict[str, tuple[int, int]] = {}
-        for wanted in (*self._directories, self._sessions):
-            directory = wanted
+        identities: dict[str, tuple[int, int]] = {}
+        for requested in (*self._directories, self._sessions):
+            directory = requested
             while True:
                 try:
-                    places[directory] = self._fs.identity(directory)
+                    identities[directory] = self._fs.identity(directory)
                     break
                 except FileNotFoundError:
                     if directory == self._root:
                         raise
                     directory = posixpath.dirname(directory)
-        if places == self._armed:
+        if identities == self._armed:
             return False
         self.close()
         try:
-            ordinary = [place for place in places if place != self._sessions]
+            ordinary = [watched for watched in identities if watched != self._sessions]
             self._watch = self._fs.watch(*ordinary, closing=[self._sessions])
         # Deleted again; the next call watches the remaining ones.
         except FileNotFoundError:
-            places = {}
+            identities = {}
             self._watch = self._fs.watch(self._root, closing=[self._sessions])
-        self._armed = places
+        self._armed = identities
         return True

@@ -121,10 +121,12 @@ def _review_elr(
     live: Mapping[int, LiveBroker],
 ) -> LeaderAndIsr:
     def is_kept(broker: int, disk: str) -> bool:
-        found = live.get(broker)
-        if found is None:
+        live_broker = live.get(broker)
+        if live_broker is None:
             return True
-        return found.disk == disk and (settings.is_durable_first or found.was_clean)
+        return live_broker.disk == disk and (
+            settings.is_durable_first or live_broker.was_clean
+        )
 
     elr = {broker: disk for broker, disk in state.elr.items() if is_kept(broker, disk)}
     return state if len(elr) == len(state.elr) else attrs.evolve(state, elr=elr)
@@ -135,10 +137,10 @@ def eligible_members(
 ) -> Iterator[int]:
     """Yield the ISR members that may become the leader, in the order of preference."""
     for broker in state.target:
-        member, found = state.isr.get(broker), live.get(broker)
-        if member is None or found is None or found.is_leaving:
+        member, live_broker = state.isr.get(broker), live.get(broker)
+        if member is None or live_broker is None or live_broker.is_leaving:
             continue
-        if found.epoch == member.broker_epoch:
+        if live_broker.epoch == member.broker_epoch:
             yield broker
 
 
@@ -160,23 +162,24 @@ def _elect(
     candidates = [broker for broker in state.replicas if broker in live]
     for broker in candidates:
         if broker in state.elr:
-            return _lead_alone(state, settings, broker, live[broker])
+            return _elect_single(state, settings, broker, live[broker])
     if settings.is_unclean_allowed and candidates:
-        alone = _lead_alone(state, settings, candidates[0], live[candidates[0]])
-        return attrs.evolve(alone, elr={}, is_recovering=True)
+        elected = _elect_single(state, settings, candidates[0], live[candidates[0]])
+        return attrs.evolve(elected, elr={}, is_recovering=True)
     if state.leader == NO_LEADER:
         return state
     return move_leader(state, NO_LEADER)
 
 
-def _lead_alone(
+def _elect_single(
     state: LeaderAndIsr,
     settings: PartitionSettings,
     broker: int,
-    found: LiveBroker,
+    live_broker: LiveBroker,
 ) -> LeaderAndIsr:
-    # If one member is enough, the high watermark moves without the rest of the ELR.
-    isr = {broker: InSyncReplica(found.epoch, found.disk)}
+    # If one in-sync member is enough, the other members of the ELR are removed, because
+    # the high watermark advances without them.
+    isr = {broker: InSyncReplica(live_broker.epoch, live_broker.disk)}
     return replace_isr(move_leader(state, broker), isr, settings.min_isr(state))
 
 

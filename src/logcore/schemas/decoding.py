@@ -135,11 +135,11 @@ def _version_of(fields: dict[str, Any], number: int) -> SchemaVersion | None:
     if not isinstance(text, str):
         return None
     references = read_references(fields.get("references"))
-    found = fields.get("id")
+    schema_id = fields.get("id")
     return SchemaVersion(
         subject="",
         version=0,
-        id=found if isinstance(found, int) else number,
+        id=schema_id if isinstance(schema_id, int) else number,
         guid=str(fields.get("guid") or guid_of(kind, text, references)),
         text=text,
         type=kind,

@@ -86,14 +86,14 @@ def canonical_text(kind: str, text: str) -> str:
     """
     if kind == "PROTOBUF":
         return _canonical_protobuf(text)
-    found = parse_json(text)
+    document = parse_json(text)
     try:
         if kind == "AVRO":
             return json.dumps(
-                _canonical_avro(found), ensure_ascii=False, separators=(",", ":")
+                _canonical_avro(document), ensure_ascii=False, separators=(",", ":")
             )
         return json.dumps(
-            found, ensure_ascii=False, separators=(",", ":"), sort_keys=True
+            document, ensure_ascii=False, separators=(",", ":"), sort_keys=True
         )
     except RecursionError as error:
         raise InvalidSchemaError("the schema is nested too deep") from error

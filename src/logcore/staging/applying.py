@@ -126,8 +126,7 @@ class TargetDirectory(Protocol):
 
 
 def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) -> int:
-    """Carry out manifests that are ready, at most `most`; return the number of those
-    done.
+    """Apply up to `most` manifests that are ready. Return the number of applied ones.
 
     The caller owns the directory. A manifest whose files do not match it is refused. If
     its logs cannot be written, a manifest waits for a later call. The first such error
@@ -160,7 +159,7 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
                 done += _apply(fs, directory, path, manifest)
         except LogcoreError as error:
             failure = failure or error
-            # Neither done nor refused.
+            # The manifest was neither applied nor refused.
             if fs.exists(os.path.join(path, name)):
                 waiting.add(application)
     if failure is not None:

@@ -143,9 +143,9 @@ class MessageQuery:
         searched = [self.search_bytes]
         if self.where is not None:
             searched += [
-                condition.wanted
+                condition.expected_content
                 for condition in self.where.conditions
-                if condition.wanted is not None and not condition.is_opposite
+                if condition.expected_content is not None and not condition.is_negated
             ]
         batch.verify()
         if not any(searched):
