@@ -890,7 +890,10 @@ class _DirectoryLock:
     def claim(self, member: str, *, is_shared: bool) -> _MemberLock:
         reason, path = "", self.directory
         if is_shared != self.is_shared:
-            reason = "this process has the log directory open otherwise; say shared=True in both or in none"
+            reason = (
+                "this process has the log directory open with another value of shared;"
+                " pass shared=True in both calls, or in none"
+            )
         elif member in self.members:
             reason, path = (
                 "this process has the log open for writing already",

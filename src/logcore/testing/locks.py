@@ -236,7 +236,8 @@ class DiskLocks:
                 self._locks[node] = lock_members
             if shared != (lock_members.handle >= 0):
                 raise LogLockedError(
-                    "this process has the log directory open otherwise", path=directory
+                    "this process has the log directory open with another value of shared",
+                    path=directory,
                 )
             if member in lock_members.members:
                 raise LogLockedError(

@@ -296,7 +296,7 @@ class Machine:
             (self.chances.jump, self._jump),
             (self.chances.pause, self._pause),
         )
-        self._event_chance = sum(random_value for random_value, _ in self._events)
+        self._event_chance = sum(chance for chance, _ in self._events)
         #: Number of steps so far.
         self.steps = 0
         self.processes: list[SimulatedProcess] = []
