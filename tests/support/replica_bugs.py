@@ -439,7 +439,7 @@ BUGS = [
         (
             (
                 electing._review_elr,
-                "found.disk == disk and (",
+                "live_broker.disk == disk and (",
                 "(",
             ),
         ),
