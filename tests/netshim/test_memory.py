@@ -105,7 +105,9 @@ def test_members_of_all_groups_share_one_limit(
     """
     fill(small, ask)
     state = small.broker.state
-    assert LIMIT * 0.8 < sum(held() for held in state.remembered.size_functions) <= LIMIT
+    assert (
+        LIMIT * 0.8 < sum(held() for held in state.remembered.size_functions) <= LIMIT
+    )
 
 
 @pytest.mark.parametrize("ask", [join, join_for_an_id, heartbeat])

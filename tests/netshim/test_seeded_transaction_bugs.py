@@ -53,8 +53,8 @@ def test_T2_transaction_is_complete_before_its_markers_are_durable() -> None:
     find_in_runs(
         with_mistakes(
             (
-                "        transaction.left = left\n        if not left:",
-                "        transaction.left = left = frozenset()\n        if not left:",
+                "        transaction.remaining_partitions = left\n        if not left:",
+                "        transaction.remaining_partitions = left = frozenset()\n        if not left:",
             )
         )
     )
@@ -121,8 +121,11 @@ def test_T8_loaded_coordinator_skips_markers_that_were_sent_before() -> None:
                 "            _LEFT[transaction.transactional_id, stored.update_ms] = frozenset()\n            return [",
             ),
             (
-                "                transaction.left = stored.partitions\n                effects += self._mark",
-                "                transaction.left = _LEFT.get((name, stored.update_ms), stored.partitions)\n"
+                "                transaction.remaining_partitions = stored.partitions\n"
+                "                effects += self._mark",
+                "                transaction.remaining_partitions = _LEFT.get(\n"
+                "                    (name, stored.update_ms), stored.partitions\n"
+                "                )\n"
                 "                effects += self._mark",
             ),
         )
@@ -627,7 +630,7 @@ def test_T9_offsets_are_visible_before_their_transaction_ends(
 
     def visible(group: Group, done: Any, error: Any) -> Any:
         for key, each in done.offsets.items():
-            group.put(key, each, done.order)
+            group.apply_record(key, each, done.order)
         return pending(group, done, error)
 
     monkeypatch.setattr(group_offsets, "pending", visible)
@@ -637,10 +640,12 @@ def test_T9_offsets_are_visible_before_their_transaction_ends(
 def test_T10_older_commit_of_a_transaction_replaces_a_newer_plain_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def put(self: Group, key: tuple[str, int], committed: Any, _order: int) -> None:
+    def apply_record(
+        self: Group, key: tuple[str, int], committed: Any, _order: int
+    ) -> None:
         self.offsets.setdefault(key[0], {})[key[1]] = committed
 
-    monkeypatch.setattr(Group, "put", put)
+    monkeypatch.setattr(Group, "apply_record", apply_record)
     find_in_offsets()
 
 
