@@ -963,6 +963,17 @@ def test_invalid_records_are_refused(data: LogDir) -> None:
     producer.close()
 
 
+def test_error_of_a_wrong_type_advises_only_settings_that_exist(data: LogDir) -> None:
+    producer = unthreaded(data)
+    with pytest.raises(InvalidRecordError, match="use value_serializer"):
+        producer.send("t", "text")
+    with pytest.raises(InvalidRecordError) as error:
+        producer.send("t", b"v", headers={"a": "b"})  # type: ignore[dict-item]
+    assert "a header value must be bytes" in str(error.value)
+    assert "serializer" not in str(error.value)
+    producer.close()
+
+
 def test_buffer_of_the_caller_is_copied(data: LogDir) -> None:
     producer = unthreaded(data)
     value = bytearray(b"before")

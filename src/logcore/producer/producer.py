@@ -830,14 +830,18 @@ def _random_number_below(fs: FS, below: int) -> int:
 
 
 def _copy_bytes(value: object, role: str) -> bytes:
-    """Return a copy of a key or value, because the caller may change the original.
+    """Return a copy of a key, a value or a header value, because the caller may change
+    the original.
 
     Raises:
         InvalidRecordError: the value has another type.
     """
     if not isinstance(value, (bytes, bytearray, memoryview)):
+        advice = ""
+        if role in ("key", "value"):
+            advice = f"; use {role}_serializer for other types"
         raise InvalidRecordError(
-            f"a {role} must be bytes or None; use {role}_serializer for other types",
+            f"a {role} must be bytes or None{advice}",
             expected="bytes",
             found=type(value).__name__,
         )
@@ -862,7 +866,7 @@ def _copy_headers(value: HeadersInput) -> tuple[tuple[str, bytes | None], ...]:
         if content is None:
             copied.append((name, None))
         else:
-            copied.append((name, _copy_bytes(content, "header")))
+            copied.append((name, _copy_bytes(content, "header value")))
     return tuple(copied)
 
 
