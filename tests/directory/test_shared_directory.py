@@ -228,7 +228,7 @@ def test_exclusive_and_shared_opening_exclude_each_other(
     data: LogDir, other: Other
 ) -> None:
     path = data.path
-    with pytest.raises(logcore.LogLockedError, match="otherwise"):
+    with pytest.raises(logcore.LogLockedError, match="another value of shared"):
         logcore.open_dir(path)
     data.close()
     # The other process shares the directory.
