@@ -258,7 +258,9 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
         state = writer.state
         for segment, following in itertools.pairwise(state.segments):
             if following.base_offset <= before:
-                writer.files._rename_to_deleted(segment.base_offset)
+                writer.files._rename_to_deleted(
+                    segment.base_offset, writer.files._list_by_segment()
+                )
         with state.lock:
             if before > state.log_start:
                 writer.set_checkpoint(checkpoint.LOG_START, before)
@@ -276,7 +278,9 @@ def b30_retention_takes_the_active(patch: pytest.MonkeyPatch) -> None:
         start = real(self, before)
         writer = self.host.writer
         if before == writer.state.end and writer.active.size_bytes:
-            for path in writer.files._rename_to_deleted(writer.active.base_offset):
+            for path in writer.files._rename_to_deleted(
+                writer.active.base_offset, writer.files._list_by_segment()
+            ):
                 writer.fs.unlink(path)
             writer.fs.sync_dir(writer.path)
         return start

@@ -121,6 +121,16 @@ def test_roll_writes_a_checksum_file_for_the_sealed_segment() -> None:
     assert files[at(4, SEAL)].count(b"\n") == 1 and files[at(4, SEAL)].endswith(b"\n")
 
 
+def test_roll_survives_a_segment_that_another_program_deleted() -> None:
+    """The append after it raised FileNotFoundError, which is not an error of logcore."""
+    disk = SimulatedDisk()
+    with logcore.open("/t-0", create=True, durability="os", fs=disk) as log:
+        log.append(b"0")
+        disk.unlink("/t-0/00000000000000000000.log")
+        log.roll()
+        assert log.append(b"1").offset == 1
+
+
 def test_checksum_file_is_dumped_and_a_torn_one_is_refused() -> None:
     files = files_of(rolls=1)
     (row,) = dump(at(0, SEAL), fs=SimulatedDisk(files))
@@ -590,7 +600,7 @@ def test_change_at_any_step_of_a_scrub_is_not_damage(
         ) -> bytes:
             # Without this, another thread would wait.
             is_free = not writer._state.lock.locked()
-            if is_free and self._held(handle)[1].endswith(LOG):
+            if is_free and self._open_handle(handle)[1].endswith(LOG):
                 left[0] -= 1
                 if left[0] == 0:
                     CHANGES[what](writer)

@@ -125,7 +125,9 @@ def seal(
 
     The segment and the next one must be durable, and its bytes known to be valid.
     """
-    with contextlib.suppress(StorageReadError):
+    # Another program may have deleted the file. An append that rolls does not fail
+    # because of that: readers of the segment report it.
+    with contextlib.suppress(StorageReadError, FileNotFoundError):
         found = Seal(
             size_bytes=segment.size_bytes,
             modified_ms=fs.modified_ms(segment.path),
