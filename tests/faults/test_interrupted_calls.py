@@ -141,7 +141,7 @@ def test_second_close_completes_an_interrupted_close(
         for other in (not shared, shared):
             with logcore.open_dir(path, durability="os", shared=other) as again:
                 assert [record.value for record in again.read("t")] == [b"a"], (
-                    trace.seek_to
+                    trace.place
                 )
     assert nth > 100
 

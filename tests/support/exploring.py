@@ -76,7 +76,7 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
                     and log.host.writer.commit.failure is None
                     and not log.is_closed
                 ):
-                    history.take_end(log.log_end_offset)
+                    history.continue_at_end(log.log_end_offset)
         program.disk.faults = None
         for state in program.disk.crash_states(limit=2):
             history.judge(recoveries.find(state.disk()), state.kind)

@@ -374,7 +374,7 @@ class RandomHistory:
         wanted = {
             topic
             for name in group.subscribed()
-            if (topic := self.simulation.facts(name))
+            if (topic := self.simulation.id_and_count(name))
         }
         everything = sorted(
             (topic, number) for topic, count in wanted for number in range(count)

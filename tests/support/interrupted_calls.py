@@ -72,7 +72,7 @@ class Reading(Case):
         """Add records to `seen`, in lines that are not interrupted."""
         for records in consumer.poll(
             max_records=3
-        )._found.values():  # not records(), a call of the library
+        )._records.values():  # not records(), a call of the library
             self.seen += [record.value for record in records]
 
     def act(self) -> None:
@@ -500,7 +500,7 @@ def interrupt_at(case: Callable[[], Case], nth: int) -> bool:
         gc.collect(0)
         made.judge()
     except BaseException as error:
-        error.add_note(f"interrupted at line {nth} of {case.__name__}: {trace.seek_to}")
+        error.add_note(f"interrupted at line {nth} of {case.__name__}: {trace.place}")
         raise
     finally:
         with contextlib.suppress(Exception):
