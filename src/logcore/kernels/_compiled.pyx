@@ -1769,9 +1769,10 @@ def encode_records(bytearray out, records, int64_t base_offset, int32_t leader_e
     cdef uint8_t *next_p
     cdef int64_t number = 0, base_timestamp = 0, newest = 0
     cdef Py_ssize_t payload
-    cdef bint requires_key = encoding[REQUIRES_KEY]
+    cdef bint requires_key
     fill_head(&head, base_offset, leader_epoch, now_ms, encoding)
-    writer.open(out, &head, encoding[COMPRESS])
+    requires_key = <object>PyTuple_GET_ITEM(encoding, REQUIRES_KEY)
+    writer.open(out, &head, <object>PyTuple_GET_ITEM(encoding, COMPRESS))
     for record in records:
         if base_timestamp == now_ms:
             next_p = lc_write_pair(p, end, record, number)
@@ -1858,7 +1859,7 @@ def encode_columns(bytearray out, columns, int64_t base_offset, int32_t leader_e
     cdef Py_ssize_t count
     keys, values, timestamps_ms, count = columns
     fill_head(&head, base_offset, leader_epoch, now_ms, encoding)
-    writer.open(out, &head, encoding[COMPRESS])
+    writer.open(out, &head, <object>PyTuple_GET_ITEM(encoding, COMPRESS))
     key_column.data = value_column.data = NULL
     key_column.edges = value_column.edges = NULL
     key_column.nulls = value_column.nulls = NULL
@@ -1888,7 +1889,7 @@ def encode_columns(bytearray out, columns, int64_t base_offset, int32_t leader_e
         times = timestamps_ms
         assert times.shape[0] >= count, "one for each record"
         times_at = &times[0]
-    if encoding[REQUIRES_KEY]:
+    if <object>PyTuple_GET_ITEM(encoding, REQUIRES_KEY):
         for row in range(count):
             if lc_cell(&key_column, row) < 0:
                 raise InvalidRecordError(f"record {row}: a compacted topic takes no record without a key")
@@ -1928,11 +1929,11 @@ def encode_one(tuple record not None, int64_t base_offset, int32_t leader_epoch,
     key, value, headers, timestamp_ms = record
     fill_head(&head, base_offset, leader_epoch, now_ms, encoding)
     # The usual case: the record is encoded in place. Unusual and invalid records are encoded by encode_records().
-    common = encoding[COMPRESS] is None and (headers is None or headers is _no_headers)
+    common = <object>PyTuple_GET_ITEM(encoding, COMPRESS) is None and (headers is None or headers is _no_headers)
     if key is not None:
         common = common and PyBytes_CheckExact(key)
     else:
-        common = common and not encoding[REQUIRES_KEY]
+        common = common and not <object>PyTuple_GET_ITEM(encoding, REQUIRES_KEY)
     common = common and (value is None or PyBytes_CheckExact(value))
     if common and timestamp_ms is not None:
         common = PyLong_CheckExact(timestamp_ms)
