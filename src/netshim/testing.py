@@ -189,7 +189,8 @@ def start(path: Any, **options: Any) -> Kafka:
     `options` are those of netshim.serve(). Some defaults differ: compaction is checked
     ten times a second, and syncs return immediately. Members of the consumer protocol
     send heartbeats ten times a second, and their sessions are short. With
-    clock="virtual", the test moves the time of the broker by Kafka.clock.
+    clock="virtual", the test moves the time of the broker by Kafka.clock. Another clock
+    is an object with the methods of netshim.server.Clock.
 
     Raises:
         InvalidConfigError: `clock` is another text. Other errors are those of serve().
@@ -628,10 +629,10 @@ class Kafka:
         with _Listening(self, topic, wakeup.set) as listening:
             while True:
                 wakeup.clear()
-                poll_s, record = listening.read_or_listen(find)
+                poll_s, records = listening.read_or_listen(find)
                 remaining_s = deadline - time.monotonic()
-                if record is not None:
-                    return record
+                if records is not None:
+                    return records
                 if remaining_s <= 0 or not self.server.is_running:
                     raise AssertionError(
                         self._describe_missing(
@@ -662,10 +663,10 @@ class Kafka:
         with _Listening(self, topic, wake) as listening:
             while True:
                 wakeup.clear()
-                poll_s, record = listening.read_or_listen(find)
+                poll_s, records = listening.read_or_listen(find)
                 remaining_s = deadline - time.monotonic()
-                if record is not None:
-                    return record
+                if records is not None:
+                    return records
                 if remaining_s <= 0 or not self.server.is_running:
                     raise AssertionError(
                         self._describe_missing(
