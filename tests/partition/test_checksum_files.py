@@ -129,6 +129,13 @@ def test_roll_survives_a_segment_that_another_program_deleted() -> None:
         disk.unlink("/t-0/00000000000000000000.log")
         log.roll()
         assert log.append(b"1").offset == 1
+        # The loss is reported by each read of it, and by the next opening.
+        with pytest.raises(logcore.OffsetOutOfRangeError, match="was removed"):
+            log.get(0)
+    with pytest.raises(
+        logcore.CorruptLogError, match="segments of the log are missing"
+    ):
+        logcore.open("/t-0", durability="os", fs=disk)
 
 
 def test_checksum_file_is_dumped_and_a_torn_one_is_refused() -> None:
