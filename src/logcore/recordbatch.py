@@ -18,6 +18,7 @@ This module does not access files: paths and positions are only used in errors.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -536,31 +537,48 @@ def encode(
     `now_ms` is the timestamp of records without one; the default -1 means no timestamp.
     Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError.
     """
-    kind = codec_named(codec)
-    attributes = (
-        kind
-        | APPEND_TIME_BIT * append_time
-        | TRANSACTIONAL_BIT * transactional
-        | CONTROL_BIT * control
+    encoding = _encoding(
+        codec,
+        append_time,
+        transactional,
+        control,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        max_bytes,
     )
-    compress = None
-    if kind is not Codec.NONE:
-        # Only in this case, because creating the settings takes longer than a record.
-        compress = compressor(kind, LogConfig())
     out = bytearray(_USUAL_BYTES)
-    encoding = BatchEncoding(
-        batch_bytes=INT32_MAX,
-        max_bytes=max_bytes,
-        attributes=attributes,
-        compress=compress,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-    )
     size, _ = kernel.encode_records(
         out, records, base_offset, leader_epoch, now_ms, encoding
     )
     return bytes(memoryview(out)[:size])
+
+
+# Creating the value takes as long as encoding about 20 records.
+@functools.lru_cache(maxsize=64)
+def _encoding(
+    codec: str,
+    append_time: bool,
+    transactional: bool,
+    control: bool,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    max_bytes: int,
+) -> BatchEncoding:
+    kind = codec_named(codec)
+    return BatchEncoding(
+        batch_bytes=INT32_MAX,
+        max_bytes=max_bytes,
+        attributes=kind
+        | APPEND_TIME_BIT * append_time
+        | TRANSACTIONAL_BIT * transactional
+        | CONTROL_BIT * control,
+        compress=compressor(kind, LogConfig()),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
 
 
 def prepare_append(
