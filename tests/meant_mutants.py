@@ -1712,7 +1712,7 @@ MISTAKES: Final = (
         "netshim/test_conformance.py",
     ),
     Mistake(
-        "connections_of_an_address_are_never_given_back", "netshim/server.py",
+        "connections_of_an_address_are_never_given_back", "netshim/open_connections.py",
         "        self._addresses[client.address] -= 1\n",
         "",
         "netshim/test_hostile.py",

@@ -46,6 +46,7 @@ from netshim.broker import Broker
 from netshim.client_sockets import ClientSocket, ListeningSockets, TlsListening
 from netshim.connection import ConnectionMemory, Workload
 from netshim.listeners import Listener, TlsSettings, check_exposure, check_listeners
+from netshim.open_connections import OpenConnections
 from netshim.request_counts import RequestCounts
 from netshim.request_log import LINES
 from netshim.rollback import DirectorySnapshot, ReplacedBroker
@@ -76,11 +77,6 @@ _POOL_THREADS: Final = 2
 _TICK_S: Final = 0.05
 #: The same while no request arrives, and none waits for records.
 _IDLE_TICK_S: Final = 0.1
-#: Minimum number of connections whose time limits are checked in one tick.
-_CHECKED_AT_ONCE: Final = 100
-#: With more connections, each is checked once in this number of ticks, about a second.
-#: A check of 2,000 connections in each tick took 12 % of a core.
-_CHECK_ALL_TICKS: Final = 20
 #: A step that occupies the event loop for longer is logged.
 _SLOW_STEP_S: Final = 0.05
 #: Maximum time that stop() waits for clients.
@@ -102,33 +98,10 @@ _LINGER_S: Final = 0.25
 #: Maximum number of steps in which advance() skips time.
 _MAX_STEPS: Final = 200
 
-# Limits of connections.
-
-#: Maximum number of connections that are not authenticated yet.
-_MAX_UNAUTHENTICATED: Final = 256
 #: Maximum time that a connection above a quota is held before it is closed.
 _MAX_CLOSE_DELAY_S: Final = 1.0
 #: Threads that verify passwords and tokens.
 _LOGIN_THREADS: Final = 2
-
-# The limit of file descriptors is divided between logs and connections.
-
-#: Descriptors that are not available to logs and connections. They are needed for files
-#: that are open briefly, sealed segments, the event loop, and connections that are
-#: refused.
-_RESERVED_FILES: Final = 64
-#: Number of logs that may always be open, whatever the number of connections is.
-_MIN_LOGS: Final = 8
-
-
-def _file_limit() -> int:
-    """Return the limit of file descriptors, or a large number if unknown."""
-    try:
-        import resource
-    except ImportError:
-        return sys.maxsize
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 class Clock(Protocol):
@@ -268,23 +241,18 @@ class Server:
             self._clock = clock
         #: The wall clock at the moment when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
-        self._clients: set[ClientSocket] = set()
         #: Number of requests that the broker had handled at the last tick.
         self._last_request_count = 0
-        #: Connections that are checked in the next ticks.
-        self._to_check: list[ClientSocket] = []
-        #: Number of connections of each client address.
-        self._addresses: Counter[str] = Counter()
         #: Calls _tick(). None before start() and after stop().
         self._timer: asyncio.TimerHandle | None = None
         #: The maintenance of the directory that runs in a thread.
         self._ticking: asyncio.Future[Any] | None = None
-        self._max_files = _file_limit()
         # Descriptors of one open log: the active segment; the high watermark, if appends
         # wait for a sync or for replicas; the record of the lock of a shared log.
-        self._files_per_log = 1
-        self._files_per_log += self._durability.waits or cluster is not None
-        self._files_per_log += shared
+        files_per_log = 1
+        files_per_log += self._durability.waits or cluster is not None
+        files_per_log += shared
+        self._connections = OpenConnections(files_per_log, self.log)
         #: The sockets by host and port.
         self._listening: dict[tuple[str, int], ListeningSockets] = {}
 
@@ -433,7 +401,7 @@ class Server:
                 self._cluster.directory, *arguments, services=self._cluster.install
             )
         broker = Broker(self.logdir, *arguments)
-        broker.state.logs.max_open_logs = self._max_open_logs
+        broker.state.logs.max_open_logs = self._connections.max_open_logs
         if not self._shared:
             self.logdir.host.forget_topic = self._forget_topic
         return broker
@@ -518,7 +486,7 @@ class Server:
             [(listener.host, listener.port) for listener in node.listeners]
         )
         topology = self.broker.state.topology
-        for client in list(self._clients):
+        for client in list(self._connections.clients):
             session = client.session
             if session is None or topology.node_of(session) == node.node_id:
                 client.abort()
@@ -588,7 +556,7 @@ class Server:
                 found=self.recorder.path,
             )
         self.recorder = recorder
-        for client in self._clients:
+        for client in self._connections.clients:
             if client.is_open:
                 client.record(recorder)
 
@@ -719,7 +687,7 @@ class Server:
         open logs are closed again, because no client could connect without a free
         descriptor. In a cluster, replicas use all logs.
         """
-        max_logs = self._max_open_logs()
+        max_logs = self._connections.max_open_logs()
         if self._cluster is not None:
             max_logs = sys.maxsize
         open_count = 0
@@ -762,7 +730,7 @@ class Server:
         self._timer = None
         await self._close_listeners()
         self.broker.stop(self.now_ms())
-        for client in list(self._clients):
+        for client in list(self._connections.clients):
             client.drain()
         # Step 2: wait until the responses are sent.
         began_s = self.loop.time()
@@ -779,16 +747,16 @@ class Server:
                 unanswered,
             )
         # Step 3: close the connections, the threads and the directory.
-        for client in list(self._clients):
+        for client in list(self._connections.clients):
             client.close()
         await asyncio.sleep(0)
         linger_until_s = self.loop.time() + _LINGER_S
-        while self._clients and self.loop.time() < self._deadline:
-            has_unread = any(client.has_unread for client in self._clients)
+        while self._connections.clients and self.loop.time() < self._deadline:
+            has_unread = any(client.has_unread for client in self._connections.clients)
             if not has_unread and self.loop.time() >= linger_until_s:
                 break
             await asyncio.sleep(0.005)
-        for client in list(self._clients):
+        for client in list(self._connections.clients):
             client.abort()
         if self._ticking is not None:
             with contextlib.suppress(Exception):
@@ -820,7 +788,7 @@ class Server:
 
     def _unanswered(self) -> int:
         """Return the number of connections with requests that are not answered yet."""
-        return sum(client.has_unanswered for client in self._clients)
+        return sum(client.has_unanswered for client in self._connections.clients)
 
     def _end_at_once(self) -> None:
         """Close the server because its threads accept no work.
@@ -838,7 +806,7 @@ class Server:
         for sockets in self._listening.values():
             sockets.close()
         self._listening.clear()
-        for client in list(self._clients):
+        for client in list(self._connections.clients):
             client.abort()
         self._logins.shutdown()
         self._workers.shutdown()
@@ -913,13 +881,13 @@ class Server:
         self.is_replacing = True
         try:
             # Step 1: take no requests, and answer those that wait.
-            for client in self._clients:
+            for client in self._connections.clients:
                 client.pause()
             self.broker.stop(self.now_ms())
             deadline_s = self.loop.time() + _DRAIN_S
             while self._unanswered() and self.loop.time() < deadline_s:
                 await asyncio.sleep(0.0005)
-            for client in list(self._clients):
+            for client in list(self._connections.clients):
                 if client.has_unanswered:
                     client.abort()
             if self._ticking is not None:
@@ -939,7 +907,7 @@ class Server:
             raise
         finally:
             self.is_replacing = False
-        for client in list(self._clients):
+        for client in list(self._connections.clients):
             client.resume()
         return result
 
@@ -985,7 +953,7 @@ class Server:
                 due_ms = self.broker.next_ms - self.now_ms()
                 step_ms = min(remaining_ms, max(due_ms, min_step_ms))
             skip(step_ms)
-            for client in self._clients:
+            for client in self._connections.clients:
                 client.skip(step_ms)
             remaining_ms -= step_ms
             await self.tick()
@@ -1051,7 +1019,7 @@ class Server:
                 now_ms, self.settings.request_timeout_ms
             ).items():
                 connection.fail(reason)
-            for client in self._next_checked():
+            for client in self._connections.next_checked():
                 client.check(now_ms)
             self._loader.refresh(
                 self.broker.state, self._clock.monotonic_ms(), self.log
@@ -1062,15 +1030,6 @@ class Server:
             self.log(
                 logging.ERROR, "tick", "an internal error in a due task", error=True
             )
-
-    def _next_checked(self) -> list[ClientSocket]:
-        """Return the connections whose time limits are checked now."""
-        if not self._to_check:
-            self._to_check = list(self._clients)
-        count = max(_CHECKED_AT_ONCE, len(self._clients) // _CHECK_ALL_TICKS)
-        checked = self._to_check[-count:]
-        del self._to_check[-count:]
-        return checked
 
     def _begin_tick(self) -> asyncio.Future[Any] | None:
         try:
@@ -1169,15 +1128,11 @@ class Server:
 
     def connections(self) -> Counter[str]:
         """Return the number of connections by the name of their listener."""
-        return Counter(client.listener.name for client in self._clients)
+        return self._connections.by_listener()
 
     def clients(self) -> Counter[tuple[str, str, str]]:
         """Return the number of connections by client library, address and user."""
-        return Counter(
-            (session.client_software, session.client_address, session.principal)
-            for client in self._clients
-            if (session := client.session) is not None
-        )
+        return self._connections.by_client()
 
     def _forget_topic(self, name: str) -> None:
         """Remove a topic from the groups.
@@ -1235,18 +1190,6 @@ class Server:
             level, kind, self.now_ms(), text, *values, error=error, max_lines=max_lines
         )
 
-    def _max_open_logs(self) -> int:
-        """Return the number of logs that may be open.
-
-        It depends on the number of connections and reserves descriptors for new
-        clients.
-        """
-        return max(
-            _MIN_LOGS,
-            (self._max_files - _RESERVED_FILES - len(self._clients))
-            // self._files_per_log,
-        )
-
     # -- connections -------------------------------------------------------------------
 
     def admit(self, client: ClientSocket) -> float | None:
@@ -1255,10 +1198,11 @@ class Server:
         A connection above a quota is held before it is closed, so that its client does
         not reconnect at once.
         """
-        reason = self._refusal(client)
+        reason: str | None = "stopping"
+        if self._timer is not None:
+            reason = self._connections.refusal(client, self.settings)
         if reason is None:
-            self._clients.add(client)
-            self._addresses[client.address] += 1
+            self._connections.add(client)
             self.broker.state.logs.close_unused_logs()
             delay_ms = self.security.quotas.connect(client.address, self.now_ms())
             if delay_ms:
@@ -1273,61 +1217,9 @@ class Server:
         )
         return 0
 
-    def _refusal(self, client: ClientSocket) -> str | None:
-        """Return why a connection is refused, or None."""
-        if self._timer is None:
-            return "stopping"
-        if (
-            len(self._clients)
-            >= self._max_files - _RESERVED_FILES - _MIN_LOGS * self._files_per_log
-        ):
-            return f"there are {len(self._clients)} connections, and the limit of open files is {self._max_files}"
-        if len(self._clients) >= self.settings.max_connections:
-            return f"there are {len(self._clients)} connections"
-        if self._addresses[client.address] >= self.settings.max_connections_per_address:
-            return f"there are {self._addresses[client.address]} connections from there"
-        if client.is_unauthenticated and not self._may_begin_login(client.address):
-            return f"{_MAX_UNAUTHENTICATED} connections are not authenticated yet"
-        return None
-
-    def _may_begin_login(self, address: str) -> bool:
-        """Return whether a connection from an address may begin to authenticate.
-
-        If all places are taken, an address that holds fewer than another one gets the
-        oldest place of the address that holds the most. Otherwise, one address could
-        keep all others from logging in.
-        """
-        waiting = [client for client in self._clients if client.is_unauthenticated]
-        if len(waiting) < _MAX_UNAUTHENTICATED:
-            return True
-        connections_by_address = Counter(client.address for client in waiting)
-        largest, count = connections_by_address.most_common(1)[0]
-        if connections_by_address[address] + 1 >= count:
-            return False
-        oldest = min(
-            (client for client in waiting if client.address == largest),
-            key=lambda client: client.accepted_s,
-        )
-        self.log(
-            logging.WARNING,
-            "login place",
-            "connection from %s ended: another address waits, and %d connections "
-            "from there are not authenticated yet",
-            largest,
-            count,
-        )
-        oldest.abort()
-        self.dismiss(oldest)
-        return True
-
     def dismiss(self, client: ClientSocket) -> None:
         """Remove a connection that admit() has registered."""
-        if client not in self._clients:
-            return
-        self._clients.discard(client)
-        self._addresses[client.address] -= 1
-        if not self._addresses[client.address]:
-            del self._addresses[client.address]
+        self._connections.remove(client)
 
 
 def _client_address(listener: Listener) -> str:

@@ -290,7 +290,7 @@ def test_tls_connections_leave_no_cycles(
 ) -> None:
     """30 KB of each connection remained until a full collection."""
     kafka_secured.add_user("alice", PASSWORD)
-    client_sockets = kafka_secured.server.server._clients
+    client_sockets = kafka_secured.server.server._connections.clients
     for _ in range(2):  # the first one also imports modules
         cyclic()
         client = Client(kafka_secured.port)

@@ -241,10 +241,11 @@ def test_client_that_never_reads_is_closed_and_uses_little_memory(
             cut = True
         assert good.produce([b"on"]).error_code == 0
         held = [
-            client.connection.unsent_bytes for client in list(server.server._clients)
+            client.connection.unsent_bytes
+            for client in list(server.server._connections.clients)
         ]
         assert sum(held) < 40 << 20
-    wait_until(lambda: len(server.server._clients) == 1)
+    wait_until(lambda: len(server.server._connections.clients) == 1)
 
 
 def test_excess_connections_are_refused_and_existing_connections_work(
@@ -255,11 +256,11 @@ def test_excess_connections_are_refused_and_existing_connections_work(
     good.create()
     crowd = [Client(server.port) for _ in range(120)]
     assert good.produce([b"v"]).error_code == 0
-    assert len(server.server._clients) <= 50
+    assert len(server.server._connections.clients) <= 50
     assert sum(client.is_cut() for client in crowd[60:]) == 60
     for client in crowd:
         client.close()
-    wait_until(lambda: len(server.server._clients) == 1)
+    wait_until(lambda: len(server.server._connections.clients) == 1)
     good.close()
     wait_until(lambda: open_files() <= before + 3)
     assert (
@@ -286,7 +287,7 @@ def test_connections_reset_during_a_request_do_no_harm(
         )
         client.close()
     assert good.produce([b"v"]).error_code == 0
-    wait_until(lambda: len(server.server._clients) == 1)
+    wait_until(lambda: len(server.server._connections.clients) == 1)
 
 
 @pytest.mark.long
@@ -304,7 +305,7 @@ def test_partial_large_requests_share_a_bounded_memory(
             pass
         assert server.server.budget.used_bytes <= 4 << 20
     assert good.produce([b"v"]).error_code == 0
-    wait_until(lambda: len(server.server._clients) == 1)
+    wait_until(lambda: len(server.server._connections.clients) == 1)
     wait_until(lambda: server.server.budget.used_bytes == 0)
 
 

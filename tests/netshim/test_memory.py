@@ -479,4 +479,7 @@ def test_server_knows_how_many_descriptors_a_log_takes(
             return sum(file.startswith(f"{tmp_path}/data/t-") for file in files)
 
         # Maintenance may have other files of a partition open for a moment.
-        until(lambda: taken() == 20 * kafka.server._files_per_log, "as many files")
+        until(
+            lambda: taken() == 20 * kafka.server._connections.files_per_log,
+            "as many files",
+        )

@@ -58,14 +58,19 @@ def test_producer_remains_connected_and_continues(kafka: Kafka) -> None:
     client = producer(kafka)
     produce(client, "t", b"1")
     before = kafka.snapshot()
-    connections = kafka.server.call(lambda: len(kafka.server.server._clients))
+    connections = kafka.server.call(
+        lambda: len(kafka.server.server._connections.clients)
+    )
     for number in range(3):
         produce(client, "t", b"%d" % (number + 10))
         kafka.rollback(before)
         produce(client, "t", b"after")
         assert values(kafka) == [b"1", b"after"]
         kafka.rollback(before)
-    assert kafka.server.call(lambda: len(kafka.server.server._clients)) >= connections
+    assert (
+        kafka.server.call(lambda: len(kafka.server.server._connections.clients))
+        >= connections
+    )
 
 
 def test_idempotent_producer_continues_after_its_batches_are_removed(

@@ -24,21 +24,23 @@ def test_limits_of_each_connection_are_checked_in_turn(tmp_path: Path) -> None:
     """The checks of 2,000 connections in each tick occupied 12 % of a core."""
     server = Server(tmp_path)
     client_sockets: Any = set(range(MANY))
-    server._clients = client_sockets
-    checked = [server._next_checked() for _ in range(20)]
+    server._connections.clients = client_sockets
+    checked = [server._connections.next_checked() for _ in range(20)]
     assert [len(entry) for entry in checked] == [MANY // 20] * 20
     assert {
         client_socket for step in checked for client_socket in step
     } == client_sockets
-    server._clients = set()
-    assert [server._next_checked() for _ in range(2)] == [[], []]
+    server._connections.clients = set()
+    assert [server._connections.next_checked() for _ in range(2)] == [[], []]
 
 
 def test_limits_of_few_connections_are_checked_in_each_tick(tmp_path: Path) -> None:
     server = Server(tmp_path)
     client_sockets: Any = {1, 2, 3}
-    server._clients = client_sockets
-    assert [set(server._next_checked()) for _ in range(3)] == [client_sockets] * 3
+    server._connections.clients = client_sockets
+    assert [set(server._connections.next_checked()) for _ in range(3)] == [
+        client_sockets
+    ] * 3
 
 
 @pytest.mark.slow

@@ -195,7 +195,9 @@ def test_refused_broker_reports_the_refusal_once(
         connection = connections.connect(2)
         assert caplog.text.count("logged in to broker 2 again") == 1
         principals = [
-            client.session.principal for client in server._clients if client.session
+            client.session.principal
+            for client in server._connections.clients
+            if client.session
         ]
         assert BROKER_PRINCIPAL in principals
         connection.close()
