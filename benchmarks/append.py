@@ -52,7 +52,7 @@ def in_bulk(settings: Settings) -> Iterator[Result]:
     cases: tuple[tuple[str, tuple[str, ...], float | None, str], ...] = (
         (
             "append_many, 1,000 a call, level os",
-            peers.JUDGED,
+            peers.TARGET_STORES,
             5.8,
             "One call and, for the peers, one transaction or write batch for each 1,000 records.",
         ),
@@ -64,7 +64,7 @@ def in_bulk(settings: Settings) -> Iterator[Result]:
         ),
         (
             "append_columns, 1,000 a call, level os",
-            peers.JUDGED,
+            peers.TARGET_STORES,
             None,
             "As before, logcore's records given as joined bytes and offsets.",
         ),

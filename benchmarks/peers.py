@@ -218,11 +218,11 @@ STORES: Final[dict[str, tuple[str, Callable[[Path], Store]]]] = {
 
 
 #: Stores with which targets are compared.
-JUDGED: Final = ("sqlite3", "lmdb", "rocksdict")
+TARGET_STORES: Final = ("sqlite3", "lmdb", "rocksdict")
 
 
 def stores(
-    directory: Path, rows: str, names: Iterable[str] = JUDGED
+    directory: Path, rows: str, names: Iterable[str] = TARGET_STORES
 ) -> Iterator[tuple[str, Store]]:
     """Create the named stores whose packages are installed, in a directory."""
     for name in names:

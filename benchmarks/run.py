@@ -123,8 +123,8 @@ def _question(name: str) -> str:
 
 
 def _summary(results: Sequence[Result]) -> str:
-    judged = [result for result in results if result.is_reached is not None]
-    return f"{sum(bool(result.is_reached) for result in judged)} of {len(judged)} targets reached"
+    with_target = [result for result in results if result.is_reached is not None]
+    return f"{sum(bool(result.is_reached) for result in with_target)} of {len(with_target)} targets reached"
 
 
 def _show(results: Sequence[Result]) -> None:

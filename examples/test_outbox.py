@@ -97,7 +97,7 @@ class World:
         courier.close()
         return waiting
 
-    def judge(self, promised, waiting) -> None:
+    def check(self, promised, waiting) -> None:
         booked = {**waiting, **self.warehouse}  # the warehouse keeps the first booking
         for number, order in promised:
             assert booked.get(number) == order, f"accepted and not booked: {order!r}"
@@ -107,7 +107,7 @@ class World:
 
 def test_every_accepted_order_is_booked():
     world = World()
-    report = explore(world.run, world.recover, world.judge, limit=20)
+    report = explore(world.run, world.recover, world.check, limit=20)
     print(report)
     assert report.states > 200
 
@@ -116,7 +116,7 @@ def test_shop_that_does_not_wait_for_the_disk_fails():
     """A service with durability="os" measures fast, and the test finds its bug."""
     world = World(durability="os")
     with pytest.raises(CrashTestError, match="accepted and not booked"):
-        explore(world.run, world.recover, world.judge, limit=20)
+        explore(world.run, world.recover, world.check, limit=20)
 
 
 def test_a_full_disk_refuses_the_order_and_keeps_the_others():

@@ -270,7 +270,7 @@ def _join(request: OpenRequest, claim: Claim) -> tuple[Writer, Opened]:
 
     def check() -> None:
         """Check that the policy on disk is the requested one. It decides how recovery
-        judges a damaged tail, so a log has one policy.
+        treats a damaged tail, so a log has one policy.
         """
         stored = checkpoint.read_partition_metadata(fs, request.path).policy
         # None: the process died before it stored the policy.
@@ -840,7 +840,7 @@ class Log(LogReader, Closeable):
                 writer.expect_producers_locked()
             sequenced = None
             if check_sequence:
-                sequenced = writer.producers.judge(raw, batches)
+                sequenced = writer.producers.check_sequences(raw, batches)
             # A client that missed the answer sent a stored batch again. It gets the
             # first receipt; no byte is written.
             if isinstance(sequenced, SequencedBatch):
@@ -852,7 +852,7 @@ class Log(LogReader, Closeable):
                 if last >= state.visible:
                     writer.settle_locked(durability)
             elif has_producers:
-                with writer.producers.storing(sequenced, is_judged=check_sequence):
+                with writer.producers.storing(sequenced, is_checked=check_sequence):
                     writer.store_locked(memoryview(raw), batches, now_ms, durability)
                 last = state.end - 1
             else:

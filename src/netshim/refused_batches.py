@@ -114,8 +114,8 @@ class RefusedBatches:
             return codes.NONE  # such as a late batch of an earlier connection
         return refused.code
 
-    def judge(self, key: Key, producer_id: int, *, is_stored: bool) -> None:
-        """Handle the result of a batch for which code_for() returned a code.
+    def record_result(self, key: Key, producer_id: int, *, is_stored: bool) -> None:
+        """Record the result of a batch for which code_for() returned a code.
 
         The refused batch is forgotten after a batch that was stored, or after the last
         one that may be in flight.

@@ -161,13 +161,13 @@ def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing(limit: int) -> None:
         assert not [name for name in disk.files() if "delete" in name]
         return found
 
-    def judge(promised: list[str], found: dict[str, Any]) -> None:
+    def check(promised: list[str], found: dict[str, Any]) -> None:
         if "new" in found:
             assert len(found["new"]) >= 9 and found["new"][:9] == found["src"][:9]
         assert "new" in found or not promised
         assert "appended" not in promised or found["new"][9:] == [(9, None, b"more")]
 
-    assert explore(run, recover, judge, limit=limit, again_every=30).states > 100
+    assert explore(run, recover, check, limit=limit, again_every=30).states > 100
 
 
 @pytest.mark.long

@@ -387,7 +387,7 @@ def _is_whole_or_not_at_all(disk: SimulatedDisk, act: str) -> None:
 @pytest.mark.parametrize("limit", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", "fork"])
 def test_topic_changes_are_atomic_after_a_crash_anywhere(act: str, limit: int) -> None:
-    """limit: how many of the possible disks of each crash are judged. The first is the
+    """limit: how many of the possible disks of each crash are checked. The first is the
     disk after the process was killed.
     """
     for stop in itertools.count():

@@ -272,7 +272,7 @@ def reopened(disk: SimulatedDisk) -> tuple[list[bytes], int]:
         return values, topic_id.int
 
 
-def judge(promised: list[int], found: tuple[list[bytes], int]) -> None:
+def check(promised: list[int], found: tuple[list[bytes], int]) -> None:
     last = max(promised, default=0)
     (end,), topic_id = found
     if last == 2:
@@ -290,7 +290,7 @@ def test_each_crash_leaves_a_directory_that_can_be_completed(names: Any) -> None
     report = explore(
         life,
         reopened,
-        judge,
+        check,
         files={"data": None},
         names=names,
         limit=25,

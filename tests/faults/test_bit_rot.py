@@ -235,7 +235,7 @@ def answers(
     return found
 
 
-def judge(
+def check(
     sound: Answers,
     files: Files,
     questions: Callable[[logcore.Log], Answers],
@@ -364,7 +364,7 @@ def test_rot_of_own_log_is_never_silent(
     silent = []
     for what, bad in damages(files, count):
         try:
-            met[judge(sound, bad, questions, read_only=read_only)] += 1
+            met[check(sound, bad, questions, read_only=read_only)] += 1
         except AssertionError as error:
             silent.append(f"{what}: {error}")
     print(f"\n{met}, {len(silent)} silent")
@@ -504,7 +504,7 @@ def test_missing_batch_or_segment_is_never_silent(
     silent = []
     for what, bad in itertools.islice(losses(files), read_only % step, None, step):
         try:
-            judge(sound, bad, everything, read_only=read_only)
+            check(sound, bad, everything, read_only=read_only)
         except AssertionError as error:
             silent.append(f"{what}: {error}")
     assert not silent, "\n".join(silent)[:3000]

@@ -105,7 +105,7 @@ class StagedWrite:
             b"after", durability="disk"
         )
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         assert self.is_done
         with logcore.open_dir(PATH, fs=fs) as directory:
             for partition in PARTITIONS:

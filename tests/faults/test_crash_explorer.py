@@ -2,7 +2,7 @@
 records, unchanged.
 
 The tests run programs of a few calls on a log on a simulated disk. At each change of
-the disk, and inside each write, they open and judge all disks that a crash may leave
+the disk, and inside each write, they open and check all disks that a crash may leave
 (logcore.testing.explore, logcore.testing.oracle; docs/crashes.md has the rules and the
 figures). There are three kinds of programs: all sequences of at most three calls, random
 longer ones, and each program with one failing operation of the disk. The calls include

@@ -4,7 +4,7 @@ promised, and no other topic.
 The tests do with a directory what tests/faults/test_crash_explorer.py does with one log.
 Random programs run on a LogDir on a simulated disk: topics are created, extended,
 changed, forked and deleted, writes are staged, and ticks run retention and compaction.
-Each disk that a crash may leave is opened and judged. A topic exists completely or not
+Each disk that a crash may leave is opened and checked. A topic exists completely or not
 at all, and so does a staged write. LogHistory describes the content of logs.
 
 LOGCORE_DIRECTORY_STATES=n explores n disks; `make slow` explores 500,000. A failure
@@ -181,7 +181,7 @@ class Program:
         )
         self.explorer = Explorer(
             functools.partial(recover, durability=durability),
-            self.judge,
+            self.check,
             thorough=functools.partial(recover, durability=durability, thorough=True),
             same=lambda found_directory, other: (
                 outline(found_directory.topics) == outline(other.topics)
@@ -193,7 +193,7 @@ class Program:
         )
         self.explorer.attach(self.disk)
 
-    def judge(self, found: FoundDirectory, kind: Kind) -> None:
+    def check(self, found: FoundDirectory, kind: Kind) -> None:
         others = found.topics.keys() - self.topics.keys()
         assert not others, f"{others} were deleted, or never made"
         for name, topic in self.topics.items():
@@ -210,7 +210,7 @@ class Program:
             )
             for number, log in enumerate(theirs.logs):
                 try:
-                    topic.logs[number].judge(log, kind)
+                    topic.logs[number].check(log, kind)
                 except AssertionError as error:
                     raise AssertionError(f"{name}-{number}: {error}") from error
         if self.staged is not None:
@@ -264,7 +264,7 @@ class Program:
         self.logdir = None
         logdir = self.opened()
         found = FoundDirectory(look(logdir), logdir.host.next_producer_id())
-        self.judge(found, "kill")
+        self.check(found, "kill")
         self.producer_id = found.producer_id
         for name, topic in found.topics.items():
             for number, log in enumerate(topic.logs):
@@ -475,7 +475,7 @@ class Program:
         for name, topic in self.topics.items():
             if topic.config is not KEPT:
                 for number, history in topic.logs.items():
-                    history.judge_failed_call(
+                    history.check_failed_call(
                         FoundLog.of(logdir.partition(name, number))
                     )
 

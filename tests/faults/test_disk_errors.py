@@ -626,7 +626,7 @@ class LaterProgram(Program):
         faults, self.disk.faults = self.disk.faults, None
         self.history.continue_at_end(log.log_end_offset)
         if self.history.may_be_removed and log.high_watermark == log.log_end_offset:
-            self.history.judge_failed_call(FoundLog.of(log))
+            self.history.check_failed_call(FoundLog.of(log))
         self.disk.faults = faults
 
 
@@ -648,13 +648,13 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
                 program.failed()
         disk.faults = None
         for state in disk.crash_states(limit=3):
-            history.judge(recoveries.find(state.disk()), state.kind)
+            history.check(recoveries.find(state.disk()), state.kind)
         if program.log is not None:
             with contextlib.suppress(logcore.LogcoreError):
                 program.log.close()
         disk.kill()
         found = recoveries.run(disk, thorough=True)
-        history.judge(found, "kill")
+        history.check(found, "kill")
         for after in disk.after_crash(limit=3, kind="power"):
             again = recoveries.find(after)
             assert again.records[: len(found.records)] == found.records, (

@@ -166,7 +166,7 @@ def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(
         for _ in range(8):
             case.read(case.consumer)
         assert len(set(case.seen)) == 8, f"line {nth}"
-        case.judge()
+        case.check()
     assert nth > 25
 
 

@@ -132,7 +132,7 @@ class InterruptedLog:
         self.log = None
         gc.collect()
         self.disk.kill()
-        self.history.judge(
+        self.history.check(
             recover_log(
                 self.disk, config=CONFIG, durability=self.durability, thorough=True
             ),
@@ -265,7 +265,7 @@ class RealLife(InterruptedLog):
         self.log = None
         gc.collect()
         with self.open() as log:
-            self.history.judge(FoundLog.of(log), "kill")
+            self.history.check(FoundLog.of(log), "kill")
 
 
 def starved(

@@ -68,7 +68,7 @@ def ram(tmp_path: Path) -> Iterator[Path]:
 @attrs.define
 class Campaign:
     """Scenarios that are killed at many places, each in a directory of its own that is
-    judged and removed.
+    checked and removed.
 
     A scenario is a workload, a policy and a seed, on an empty disk or on the files that
     a first kill left.
@@ -128,7 +128,7 @@ class Campaign:
             scenario.witness_after(outcome).check(thorough=self.kills % 10 == 0)
 
     def torn(self, scenario: Scenario, rng: random.Random) -> Scenario:
-        """Return the scenario of the recovery from a first kill. The disk is not judged
+        """Return the scenario of the recovery from a first kill. The disk is not checked
         before that recovery.
         """
         strike, site = rng.choice(self.strikes(scenario))

@@ -275,7 +275,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDisk]:
         yield made
 
 
-def judged(
+def checked_witness(
     workload: Workload, policy: str, outcome: Outcome, before: Any = None
 ) -> Any:
     """Check the disk against an outcome, and return the witness with its content."""
@@ -305,7 +305,7 @@ def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) 
             disk.shut_down(mode)
         disk.restart()
         with contextlib.chdir(place):
-            judged(workload, policy, outcome)
+            checked_witness(workload, policy, outcome)
     except BaseException as error:
         error.add_note(
             f"{workload.name} under {policy!r}, seed {seed}, {strike}, {disk.system}"
@@ -403,7 +403,7 @@ def test_thousands_of_power_cuts(disk: LoopDisk) -> None:
 def test_power_cuts_reveal_syncs_that_do_nothing(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary: a cut loses unsynced data, and the judge notices."""
+    """The canary: a cut loses unsynced data, and the check fails."""
     monkeypatch.setattr(OsFS, "fdatasync", lambda *_: None)
     rng = random.Random(SEED)
     with pytest.raises((AssertionError, LogcoreError)) as met:
@@ -485,13 +485,13 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                         failed.add(site)
                         # The page cache still shows data that the device lacks.
                         if way == "fail_once":
-                            witness = judged(
+                            witness = checked_witness(
                                 then, policy, outcome, copy.deepcopy(before)
                             )
                     disk.restart()
                     with contextlib.chdir(place):
                         if way == "fail":
-                            witness = judged(
+                            witness = checked_witness(
                                 then, policy, outcome, copy.deepcopy(before)
                             )
                         # Records that were served still exist.

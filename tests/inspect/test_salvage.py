@@ -43,7 +43,7 @@ from support.vectors import VECTORS
 FUTURE = 4_000_000_000_000
 
 
-# -- logs and judgements ---------------------------------------------------------------
+# -- logs and their checks -------------------------------------------------------------
 
 
 def offsets(raw: bytes) -> set[int]:
@@ -54,7 +54,7 @@ def offsets(raw: bytes) -> set[int]:
     }
 
 
-def judge(
+def check_salvage(
     written: dict[int, bytes], report: PartitionReport, saved: dict[int, bytes]
 ) -> set[int]:
     """Check that no batch is invented or silently lost; return the lost base offsets."""
@@ -88,7 +88,7 @@ def changed(
 
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-before", "compact-after"])
 def test_files_of_kafka_are_copied_completely(tmp_path: Path, name: str) -> None:
-    """Kafka's own snapshots, indexes of aborted transactions and epochs judge those
+    """Kafka's own snapshots, indexes of aborted transactions and epochs are the reference for those
     that salvage rebuilds.
     """
     data = Path(shutil.copytree(VECTORS / f"partition-{name}", tmp_path / "data"))
@@ -206,7 +206,7 @@ def test_flipped_bit_loses_at_most_its_batch(
                 (moved,) = set(saved) - set(WRITTEN)
                 assert moved > 14 and saved[moved][8:] == WRITTEN[14][8:]
             else:
-                assert judge(WRITTEN, report, saved) <= {hit}, bit
+                assert check_salvage(WRITTEN, report, saved) <= {hit}, bit
 
 
 def test_a_length_that_leads_to_the_batch_after_the_next_hides_none() -> None:
@@ -218,7 +218,7 @@ def test_a_length_that_leads_to_the_batch_after_the_next_hides_none() -> None:
     bad = bytearray(data)
     bad[128 + 11] ^= 128
     report, saved = recover({path_of(0): bytes(bad), **DENSE})
-    assert judge(batches_of({path_of(0): data}), report, saved) == {1}
+    assert check_salvage(batches_of({path_of(0): data}), report, saved) == {1}
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -227,7 +227,7 @@ def test_truncation_of_the_last_segment_loses_only_its_end(step: int) -> None:
     for cut in range(0, len(data), step):
         report, saved = recover(changed({path_of(12): data[:cut]}))
         whole = {batch.base_offset for batch in read_batches(data[:cut])}
-        assert judge(WRITTEN, report, saved) == {12, 13, 14} - whole
+        assert check_salvage(WRITTEN, report, saved) == {12, 13, 14} - whole
         assert report.log_end_offset == 15, (
             "an offset that was assigned is assigned again"
         )
@@ -254,7 +254,7 @@ def test_overwritten_block_loses_only_the_batches_it_touches(
             if batch.position < position + size
             and position < batch.position + batch.size_bytes
         }
-        assert judge(written, report, saved) <= touched
+        assert check_salvage(written, report, saved) <= touched
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
@@ -274,7 +274,7 @@ def test_missing_segment_index_or_codec_does_not_fail(codec: str) -> None:
                 path_of(8, ".snapshot"): b"",
             }
         )
-        assert judge(written, report, saved) == {4, 6}
+        assert check_salvage(written, report, saved) == {4, 6}
         (part,) = report.lost
         assert (part.first_offset, part.last_offset, part.position) == (4, 7, None)
     report, saved = recover(
@@ -285,12 +285,12 @@ def test_missing_segment_index_or_codec_does_not_fail(codec: str) -> None:
 
 def test_garbage_after_the_end_is_a_loss_but_zeros_are_not() -> None:
     report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + bytes(5000)}))
-    assert judge(WRITTEN, report, saved) == set() and not report.lost
+    assert check_salvage(WRITTEN, report, saved) == set() and not report.lost
     assert [(part.size_bytes, part.reason) for part in report.left_out] == [
         (5000, "zeros")
     ]
     report, saved = recover(changed({path_of(12): SEGMENTS[path_of(12)] + b"torn"}))
-    assert judge(WRITTEN, report, saved) == set()
+    assert check_salvage(WRITTEN, report, saved) == set()
     assert [(part.size_bytes, part.first_offset) for part in report.lost] == [(4, None)]
 
 
@@ -301,7 +301,7 @@ def test_the_same_offsets_twice_are_kept_once() -> None:
             {path_of(6): twice, path_of(0): SEGMENTS[path_of(0)] + SEGMENTS[path_of(6)]}
         )
     )
-    assert judge(WRITTEN, report, saved) == set() and not report.lost
+    assert check_salvage(WRITTEN, report, saved) == set() and not report.lost
     assert len(report.left_out) == 2
 
 
@@ -317,13 +317,13 @@ def test_leftover_files_fill_gaps_only(spare: str) -> None:
         report, saved = recover(
             changed({path_of(6): gone, path_of(6, spare): SEGMENTS[path_of(6)]})
         )
-        assert judge(WRITTEN, report, saved) == (
+        assert check_salvage(WRITTEN, report, saved) == (
             lost if spare == ".77.quarantine" else set()
         )
         is_log = spare == ".log.swap" and gone is None
         assert (path_of(6, spare) in {part.path for part in report.left_out}) != is_log
     report, saved = recover(changed({path_of(6, spare): other}))
-    assert judge(WRITTEN, report, saved) == set(), (
+    assert check_salvage(WRITTEN, report, saved) == set(), (
         "a segment that exists is not replaced"
     )
 
@@ -446,7 +446,7 @@ def test_batch_inside_a_value_is_not_read_as_a_batch(
     written = batches_of({path_of(0): front + outer + back})
     end = dict.fromkeys(END, b"0\n1\nt 0 11\n")
     report, saved = recover({path_of(0): front + bytes(bad) + back, **DENSE, **end})
-    assert judge(written, report, saved) == {1}
+    assert check_salvage(written, report, saved) == {1}
 
 
 def test_unreadable_sector_loses_only_its_batches() -> None:
@@ -458,7 +458,7 @@ def test_unreadable_sector_loses_only_its_batches() -> None:
     )
     # The first read is of the whole file, the others are of sectors.
     report, saved = recover({name: data}, plan)
-    gone = judge(batches_of({name: data}), report, saved)
+    gone = check_salvage(batches_of({name: data}), report, saved)
     assert 4 <= len(gone) <= 6
     assert report.lost[0].reason == "a part of it cannot be read"
 
@@ -488,7 +488,7 @@ def test_wrong_checkpoints_lose_no_record() -> None:
     report, saved = recover(
         changed({f"/data/{checkpoint.LOG_START}": b"0\n1\nt 0 99\n"})
     )
-    assert judge(WRITTEN, report, saved) == set()
+    assert check_salvage(WRITTEN, report, saved) == set()
     assert [part.path for part in report.lost] == [f"/data/{checkpoint.LOG_START}"]
 
 
@@ -559,7 +559,7 @@ def test_random_damage_never_invents(tmp_path: Path) -> None:
                 "/data/recovery-point-offset-checkpoint": b"0\n1\nt 0 120\n",
             }
         )
-        judge(written, report, saved)
+        check_salvage(written, report, saved)
 
 
 # -- files of metadata -----------------------------------------------------------------
@@ -796,7 +796,7 @@ def test_a_batch_with_a_right_crc_that_cannot_be_decoded_is_lost(
     segment = with_crc(batch) + good if place == "middle" else with_crc(batch)
     files = {path_of(0): SEGMENTS[path_of(0)], path_of(6): segment}
     report, saved = recover(files)
-    assert judge(
+    assert check_salvage(
         {
             **batches_of({path_of(0): files[path_of(0)]}),
             6: bytes(batch),
@@ -825,4 +825,4 @@ def test_batch_of_a_missing_codec_is_not_a_loss(
 
     monkeypatch.setattr("logcore.recordbatch.decompress", missing)
     report, saved = recover(changed({}), quick=True)
-    assert judge(written, report, saved) == set() and not report.lost
+    assert check_salvage(written, report, saved) == set() and not report.lost

@@ -77,7 +77,7 @@ def test_files_of_logcore_are_ok(own):
     ]
 
 
-def test_a_partition_without_segments_is_judged(own):
+def test_a_partition_without_segments_is_checked(own):
     for path in own.glob("*.*"):
         if path.name[0].isdigit():
             path.unlink()
@@ -167,7 +167,7 @@ def test_a_seal_has_a_verdict_of_its_own(own):
     assert verdicts(own)[seal.name].status == "warning"
 
 
-def test_one_file_is_judged_in_its_place(own):
+def test_one_file_is_checked_in_its_place(own):
     log = own / "00000000000000000006.log"
     assert [verdict.path for verdict in verify(log)] == [str(log)]
     log.write_bytes(log.read_bytes()[:-1])

@@ -17,7 +17,7 @@ import pytest
 
 from netshim.follow.connection import LoginError
 from support import kafka_jvm
-from support.cluster_load import QUICK, Load, judge, judge_files
+from support.cluster_load import QUICK, Load, check_load, check_replica_files
 from support.clusters import until
 from support.secured_clusters import ADMIN, ALICE, SecuredCluster, netshim, password_of
 from support.zookeepers import ZooKeeper
@@ -123,7 +123,7 @@ def test_java_clients_use_the_rules_of_each_broker(
         "--group", "java", "--from-beginning", "--max-messages", "100",
     )  # fmt: skip
     assert len(found.split()) == 100
-    judge(secured, "java", load)
+    check_load(secured, "java", load)
 
 
 def test_kafkas_other_tools_log_in(secured: SecuredCluster) -> None:
@@ -193,8 +193,8 @@ def test_a_group_continues_while_leaders_and_coordinators_are_killed(
             own.until_in_sync("t", 3, index)
     load.pause()
     consumer.close()
-    judge(own, "t", load)
-    judge_files(own, "t")
+    check_load(own, "t", load)
+    check_replica_files(own, "t")
 
 
 def test_a_user_is_deleted_while_a_broker_is_stopped(own: SecuredCluster) -> None:
@@ -237,5 +237,5 @@ def test_brokers_with_zookeeper_log_in_to_each_other(tmp_path: Path) -> None:
             cluster.start(leader)
             cluster.until_in_sync("t", 3)
             cluster.add_users(ALICE)
-            judge(cluster, "t", load)
-            judge_files(cluster, "t")
+            check_load(cluster, "t", load)
+            check_replica_files(cluster, "t")

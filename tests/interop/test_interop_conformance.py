@@ -37,7 +37,7 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
     report.PAGE.write_text(report.page(ours, theirs), encoding="utf-8")
 
 
-def test_kafka_judges_settings_of_topics_as_it_did(tmp_path: Path) -> None:
+def test_kafka_validates_settings_of_topics_as_it_did(tmp_path: Path) -> None:
     """tests/netshim/test_topic_settings.py compares with what is written here."""
     before = topic_settings.stored()
     with kafka_jvm.Broker(tmp_path) as broker:

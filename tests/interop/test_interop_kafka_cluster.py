@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster_load import Load, Offsets, judge
+from support.cluster_load import Load, Offsets, check_load
 from support.clusters import FAST, Cluster
 from support.kafka_clusters import KafkaCluster
 
@@ -74,7 +74,7 @@ def test_no_acknowledged_record_is_lost_by_failures(
             cluster.until_in_sync("t", 3)
         offsets.end()
         count = len(load.acknowledged)
-        judge(cluster, "t", load)
+        check_load(cluster, "t", load)
     with capsys.disabled():
         shown = "; ".join(
             f"{name} " + ", ".join(f"{seconds:.2f}" for seconds in found)

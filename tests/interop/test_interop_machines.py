@@ -35,7 +35,7 @@ from logcore.registry.zookeeper import connect
 from netshim import wire
 from netshim.cluster import registry_nodes
 from netshim.wire import codes
-from support.cluster_load import Load, Offsets, judge, judge_files
+from support.cluster_load import Load, Offsets, check_load, check_replica_files
 from support.clusters import FAST, Cluster, until
 from support.machines import TESTS, Network
 from support.zookeepers import ZooKeeper
@@ -105,13 +105,13 @@ class LoadedCluster:
         leaders = {(entry.leader_id, entry.leader_epoch) for entry in found}
         return len(leaders) == 1 and all(len(entry.isr_nodes) == 3 for entry in found)
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Check the history, once all failures are over."""
         self.until_whole()
         self.load.until_more()
         self.offsets.end()
-        judge(self.cluster, "t", self.load)
-        judge_files(self.cluster, "t")
+        check_load(self.cluster, "t", self.load)
+        check_replica_files(self.cluster, "t")
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_killed_leader_is_replaced(loaded: LoadedCluster) -> None:
     print(f"acknowledged {time.monotonic() - began_s:.2f} s after the kill")
     assert loaded.until_led_by_another(leader) != leader
     loaded.cluster.start(leader)
-    loaded.judge()
+    loaded.check()
 
 
 def test_stopped_leader_is_replaced_and_joins_again(loaded: LoadedCluster) -> None:
@@ -194,7 +194,7 @@ def test_stopped_leader_is_replaced_and_joins_again(loaded: LoadedCluster) -> No
     loaded.load.until_more()
     time.sleep(max(0, 3 * SESSION_S - (time.monotonic() - began_s)))
     loaded.cluster.send(leader, signal.SIGCONT)
-    loaded.judge()
+    loaded.check()
 
 
 # -- links -----------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_leader_that_is_cut_off_is_replaced(loaded: LoadedCluster) -> None:
     print(f"acknowledged {time.monotonic() - began_s:.2f} s after the cut")
     time.sleep(SESSION_S)
     loaded.network.heal()
-    loaded.judge()
+    loaded.check()
 
 
 @pytest.mark.parametrize("direction", ["both", "to ZooKeeper", "from ZooKeeper"])
@@ -225,7 +225,7 @@ def test_leader_without_zookeeper_is_replaced(
     loaded.until_led_by_another(leader)
     loaded.load.until_more()
     loaded.network.heal()
-    loaded.judge()
+    loaded.check()
 
 
 @pytest.mark.parametrize("direction", ["requests", "responses"])
@@ -243,7 +243,7 @@ def test_follower_with_a_one_way_link_leaves_and_rejoins_the_isr(
     assert left.leader_id == leader and follower not in left.isr_nodes
     loaded.load.until_more()
     loaded.network.heal()
-    loaded.judge()
+    loaded.check()
 
 
 def test_leader_without_responses_to_clients_remains_leader(
@@ -255,7 +255,7 @@ def test_leader_without_responses_to_clients_remains_leader(
     time.sleep(2 * SESSION_S)
     loaded.network.heal()
     assert loaded.leader() == leader
-    loaded.judge()
+    loaded.check()
 
 
 # -- ZooKeeper -------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_restarted_zookeeper_changes_no_leader(loaded: LoadedCluster) -> None:
     loaded.load.until_more()
     after = loaded.cluster.until_in_sync("t", 3)
     assert after.leader_id == before.leader_id
-    loaded.judge()
+    loaded.check()
 
 
 def test_records_are_acknowledged_while_zookeeper_is_down(
@@ -286,7 +286,7 @@ def test_records_are_acknowledged_while_zookeeper_is_down(
     loaded.load.until_more()
     loaded.site.zookeeper.start()
     until(loaded.offsets.is_moving, "commits")
-    loaded.judge()
+    loaded.check()
 
 
 def test_leader_that_dies_while_zookeeper_is_down_is_replaced_afterwards(
@@ -301,7 +301,7 @@ def test_leader_that_dies_while_zookeeper_is_down_is_replaced_afterwards(
     loaded.until_led_by_another(leader)
     loaded.load.until_more()
     loaded.cluster.start(leader)
-    loaded.judge()
+    loaded.check()
 
 
 def test_emptied_zookeeper_deletes_no_replica(site: Site, tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> Non
         loaded.until_led_by_another(leader)
         loaded.load.until_more()
         network.heal()
-        loaded.judge()
+        loaded.check()
 
 
 # -- bad input -------------------------------------------------------------------------
@@ -578,4 +578,4 @@ def test_random_failures_of_machines_lose_nothing(loaded: LoadedCluster) -> None
         f"{len(steps)} failures, {len(loaded.load.acknowledged)} records, "
         f"{loaded.offsets.commits} commits, {loaded.offsets.reads} reads"
     )
-    loaded.judge()
+    loaded.check()

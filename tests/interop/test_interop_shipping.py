@@ -1,7 +1,7 @@
 """Forwarders and mirrors against Apache Kafka, killed at random: each record once, in
 order, with the same offsets.
 
-Kafka and a consumer of confluent-kafka that knows nothing of logcore are the judges.
+Kafka and a consumer of confluent-kafka read the results.
 Needs Java and Maven. Run by `make interop`.
 """
 
@@ -65,7 +65,7 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.address,
-            "group.id": "judge",
+            "group.id": "check",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",

@@ -69,7 +69,7 @@ def found_after(
     return found, end
 
 
-def judge(promised: list[Any], result: tuple[list[Any], int]) -> None:
+def check_records(promised: list[Any], result: tuple[list[Any], int]) -> None:
     """P45: the log has one complete generation. An acknowledged record is missing only
     if a later record supersedes it.
     """
@@ -98,7 +98,7 @@ def explore_compaction(seed: int = 0, **options: Any) -> Any:
     return explore(
         run_keyed,
         found_after,
-        judge,
+        check_records,
         seed=seed,
         **{"limit": LIMIT, "again_every": 24, **options},
     )
@@ -135,7 +135,7 @@ def test_readers_see_one_generation_after_a_crash_without_recovery() -> None:
         offsets = [offset for offset, _, _ in result[0]]
         assert offsets == sorted(set(offsets)), "records twice, or out of order"
         if offsets and len(promised) > 9:
-            judge(promised[:9], result)
+            check_records(promised[:9], result)
 
     assert explore(run_keyed, read, check, limit=12, again_every=0).states > 200
 

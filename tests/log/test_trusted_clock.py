@@ -13,7 +13,7 @@ from logcore.metadata.trusted_clock import (
     JUMP_MS,
     ClockReading,
     Trust,
-    judge,
+    update_trust,
 )
 from logcore.testing import SimulatedDisk
 
@@ -43,7 +43,7 @@ def later(
 @pytest.mark.parametrize("gap_ms", [0, JUMP_MS, -JUMP_MS])
 def test_clock_that_agrees_is_trusted(passed_ms: int, gap_ms: int) -> None:
     now = later(START, passed_ms, wall_ms=passed_ms + gap_ms)
-    assert judge(Trust(START), now) == (Trust(now), now.wall_ms)
+    assert update_trust(Trust(START), now) == (Trust(now), now.wall_ms)
 
 
 @pytest.mark.parametrize(
@@ -53,25 +53,25 @@ def test_clock_that_was_set_is_not_trusted_for_a_day(jump_ms: int) -> None:
     trust = Trust(START)
     for passed_ms in range(MINUTE_MS, DISTRUST_MS + MINUTE_MS, 5 * MINUTE_MS):
         now = later(START, passed_ms, wall_ms=passed_ms + jump_ms)
-        trust, trusted_ms = judge(trust, now)
+        trust, trusted_ms = update_trust(trust, now)
         assert trusted_ms == min(now.wall_ms, START.wall_ms + passed_ms)
         assert trust.trusted == START and trust.suspect is not None
     now = later(
         START, DISTRUST_MS + MINUTE_MS, wall_ms=DISTRUST_MS + MINUTE_MS + jump_ms
     )
-    assert judge(trust, now) == (Trust(now), now.wall_ms)
+    assert update_trust(trust, now) == (Trust(now), now.wall_ms)
 
 
 def test_clock_that_is_set_right_again_is_trusted_at_once() -> None:
-    trust, _ = judge(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
+    trust, _ = update_trust(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
     now = later(START, 2 * MINUTE_MS)
-    assert judge(trust, now) == (Trust(now), now.wall_ms)
+    assert update_trust(trust, now) == (Trust(now), now.wall_ms)
 
 
 def test_suspect_clock_that_moves_back_starts_the_day_again() -> None:
-    trust, _ = judge(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
+    trust, _ = update_trust(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
     first = later(START, DAY_MS, wall_ms=3 * DAY_MS)
-    trust, _ = judge(trust, first)
+    trust, _ = update_trust(trust, first)
     assert trust.suspect == first
 
 
@@ -86,7 +86,7 @@ def test_after_reboot_a_long_gap_is_trusted_after_a_day_of_wall_clock() -> None:
     trust = Trust(START)
     found = []
     for boot in boots[1:]:
-        trust, trusted_ms = judge(trust, boot)
+        trust, trusted_ms = update_trust(trust, boot)
         found.append(trusted_ms == boot.wall_ms)
     assert found == [False, True, False]
 

@@ -139,7 +139,7 @@ def recover(disk: SimulatedDisk) -> Any:
     return found
 
 
-def judge(expected: list[Any], promised: list[Any], found: Any) -> None:
+def check(expected: list[Any], promised: list[Any], found: Any) -> None:
     acknowledged = max(
         [number for what, number in promised if what == "acknowledged"], default=0
     )
@@ -152,7 +152,7 @@ def test_crash_neither_splits_nor_loses_a_heartbeat(expected: list[Any]) -> None
     report = explore(
         live,
         recover,
-        lambda promised, found: judge(expected, promised, found),
+        lambda promised, found: check(expected, promised, found),
         limit=20,
         again_every=0,
     )
@@ -166,7 +166,7 @@ def test_crash_with_any_disk_state_neither_splits_nor_loses_a_heartbeat(
     explore(
         live,
         recover,
-        lambda promised, found: judge(expected, promised, found),
+        lambda promised, found: check(expected, promised, found),
         limit=3_000,
         again_every=10,
     )

@@ -259,7 +259,7 @@ def explore_orphans(limit: int) -> list[list[int]]:
     producer = Interrupted()
     broken: list[list[int]] = []
 
-    def judge(_promised: list[Any], found: tuple[bool, list[int]]) -> None:
+    def check(_promised: list[Any], found: tuple[bool, list[int]]) -> None:
         is_told, seen = found
         if is_told and seen != [1, 1]:
             # An error here would count as an error of the broker's disk.
@@ -267,7 +267,7 @@ def explore_orphans(limit: int) -> list[list[int]]:
 
     assert (
         explore(
-            producer.run, producer.continue_after, judge, limit=limit, again_every=0
+            producer.run, producer.continue_after, check, limit=limit, again_every=0
         ).states
         > 50
     )
@@ -499,7 +499,7 @@ class Offsets:
         try:
             for _ in range(events):
                 self.chance.choice(steps)()
-                self.judge()
+                self.check()
         except AssertionError:
             self.disk.crash()  # open objects are dropped without a warning
             raise
@@ -577,7 +577,7 @@ class Offsets:
             self.disk = self.broker_harness.disk = self.chance.choice(left)
         self.broker_harness.start()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         group = wire.OFFSET_FETCH.Request.Group
         groups = [
             group(group_id="g", topics=[group.Topic(name="in", partition_indexes=[0])])
@@ -613,7 +613,7 @@ def test_later_of_two_transactional_commits_counts_after_a_restart() -> None:
     simulation.broker_harness.restart()
     simulation.end_one("y")
     simulation.end_one("x")
-    simulation.judge()
+    simulation.check()
     simulation.broker_harness.stop()
 
 

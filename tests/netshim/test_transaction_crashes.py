@@ -186,7 +186,7 @@ def recover(disk: SimulatedDisk) -> dict[str, Any]:
     return recovered
 
 
-def judge(promised: list[Any], recovered: dict[str, Any]) -> None:
+def check(promised: list[Any], recovered: dict[str, Any]) -> None:
     requested = {turn for what, turn in promised if what == "requested"}
     acknowledged = {turn for what, turn in promised if what == "acknowledged"}
     assert not recovered["error"], recovered
@@ -207,7 +207,7 @@ def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
     report = explore(
         ProducerHistory(2, turns=(1,)).run_history,
         recover,
-        judge,
+        check,
         limit=8,
         again_every=0,
     )
@@ -225,19 +225,19 @@ def life_by_number(number: int) -> ProducerHistory:
 
 @pytest.mark.slow
 def test_no_crash_damages_a_transaction_in_many_histories() -> None:
-    """Judge LOGCORE_TRANSACTION_STATES different disks that crashes leave."""
+    """Check LOGCORE_TRANSACTION_STATES different disks that crashes leave."""
     goal = int(os.environ.get("LOGCORE_TRANSACTION_STATES", "10000"))
     states = 0
     number = int(os.environ.get("LOGCORE_TRANSACTION_LIFE", "0"))
     while states < goal:
         states += explore(
-            life_by_number(number).run_history, recover, judge, limit=200, again_every=0
+            life_by_number(number).run_history, recover, check, limit=200, again_every=0
         ).states
         number += 1
         print(f"{states} of {goal} states after life {number}", flush=True)
 
 
-def judge_open_ends(_promised: list[Any], recovered: dict[str, Any]) -> None:
+def check_open_ends(_promised: list[Any], recovered: dict[str, Any]) -> None:
     """Check that no transaction remains open.
 
     Without a wait for the disk, a crash may lose records, even in one partition only.
@@ -259,7 +259,7 @@ def test_no_crash_hangs_a_transaction_without_a_record(
         version, turns=(1,) if limit == 4 else (1, 2, 3), durability="os"
     )
     report = explore(
-        history.run_history, recover, judge_open_ends, limit=limit, again_every=0
+        history.run_history, recover, check_open_ends, limit=limit, again_every=0
     )
     assert report.states > 50
 
@@ -270,7 +270,7 @@ def test_no_crash_splits_loses_or_hangs_a_transaction_in_either_version(
     version: int,
 ) -> None:
     explore(
-        ProducerHistory(version).run_history, recover, judge, limit=500, again_every=10
+        ProducerHistory(version).run_history, recover, check, limit=500, again_every=10
     )
 
 
@@ -303,7 +303,7 @@ def live_with_a_failure(operation: str, at: int, version: int) -> bool:
         broker_harness.tick(60_001)
         broker_harness.tick(2_000)
         broker_harness.stop()
-    judge(promised, recover(disk))
+    check(promised, recover(disk))
     return has_failed
 
 

@@ -258,7 +258,7 @@ def test_each_crash_leaves_a_log_before_or_after_its_restart(names: Any) -> None
             log.scrub()
             return log.log_start_offset, log.log_end_offset
 
-    def judge(promised: list[object], found: tuple[int, int]) -> None:
+    def check(promised: list[object], found: tuple[int, int]) -> None:
         # The new segment may exist before the log start is raised: a gap, not a loss.
         empty = {(40, 40), (0, 40)}
         if promised:
@@ -266,7 +266,7 @@ def test_each_crash_leaves_a_log_before_or_after_its_restart(names: Any) -> None
         else:
             assert found in empty or (found[0] == 0 and found[1] <= 5)
 
-    report = explore(run, recover, judge, names=names, limit=50)
+    report = explore(run, recover, check, names=names, limit=50)
     assert report.states > 50
 
 
@@ -439,7 +439,7 @@ def test_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
             found = list(log.read(log.log_start_offset))
             return log.log_end_offset, log.leader_epoch, found
 
-    def judge(promised: list[int], found: tuple[int, int, list[object]]) -> None:
+    def check(promised: list[int], found: tuple[int, int, list[object]]) -> None:
         reached, epoch, records = found
         assert reached >= max(promised, default=0)
         assert reached <= end
@@ -447,7 +447,7 @@ def test_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
         expected = [bytes_of[offset] for offset in sorted(bytes_of) if offset < reached]
         assert records == expected
 
-    assert explore(run, recover, judge, limit=12, again_every=20).states > 100
+    assert explore(run, recover, check, limit=12, again_every=20).states > 100
 
 
 def test_full_disk_leaves_follower_unchanged(disk: SimulatedDisk) -> None:
@@ -681,10 +681,10 @@ def test_crash_during_first_replicated_open_keeps_the_high_watermark() -> None:
         with open_replicated(disk, "/b/t-0") as log:
             return log.high_watermark
 
-    def judge(promised: list[int], high_watermark: int) -> None:
+    def check(promised: list[int], high_watermark: int) -> None:
         assert high_watermark >= max(promised, default=0)
 
-    assert explore(run, recover, judge, limit=12, again_every=20).states > 100
+    assert explore(run, recover, check, limit=12, again_every=20).states > 100
 
 
 def test_truncation_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> None:

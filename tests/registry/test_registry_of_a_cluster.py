@@ -60,7 +60,7 @@ def found(disk: SimulatedDisk) -> bytes | None:
             return None
 
 
-def judge(promised: list[bytes | None], value: bytes | None) -> None:
+def check(promised: list[bytes | None], value: bytes | None) -> None:
     states = [None, b"0", b"1", b"2"]
     last = states.index(promised[-1]) if promised else 0
     assert value in states[last : last + 2], f"{value!r} after {promised!r}"
@@ -72,7 +72,7 @@ def test_no_power_cut_brings_an_old_state_back(names: Any) -> None:
     report = explore(
         life,
         found,
-        judge,
+        check,
         files={"cluster": None},
         names=names,
         limit=40,
@@ -89,7 +89,7 @@ def test_a_power_cut_brings_an_old_state_back_in_a_view() -> None:
         explore(
             life_as_view,
             found_in_view,
-            judge,
+            check,
             files={"cluster": None},
             names="posix",
             limit=40,

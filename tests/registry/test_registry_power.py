@@ -53,7 +53,7 @@ def found(disk: SimulatedDisk) -> Any:
         return value
 
 
-def judge(promised: list[tuple[int, bytes | None]], value: bytes | None) -> None:
+def check(promised: list[tuple[int, bytes | None]], value: bytes | None) -> None:
     last = max((number for number, _ in promised), default=0)
     assert value in STATES[last : last + 2], f"{value!r} behind {promised[-1:]!r}"
 
@@ -62,7 +62,7 @@ def judge(promised: list[tuple[int, bytes | None]], value: bytes | None) -> None
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_crash_at_any_step_keeps_a_persistent_node_valid(names: Any) -> None:
     report = explore(
-        life, found, judge, files={"data": None}, names=names, limit=60, again_every=0
+        life, found, check, files={"data": None}, names=names, limit=60, again_every=0
     )
     assert report.states > 100
 
@@ -141,7 +141,7 @@ def test_failing_call_leaves_the_state_before_or_after_it(
     except StorageWriteError:
         pass
     disk.faults = None
-    judge(promised, found(disk))
+    check(promised, found(disk))
 
 
 @pytest.mark.parametrize("at", range(1, 8))
@@ -154,7 +154,7 @@ def test_full_disk_loses_no_acknowledged_change(at: int) -> None:
     with pytest.raises(DiskFullError):
         life(disk, lambda value, survives="power": promised.append(value))
     disk.faults = None
-    judge(promised, found(disk))
+    check(promised, found(disk))
 
 
 def test_a_power_cut_ends_every_session() -> None:

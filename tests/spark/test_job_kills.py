@@ -185,7 +185,7 @@ class Round:
         done = {path.name for path in (self.work / topic / "commits").glob("[0-9]*")}
         return planned - done
 
-    def judge(self) -> None:
+    def check(self) -> None:
         with logcore.open_dir(self.path) as directory:
             for topic in TOPICS:
                 for partition, values in enumerate(self.expected):
@@ -259,7 +259,7 @@ def test_fifty_kills(scene: Round) -> None:
     # at the same moment.
     ends = (Job(scene.path, scene.work).process.wait() == 0 for _ in range(5))
     assert any(ends), (scene.work / "said.txt").read_text()[-4000:]
-    scene.judge()
+    scene.check()
     print(
         f"seed {SEED}:",
         *(

@@ -108,7 +108,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
         ]
         return Found(before, after, len(receipts) // len(SHARES))
 
-    def judge(found: Found, kind: Kind) -> None:
+    def check(found: Found, kind: Kind) -> None:
         assert found.before in WHOLE, f"a part of a batch is there: {len(found.before)}"
         assert WHOLE.index(found.before) >= done[0], (
             f"batch {done[0] - 1} was gathered and is gone"
@@ -118,7 +118,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
         )
 
     live = SimulatedDisk(names=names)
-    explorer = Explorer(recover, judge, limit=limit, again_every=50, restart=reopen)
+    explorer = Explorer(recover, check, limit=limit, again_every=50, restart=reopen)
     explorer.attach(live)
     try:
         for batch in range(BATCHES):

@@ -71,7 +71,7 @@ def explored(
         assert not damaged, damaged
         return Found(before, after)
 
-    def judge(found: Found, kind: Kind) -> None:
+    def check(found: Found, kind: Kind) -> None:
         assert found.before in WHOLE, (
             f"a part of a batch is there: {[len(row) for row in found.before]}"
         )
@@ -87,7 +87,7 @@ def explored(
     stream.use(live)
     explorer = Explorer(
         recover,
-        judge,
+        check,
         restart=lambda disk: stream.opening("/d", fs=disk).close(),
         again_every=again_every,
         limit=limit,
@@ -104,7 +104,7 @@ def explored(
         raise
 
 
-#: Number of judged disks for each moment, and the fraction of openings during which the
+#: Number of checked disks for each moment, and the fraction of openings during which the
 #: power is cut again.
 SLICE = ("posix", 1, 60)
 ALL = [("posix", 200, 5), ("journal", 200, 5)]
@@ -150,7 +150,7 @@ def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
         assert stream.content(disk) == tuple((*values, b"after") for values in before)
         return before
 
-    def judge(found: Content, kind: Kind) -> None:
+    def check(found: Content, kind: Kind) -> None:
         assert found in WHOLE, (
             f"a part of a write is there: {[len(row) for row in found]}"
         )
@@ -163,7 +163,7 @@ def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
     stream.use(live)
     explorer = Explorer(
         recover,
-        judge,
+        check,
         restart=lambda disk: stream.opening("/d", fs=disk).close(),
         limit=limit,
     )

@@ -3,7 +3,7 @@ changes of the disk. The files are real, and the kills are SIGKILL.
 
 Each driver is a process of its own. It plans, stages and commits three batches like
 Spark, and reports over a pipe which batches are committed. The remaining files are
-judged. Then another driver replays the batches that were not committed, with other
+checked. Then another driver replays the batches that were not committed, with other
 tasks. At the end, every row is stored once, and in order.
 
 `make check` tests some places of the fault. `make slow` tests all of them, and random
@@ -130,7 +130,7 @@ def created(path: Path, config: str) -> Path:
     return path
 
 
-def judge(path: Path, done: int) -> None:
+def check(path: Path, done: int) -> None:
     """Check the partitions after a crash, before and after the directory is opened for
     writing.
 
@@ -185,7 +185,7 @@ def test_driver_killed_at_any_change_keeps_whole_batches(
         path = created(ram / f"at{at}" / "data", config)
         driver = Driver(path, 0, Strike(at, part=rng.choice([0.0, 0.5])))
         assert driver.wait() == -signal.SIGKILL, at
-        judge(path, driver.done)
+        check(path, driver.done)
         end(path, driver.done)
 
 
@@ -208,7 +208,7 @@ def test_drivers_killed_one_after_the_other_keep_whole_batches(
             )
             kills += driver.wait() == -signal.SIGKILL
             done = driver.done
-            judge(path, done)
+            check(path, done)
         end(path, done)
     print(f"{kills} kills, seed {SEED}")
     assert kills
@@ -238,7 +238,7 @@ def test_replaced_driver_that_continues_late(ram: Path, step: int) -> None:
         outcomes.add(status)
         os.kill(late.pid, signal.SIGCONT)
         assert late.wait() in (0, FAILED), at
-        judge(path, max(late.done, successor.done))
+        check(path, max(late.done, successor.done))
         end(path, min(late.done, successor.done))
     assert outcomes == {0, FAILED}, (
         "the stopped driver held the directory in some runs only"
@@ -293,7 +293,7 @@ def test_a_disk_that_fills_up(
                     stream.write(batch_id, 2)
                     done += 1
             failed += done < len(BATCHES)
-        judge(path, done)
+        check(path, done)
         end(path, done)
     assert failed
 

@@ -3,7 +3,7 @@ stored completely or not at all, and once.
 
 The tests use the simulated disk. drive() does the work of the driver and the tasks, and
 a crash ends it in the middle of an operation on the disk. `make check` crashes in some
-operations. `make slow` crashes in all of them, and judges more of the disks that each
+operations. `make slow` crashes in all of them, and checks more of the disks that each
 crash may leave.
 """
 

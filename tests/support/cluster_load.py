@@ -182,7 +182,7 @@ def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": cluster.bootstrap_servers,
-            "group.id": "judge",
+            "group.id": "check",
             **cluster.client_config,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -208,12 +208,12 @@ def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
     return found
 
 
-def judge(cluster: Cluster, topic: str, load: Load) -> None:
+def check_load(cluster: Cluster, topic: str, load: Load) -> None:
     """End a load, and check the records that were acknowledged."""
-    judge_records(cluster, topic, load.end())
+    check_records(cluster, topic, load.end())
 
 
-def judge_records(
+def check_records(
     cluster: Cluster, topic: str, acknowledged: dict[int, tuple[int, int | None]]
 ) -> None:
     """Check that each acknowledged record is at its place, and that no record is stored
@@ -266,7 +266,7 @@ def _batch_at(cluster: Cluster, topic: str, number: int, offset: int) -> str:
     return "no replica"
 
 
-def judge_files(cluster: Cluster, topic: str, index: int = 0) -> None:
+def check_replica_files(cluster: Cluster, topic: str, index: int = 0) -> None:
     """Check that the replicas have the same bytes, once the brokers are stopped."""
     for number in cluster.processes:
         cluster.stop(number)

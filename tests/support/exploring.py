@@ -79,13 +79,13 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
                     history.continue_at_end(log.log_end_offset)
         program.disk.faults = None
         for state in program.disk.crash_states(limit=2):
-            history.judge(recoveries.find(state.disk()), state.kind)
+            history.check(recoveries.find(state.disk()), state.kind)
         if program.log is not None:
             with contextlib.suppress(logcore.LogcoreError):
                 program.log.close()
         program.disk.kill()
         found = recoveries.run(program.disk)
-        history.judge(found, "kill")
+        history.check(found, "kill")
         for after in program.disk.after_crash(limit=2, kind="power"):
             again = recoveries.find(after)
             assert again.records[: len(found.records)] == found.records, (

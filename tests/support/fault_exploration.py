@@ -3,7 +3,7 @@ continues.
 
 A story prepares a disk, and works on it while one call fails. It retries as the error
 advises, and records each acknowledgement. Afterwards the disk works again, or its power
-is cut. `judge` opens each disk and compares it with the records.
+is cut. `check_disk` opens each disk and compares it with the records.
 
 A program may get only errors of the library's own tree. The log then contains every
 acknowledged value in order. A value whose append failed is stored at most once for each
@@ -93,8 +93,8 @@ class Story(Protocol):
     def prepare(self, fs: FS) -> None: ...
     # Runs with faults.
     def run(self, fs: FS) -> None: ...
-    # Judges a disk that works again, or a disk after a crash.
-    def judge(self, fs: FS, *, is_crash: bool) -> None: ...
+    # Checks a disk that works again, or a disk after a crash.
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None: ...
 
 
 def persist(
@@ -144,7 +144,7 @@ def calls(make: Callable[[], Story]) -> int:
     disk.faults = counter
     story.run(disk)
     disk.faults = None
-    story.judge(disk, is_crash=False)
+    story.check_disk(disk, is_crash=False)
     assert story.achieved > 1, "a story that does nothing tests nothing"
     return counter.count
 
@@ -171,12 +171,12 @@ def explore(
     first: int = 0,
     times: int | None = 1,
 ) -> int:
-    """Run a story with each fault. Judge it on the disk that works again, and on disks
+    """Run a story with each fault. Check it on the disk that works again, and on disks
     after a power cut.
 
-    `times` consecutive calls fail. Returns the number of judged disks.
+    `times` consecutive calls fail. Returns the number of checked disks.
     """
-    judged = 0
+    checked = 0
     for fault in faults(calls(make), step=step, first=first):
         disk, story = prepared(make)
         fault = attrs.evolve(fault, times=times)
@@ -188,17 +188,17 @@ def explore(
                 where = f"{disk.faults.hits[0][1]} fails with {errno.errorcode[fault.action]}, call {fault.at}"
             disk.faults = None
             states = list(disk.crash_states(limit=crashes, seed=fault.at))
-            story.judge(disk, is_crash=False)
-            judged += 1
+            story.check_disk(disk, is_crash=False)
+            checked += 1
             for state in states:
                 where = f"{where.partition(';')[0]}; {state.kind}: {state.what}"
-                story.judge(state.disk(), is_crash=True)
-                judged += 1
+                story.check_disk(state.disk(), is_crash=True)
+                checked += 1
             gc.collect()  # a directory that was not closed warns when it is dropped
         except Exception as error:
             error.add_note(where)
             raise
-    return judged
+    return checked
 
 
 def explore_two_processes(
@@ -207,10 +207,10 @@ def explore_two_processes(
     """Explore two processes that share the directory and run a story each. One call of
     either process fails.
 
-    Each story judges its own acknowledgements, so the processes write to the same
+    Each story checks its own acknowledgements, so the processes write to the same
     partitions in any order.
     """
-    judged = 0
+    checked = 0
     for fault in faults(_calls_of_two(make), step=step, first=first):
         disk, stories = _two_prepared(make)
         plan = FaultPlan(fault)
@@ -220,13 +220,13 @@ def explore_two_processes(
             disk.faults = None
             states = list(disk.crash_states(limit=crashes, seed=fault.at))
             for after in (disk, *(state.disk() for state in states)):
-                judged += 1
+                checked += 1
                 for story in stories:
-                    story.judge(after, is_crash=after is not disk)
+                    story.check_disk(after, is_crash=after is not disk)
         except Exception as error:
             error.add_note(f"{plan.hits[:1] or fault}, call {fault.at}")
             raise
-    return judged
+    return checked
 
 
 def _two_prepared(make: Callable[[], Story]) -> tuple[SimulatedDisk, list[Story]]:

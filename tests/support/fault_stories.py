@@ -81,7 +81,7 @@ class LogStory:
         while logs:
             persist(logs.pop().close)
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as log:
             self.ledger.check("t-0", [record.value for record in log.read(0)])
 
@@ -149,7 +149,7 @@ class DirectoryStory:
             append("again", b"new")
             step("tick", lambda data: data.tick())
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
             if "made" in self.done:
                 self.check(directory, "made")
@@ -208,7 +208,7 @@ class AppendStory:
                 )
                 persist(lambda: held[0].tick(), reopen)  # noqa: PLW0108 -- reopen() replaces held[0]
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
             found = [
                 record.value or b"" for record in directory.partition("t", 0).read(0)
@@ -275,7 +275,7 @@ class ProducerStory:
                 persist(send, repair)
             repair()
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with logcore.open_dir(DIRECTORY, fs=fs) as directory:
             found = [record.value for record in directory.partition("t", 0).read(0)]
         self.ledger.check("t", found)
@@ -342,7 +342,7 @@ class CommitStory:
                 persist(commit, repair)
             repair()
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
             committed = directory.committed_offsets("t", 0).get(self.group, 0)
         assert committed in self.tried and committed >= self.acked, (
@@ -411,7 +411,7 @@ class TransactionStory:
                 persist(commit, repair)
             repair()
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
             for transactional_id in directory.transactions():
                 with directory.producer(
@@ -481,7 +481,7 @@ class RegistryStory:
                 )  # type: ignore[misc]
         repair()
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with open_registry(DIRECTORY, fs=fs) as registry:
             for path, acked in self.acked.items():
                 found = int(registry.get(path).value)
@@ -518,7 +518,7 @@ class MirrorStory:
 
         persist(attempt)
 
-    def judge(self, fs: FS, *, is_crash: bool) -> None:
+    def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with logcore.open_dir(DIRECTORY, fs=fs) as data:
             with Mirror(data, self.source, topics=["orders"], fs=fs) as mirror:
                 mirror.run(until_end=True)

@@ -556,7 +556,7 @@ class Group:
 
     # -- invariants --------------------------------------------------------------------
 
-    def judge(self, disk: Any, *, after_power: bool) -> None:
+    def check_disk(self, disk: Any, *, after_power: bool) -> None:
         settings = {**SETTINGS, **self.stores[-1]}
         with (
             logcore.open_dir(PATH, fs=disk) as data,
@@ -572,14 +572,14 @@ class Group:
                     f"kept: {partition} {self.acked.get(partition)} {offset} {most}"
                 )
         if after_power:
-            self._judge_generation(disk)
+            self._check_generation(disk)
         if not after_power and not self.machine.is_powered_off:
             assert sum(map(len, self.processed.values())) == self.records, (
                 f"all: {self.processed}"
             )
 
-    def _judge_generation(self, disk: Any) -> None:
-        """Judge the generation of the first member that joins after a power cut."""
+    def _check_generation(self, disk: Any) -> None:
+        """Check the generation of the first member that joins after a power cut."""
         disk.seed += 1_000_003  # other random decisions than before the power cut
         with (
             logcore.open_dir(PATH, shared=True, fs=disk) as data,

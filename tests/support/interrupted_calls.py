@@ -1,7 +1,7 @@
 """Calls of the public API that are interrupted at any line, and the invariants that
 must hold afterwards.
 
-A new Case is created for each line. act() makes the calls that are interrupted. judge()
+A new Case is created for each line. act() makes the calls that are interrupted. check()
 is the program that caught the interrupt: it closes its open objects, continues, and
 compares.
 """
@@ -39,7 +39,7 @@ class Case:
     def act(self) -> None:
         raise NotImplementedError
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Close the directory, and check that no claim of it remains."""
         self.data.close()
         self.open().close()
@@ -79,7 +79,7 @@ class Reading(Case):
         while len(self.seen) < 8:
             self.read(self.consumer)
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.consumer.close()
         with self.make() as consumer:
             consumer.subscribe(["t"])
@@ -89,19 +89,19 @@ class Reading(Case):
         assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], (
             "a record was skipped"
         )
-        super().judge()
+        super().check()
 
 
 class ReadingOn(Reading):
     """The same consumer continues after the interrupt."""
 
-    def judge(self) -> None:
+    def check(self) -> None:
         for _ in range(10):
             self.read(self.consumer)
         assert sorted(set(self.seen)) == [b"%d" % number for number in range(8)], (
             "a record was skipped"
         )
-        super().judge()
+        super().check()
 
 
 class ReadingColumns(Reading):
@@ -163,9 +163,9 @@ class Streaming(Reading):
         for record in self.stream:
             self.seen.append(record.value)
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.connector.shutdown()
-        super().judge()
+        super().check()
 
 
 class Committing(Reading):
@@ -200,7 +200,7 @@ class Committing(Reading):
         self.consumer.assign([partition])
         self.consumer.poll()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         waited = self.consumer.metrics().waiting_commits
         self.consumer.close()
         assert len(self.commit_results) >= waited, "a commit was forgotten"
@@ -213,7 +213,7 @@ class Committing(Reading):
             for _ in range(4):
                 consumer.poll()
             assert len(consumer.assignment()) == 2, "a member is left in the group"
-        Case.judge(self)
+        Case.check(self)
 
 
 class Leaving(Reading):
@@ -229,14 +229,14 @@ class Leaving(Reading):
     def act(self) -> None:
         self.consumer.close()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.consumer.close()
         with self.make() as consumer:
             consumer.subscribe(["t"])
             again = sum(consumer.poll().count for _ in range(4))
             assert len(consumer.assignment()) == 2, "a member is left in the group"
             assert again in (0, 4, 8)
-        Case.judge(self)
+        Case.check(self)
 
 
 class Rebalancing(Reading):
@@ -250,11 +250,11 @@ class Rebalancing(Reading):
             self.read(self.second)
         self.second.close()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         second = getattr(self, "second", None)
         if second is not None:
             second.close()
-        super().judge()
+        super().check()
 
 
 class Sharing(Reading):
@@ -300,7 +300,7 @@ class Producing(Case):
         self.producer.flush()
         self.producer.close()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.producer.close()
         logs = [self.data.partition("t", number) for number in (0, 1)]
         stored = {
@@ -314,7 +314,7 @@ class Producing(Case):
             assert future.done(), "a record has no outcome"
             if future.exception() is None and hasattr(future.result(), "offset"):
                 assert (future.result().partition, future.result().offset) in stored
-        super().judge()
+        super().check()
 
 
 class Transacting(Case):
@@ -348,7 +348,7 @@ class Transacting(Case):
         self.producer.abort_transaction()
         self.producer.close()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.producer.close()
         with self.make() as following:
             following.init_transactions()
@@ -365,7 +365,7 @@ class Transacting(Case):
         with self.data.consumer(group_id="g") as consumer:
             [committed] = consumer.committed([("t", 0)]).values()
         assert (0 if committed is None else committed.offset) == len(found[0])
-        super().judge()
+        super().check()
 
 
 class Directing(Case):
@@ -397,7 +397,7 @@ class Directing(Case):
         data.delete_topic("u")
         data.close()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.data.close()
         with self.open() as data:
             found = [record.value for record in data.partition("t", 0).read(0)]
@@ -408,7 +408,7 @@ class Directing(Case):
             if "u" not in data:
                 data.create_topic("u")
             data.delete_topic("u")
-        super().judge()
+        super().check()
 
 
 class Opening(Case):
@@ -436,8 +436,8 @@ class OpeningFiles(Opening):
         path = os.path.join(self.directory.name, "d")
         return logcore.open_dir(path, create=True, durability="os", shared=self.shared)
 
-    def judge(self) -> None:
-        super().judge()
+    def check(self) -> None:
+        super().check()
         self.directory.cleanup()
 
 
@@ -468,7 +468,7 @@ class Registering(Case):
         registry.delete("/a/b")
         registry.close()
 
-    def judge(self) -> None:
+    def check(self) -> None:
         with open_registry("r", fs=self.disk, lock_timeout_ms=0) as other:
             other.update("/a/b", lambda value: b"5")
             other.create("/a/f", ephemeral=True)
@@ -479,14 +479,14 @@ class Registering(Case):
             )
             other.clean()
             assert [session.id for session in other.sessions()] == [other.session.id]
-        super().judge()
+        super().check()
 
 
 def count_lines(case: Callable[[], Case]) -> int:
     """Return the number of lines of a call that can be interrupted."""
     made = case()
     left = interrupted(made.act, _ALL).left
-    made.judge()
+    made.check()
     return _ALL - left
 
 
@@ -498,7 +498,7 @@ def interrupt_at(case: Callable[[], Case], nth: int) -> bool:
     trace = interrupted(made.act, nth)
     try:
         gc.collect(0)
-        made.judge()
+        made.check()
     except BaseException as error:
         error.add_note(f"interrupted at line {nth} of {case.__name__}: {trace.place}")
         raise

@@ -80,7 +80,7 @@ class Cut:
 class Sharers:
     """The processes and the ledger; see the description of the module.
 
-    With `fails_at_acks`, each acknowledgement is judged on the disks that a power cut
+    With `fails_at_acks`, each acknowledgement is checked on the disks that a power cut
     at this moment would leave.
     """
 
@@ -213,12 +213,12 @@ class Sharers:
             if before is None or before.began <= began:
                 self.acked[offset] = Acked(value, receipt.durability, began)
         if receipt.durability == "disk":
-            self._judge_ack()
+            self._check_ack()
 
-    def _judge_ack(self) -> None:
+    def _check_ack(self) -> None:
         if self.fails_at_acks:
             for state in self.disk.crash_states(limit=2):
-                self.judge(state.disk(), after_power=True)
+                self.check_disk(state.disk(), after_power=True)
 
     def _append(self, log: logcore.Log, sender: Sender) -> None:
         value = sender.value()
@@ -292,7 +292,7 @@ class Sharers:
         for offset, acked in before.items():
             if self.acked[offset] is acked:
                 self.acked[offset] = attrs.evolve(acked, durability="disk")
-        self._judge_ack()
+        self._check_ack()
 
     def _delete(self, log: logcore.Log, sender: Sender) -> None:
         log.refresh()
@@ -334,8 +334,8 @@ class Sharers:
 
     # -- invariants --------------------------------------------------------------------
 
-    def judge(self, fs: Any, *, after_power: bool) -> None:
-        """Judge a disk that no process uses any more."""
+    def check_disk(self, fs: Any, *, after_power: bool) -> None:
+        """Check a disk that no process uses any more."""
         if not fs.exists(f"{PATH}"):
             assert after_power or not self.acked, "acked: the partition is missing"
             return

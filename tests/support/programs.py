@@ -1,5 +1,5 @@
 """Programs of calls on one log on a simulated disk, each with the history by which its
-disks are judged.
+disks are checked.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Program:
         )
         self.explorer = Explorer(
             recover,
-            self.history.judge,
+            self.history.check,
             thorough=functools.partial(recover, thorough=True),
             thorough_every=thorough_every,
             same=lambda found_log, other: (
@@ -342,7 +342,7 @@ class Program:
         self.log = None
         log = self.opened()
         found = FoundLog.of(log)
-        self.history.judge(found, "kill")
+        self.history.check(found, "kill")
         self.history.continue_from(
             found
         )  # records that are served after an opening are durable

@@ -4,7 +4,7 @@ faults, and the checks of the result.
 A workload runs in a process of its own on a `StrikingFS`, the operating system's files
 with a count of their changes. At the chosen change a fault occurs: the process kills
 itself, the power is cut, or the disk fails. The process reports each request and each
-result to its parent over a pipe. The parent judges the remaining files with the oracle
+result to its parent over a pipe. The parent checks the remaining files with the oracle
 of logcore.testing.
 
 Rules:
@@ -217,7 +217,7 @@ class StrikingFS(RealDisk):
             super().sync_dir(path)
 
 
-# -- one log: the workload and its judge
+# -- one log: the workload and its checks
 
 
 class LogWorker:
@@ -386,7 +386,7 @@ class LogWitness:
     def receive(self, name: str, *args: Any) -> None:
         if name == "found":
             found = FoundLog(*args)
-            self.history.judge(found, self.kind)
+            self.history.check(found, self.kind)
             self.history.continue_from(found)
         elif name == "failed":
             self.failed = args[0], args[1]
@@ -405,7 +405,7 @@ class LogWitness:
         found = recover_log(
             DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough
         )  # type: ignore[arg-type]
-        self.history.judge(found, self.kind)
+        self.history.check(found, self.kind)
         self.history.continue_from(found)
         self.probed()
 
@@ -664,7 +664,7 @@ def continues_with_topics(w: TopicsWorker) -> None:
 
 @attrs.frozen
 class Workload:
-    """A function, with the worker that runs it and the witness that judges it. After a
+    """A function, with the worker that runs it and the witness that checks it. After a
     crash of the workload, the workload `then` runs, and crashes too.
     """
 

@@ -321,7 +321,7 @@ class RegistrySimulation:
                 )
         return history
 
-    def judge(self) -> None:
+    def check_outcome(self) -> None:
         assert not self.problems, self.problems
         check(self.history())
         ended = {ending[0] for ending in self.endings}
@@ -329,9 +329,9 @@ class RegistrySimulation:
             assert session in ended or session not in self.sessions, (
                 f"lease: {session} was cleaned away alive"
             )
-        self.judge_garbage()
+        self.check_garbage()
 
-    def judge_garbage(self) -> None:
+    def check_garbage(self) -> None:
         """Check that clean() removes the nodes of ended sessions, and no others
         (clean).
         """
@@ -363,7 +363,7 @@ class RegistrySimulation:
         except NodeNotFoundError:
             return None
 
-    def judge_after_power(self, state: CrashState) -> None:
+    def check_after_power(self, state: CrashState) -> None:
         """Check that after a power cut every acknowledged change of synced files
         exists, and no other change.
         """

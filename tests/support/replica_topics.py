@@ -7,7 +7,7 @@ read some of this late, or in one step. They drive logcore.replication.identity.
 
     run_topics(seed)                   # raises InvariantBroken, with the seed and steps
 
-Each topic has its own records, and the invariants of replica_world are judged for each.
+Each topic has its own records, and the invariants of replica_world are checked for each.
 The path of a state contains the id of its topic, so the registry refuses a write if the
 topic of its writer does not exist any more.
 
@@ -45,7 +45,7 @@ from support.replica_world import (
     SimulatedRegistry,
     Waiter,
     World,
-    judge_pair,
+    check_pair,
     require,
 )
 
@@ -60,8 +60,8 @@ _READ_MS = 40
 
 
 @attrs.define
-class Judged:
-    """The memory of the judge for one topic."""
+class CheckedTopic:
+    """The state of the checks for one topic."""
 
     shown: list[Any] = attrs.field(factory=list)
     shown_epoch: int = -1
@@ -70,14 +70,14 @@ class Judged:
     committed_floor: int = -1
 
 
-def _judged(name: str) -> Any:
+def _checked_topic_field(name: str) -> Any:
     """Return a property of a world that is a field of its present topic."""
 
     def read(world: TopicsWorld) -> Any:
-        return getattr(world.judged(), name)
+        return getattr(world.checked_topic(), name)
 
     def write(world: TopicsWorld, value: Any) -> None:
-        setattr(world.judged(), name, value)
+        setattr(world.checked_topic(), name, value)
 
     return property(read, write)
 
@@ -132,13 +132,13 @@ class TopicView:
 
 
 class TopicsWorld(World):
-    """One topic name, its topics one after the other, and the judge of R14."""
+    """One topic name, its topics one after the other, and the checks of R14."""
 
-    shown = _judged("shown")
-    shown_epoch = _judged("shown_epoch")
-    acknowledged_end = _judged("acknowledged_end")
-    appenders = _judged("appenders")
-    committed_floor = _judged("committed_floor")
+    shown = _checked_topic_field("shown")
+    shown_epoch = _checked_topic_field("shown_epoch")
+    acknowledged_end = _checked_topic_field("acknowledged_end")
+    appenders = _checked_topic_field("appenders")
+    committed_floor = _checked_topic_field("committed_floor")
 
     def __init__(
         self,
@@ -147,9 +147,9 @@ class TopicsWorld(World):
         steps: list[str] | None = None,
     ) -> None:
         chance = random.Random(seed)
-        #: The topic whose records are judged now, and the judge's memory of each.
+        #: The topic whose records are checked now, and the state of the checks for each.
         self.topic_id: int | None = 1
-        self._judged_topics: dict[int | None, Judged] = {}
+        self._checked_topics: dict[int | None, CheckedTopic] = {}
         self._views: dict[Process, TopicView] = {}
         #: The topic of each record.
         self.topic_of: dict[int, int | None] = {}
@@ -166,8 +166,8 @@ class TopicsWorld(World):
         )
         self.registry: TopicsRegistry = TopicsRegistry()
 
-    def judged(self) -> Judged:
-        return self._judged_topics.setdefault(self.topic_id, Judged())
+    def checked_topic(self) -> CheckedTopic:
+        return self._checked_topics.setdefault(self.topic_id, CheckedTopic())
 
     def view_of(self, process: Process) -> TopicView:
         return self._views.setdefault(process, TopicView())
@@ -358,7 +358,7 @@ class TopicsWorld(World):
         if topic_id == self.view_of(process).topic_id:
             self.on_written(process, life, new, version)
 
-    # -- the judge ---------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------
 
     def idempotent_client(self, producer: IdempotentProducer) -> None:
         """Do nothing: sequences of a former topic are unknown in the next one."""
@@ -370,10 +370,10 @@ class TopicsWorld(World):
 
     def append_records(self, process: Process, records: Any) -> None:
         for record in records:
-            self.judge_topic(process, record)
+            self.check_topic(process, record)
         super().append_records(process, records)
 
-    def judge_topic(self, process: Process, record: Record) -> None:
+    def check_topic(self, process: Process, record: Record) -> None:
         topic_id = self.view_of(process).topic_id
         require(
             self.topic_of[record.number] == topic_id,
@@ -389,7 +389,7 @@ class TopicsWorld(World):
         self.topic_id = self.view_of(process).topic_id
         before = max(process.high_watermark, process.disk.start)
         for record in process.disk.records[before:high_watermark]:
-            self.judge_topic(process, record)
+            self.check_topic(process, record)
         super().show(process, high_watermark)
 
     def answer_waiters(self, process: Process) -> None:
@@ -401,22 +401,22 @@ class TopicsWorld(World):
         if self.topic_id != self.registry.topic_id:
             self.is_acknowledged_since_heal = False
 
-    def judge_leader(self, process: Process, epoch: int) -> None:
+    def check_leader(self, process: Process, epoch: int) -> None:
         self.topic_id = self.view_of(process).topic_id
         for record in process.disk.records[process.disk.start :]:
-            self.judge_topic(process, record)
-        super().judge_leader(process, epoch)
+            self.check_topic(process, record)
+        super().check_leader(process, epoch)
 
     def fetch_offset(self, process: Process) -> int | None:
         self.topic_id = self.view_of(process).topic_id
         return super().fetch_offset(process)
 
-    def judge_logs(self) -> None:
+    def check_logs(self) -> None:
         disks = [self.disk_of(process) for process in self.processes.values()]
         for number, disk in enumerate(disks):
             for other in disks[:number]:
                 if disk.topic_id == other.topic_id:
-                    judge_pair(disk, other)
+                    check_pair(disk, other)
 
     def is_done(self) -> bool:
         if self.registry.is_deleting or self.registry.topic_id is None:

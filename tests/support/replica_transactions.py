@@ -659,7 +659,7 @@ class TransactionalClient:
 
 
 class TransactionWorld:
-    """The three partitions, their clients and the judge of R12."""
+    """The three partitions, their clients and the checks of R12."""
 
     def __init__(
         self,
@@ -723,7 +723,7 @@ class TransactionWorld:
             raise
         except Exception as error:
             raise InvariantBroken("error", f"{error!r} at {self.now_ms} ms") from error
-        self.judge()
+        self.check()
         return self
 
     def plan(self) -> None:
@@ -775,8 +775,8 @@ class TransactionWorld:
         )
         return False
 
-    def judge(self) -> None:
-        """Judge R12 by the records below the high watermarks."""
+    def check(self) -> None:
+        """Check R12 by the records below the high watermarks."""
         found: dict[int, set[bool]] = {}
         for data in self.data:
             for batch, commit in ended_in(data):

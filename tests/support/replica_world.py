@@ -494,7 +494,7 @@ class World:
         self.is_healed = False
         self.disks = 0
         self.processes: dict[int, Process] = {}
-        # The judge's memory.
+        # The state of the checks.
         #: The records below the highest high watermark that any broker has shown.
         self.shown: list[Any] = []
         #: The latest leader epoch in which a broker has shown one.
@@ -555,7 +555,7 @@ class World:
             raise
         except Exception as error:
             raise InvariantBroken("error", f"{error!r} at {self.now_ms} ms") from error
-        self.judge_logs()
+        self.check_logs()
         return self
 
     def note(self, text: str, *values: object) -> None:
@@ -915,7 +915,7 @@ class World:
             found.leader_epoch,
             disk.end,
         )
-        self.judge_leader(process, found.leader_epoch)
+        self.check_leader(process, found.leader_epoch)
         process.quiet = {}
         process.leader = leading.take_over(
             found,
@@ -1059,12 +1059,12 @@ class World:
             )
         except OutOfOrderSequenceError:
             if followed:
-                refused.judge(KEY, batch.producer_id, is_stored=False)
+                refused.record_result(KEY, batch.producer_id, is_stored=False)
             return followed or codes.OUT_OF_ORDER_SEQUENCE_NUMBER
         except (InvalidProducerEpochError, InvalidTransactionStateError):
             return codes.INVALID_PRODUCER_EPOCH
         if followed:
-            refused.judge(KEY, batch.producer_id, is_stored=True)
+            refused.record_result(KEY, batch.producer_id, is_stored=True)
         if duplicate is None:
             self.produce(process, waits=True, content=batch, done=done)
             return codes.NONE
@@ -1183,14 +1183,14 @@ class World:
                     process.cuts += 1
                     disk.truncate_to_epoch(epoch, end)
                     self.note("broker {} truncates to {}", process.broker, disk.end)
-                    self.judge_truncation(process)
+                    self.check_truncation(process)
                 case following.RestartLog(offset):
                     process.cuts += 1
                     disk.restart_at(offset)
                     self.note(
                         "broker {} restarts its log at {}", process.broker, offset
                     )
-                    self.judge_truncation(process)
+                    self.check_truncation(process)
                 case following.DeleteRecordsBelow(offset):
                     disk.delete_below(offset)
                 case following.StopReplica(reason):
@@ -1551,10 +1551,10 @@ class World:
             if not process.is_up:
                 self.restart(process)
 
-    # -- the judge ---------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------
 
     def show(self, process: Process, high_watermark: int) -> None:
-        """Take a new high watermark of a broker, and judge the records below it."""
+        """Take a new high watermark of a broker, and check the records below it."""
         before = process.high_watermark
         if high_watermark == before:
             return
@@ -1586,7 +1586,7 @@ class World:
             record = disk.records[offset]
             if offset == len(shown):
                 shown.append(record)
-                self.judge_batch(offset, record)
+                self.check_batch(offset, record)
             require(
                 record == shown[offset],
                 "R02",
@@ -1597,8 +1597,8 @@ class World:
                 shown[offset],
             )
 
-    def judge_batch(self, offset: int, record: Record) -> None:
-        """Judge R11, except for batches that were deleted before they came again."""
+    def check_batch(self, offset: int, record: Record) -> None:
+        """Check R11, except for batches that were deleted before they came again."""
         batch = record.content
         if not isinstance(batch, Batch):
             return
@@ -1614,11 +1614,11 @@ class World:
             offset,
         )
 
-    def judge_leader(self, process: Process, epoch: int) -> None:
-        """Judge the log of a new leader."""
+    def check_leader(self, process: Process, epoch: int) -> None:
+        """Check the log of a new leader."""
         disk = process.disk
         shown = self.shown
-        self.judge_logs()
+        self.check_logs()
         if self.may_lose_records or epoch < self.shown_epoch:
             # A broker that was paused may begin an epoch which is already over.
             return
@@ -1646,7 +1646,7 @@ class World:
             process.broker,
         )
 
-    def judge_truncation(self, process: Process) -> None:
+    def check_truncation(self, process: Process) -> None:
         if process.follower is not None and process.follower.state.is_recovering:
             return
         require(
@@ -1658,14 +1658,14 @@ class World:
             process.high_watermark,
         )
 
-    def judge_logs(self) -> None:
+    def check_logs(self) -> None:
         disks = [process.disk for process in self.processes.values()]
         for number, disk in enumerate(disks):
             for other in disks[:number]:
-                judge_pair(disk, other)
+                check_pair(disk, other)
 
     def is_done(self) -> bool:
-        """Whether the schedule is over; judges R09 and R10."""
+        """Whether the schedule is over; checks R09 and R10."""
         if not self.is_healed:
             return False
         found = self.registry.parsed
@@ -1698,7 +1698,7 @@ class World:
         return self.now_ms >= IN_SYNC_BY_MS
 
     def is_equal(self) -> bool:
-        """Whether all replicas are equal; judges R15. The clients are idle from now on."""
+        """Whether all replicas are equal; checks R15. The clients are idle from now on."""
         self.is_idle = True
         if self.equal_by_ms is None:
             self.equal_by_ms = self.now_ms + EQUAL_WITHIN_MS
@@ -1724,8 +1724,8 @@ class World:
         return False
 
 
-def judge_pair(disk: Disk, other: Disk) -> None:
-    """Judge R05: logs with the same epoch at an offset are equal up to it."""
+def check_pair(disk: Disk, other: Disk) -> None:
+    """Check R05: logs with the same epoch at an offset are equal up to it."""
     end = min(disk.end, other.end)
     start = max(disk.start, other.start)
     first, second = disk.records[start:end], other.records[start:end]

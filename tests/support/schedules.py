@@ -1,4 +1,4 @@
-"""Simulated processes by kind and seed. Each run is one schedule, which is judged at
+"""Simulated processes by kind and seed. Each run is one schedule, which is checked at
 its end.
 
     run("groups quiet", 17)      raises AssertionError, with the kind and the seed, when an invariant is violated
@@ -81,7 +81,7 @@ def registry(seed: int, chances: Chances) -> None:
         seed, chances=chances, processes=2 + seed % 2, paths=paths
     )
     simulation.run()
-    simulation.judge()
+    simulation.check_outcome()
 
 
 def registry_power(seed: int) -> int:
@@ -98,7 +98,9 @@ def registry_power(seed: int) -> int:
     simulation.machine.cut_power()
     states = list(simulation.disk.crash_states(limit=8, seed=seed))
     for state in states:
-        _judged(state.what, lambda state=state: simulation.judge_after_power(state))
+        _check_after_crash(
+            state.what, lambda state=state: simulation.check_after_power(state)
+        )
     return len(states)
 
 
@@ -111,7 +113,7 @@ def watches(seed: int) -> None:
 def sharing(seed: int, chances: Chances, acts: str) -> None:
     simulation = _sharers(seed, chances, acts)
     simulation.run()
-    simulation.judge(simulation.disk, after_power=False)
+    simulation.check_disk(simulation.disk, after_power=False)
 
 
 def sharing_power(seed: int) -> int:
@@ -142,7 +144,7 @@ def sharing_failed_sync(seed: int) -> None:
 def group(seed: int, chances: Chances, **options: Any) -> None:
     simulation = Group(seed, chances=chances, processes=1 + seed % 3, **options)
     simulation.run()
-    simulation.judge(simulation.disk, after_power=False)
+    simulation.check_disk(simulation.disk, after_power=False)
 
 
 def group_power(seed: int, chances: Chances, **options: Any) -> None:
@@ -150,9 +152,9 @@ def group_power(seed: int, chances: Chances, **options: Any) -> None:
     simulation.run()
     simulation.machine.cut_power()
     for state in simulation.disk.crash_states(limit=4, seed=seed):
-        _judged(
+        _check_after_crash(
             state.what,
-            lambda state=state: simulation.judge(state.disk(), after_power=True),
+            lambda state=state: simulation.check_disk(state.disk(), after_power=True),
         )
 
 
@@ -161,7 +163,7 @@ def transactions(seed: int, chances: Chances) -> None:
         seed, chances=chances, processes=1 + seed % 3, ids=1 + seed % 2
     )
     simulation.run()
-    simulation.judge(simulation.disk, after_power=False)
+    simulation.check_disk(simulation.disk, after_power=False)
 
 
 def transactions_power(seed: int, *, shared: bool) -> None:
@@ -172,9 +174,9 @@ def transactions_power(seed: int, *, shared: bool) -> None:
     simulation.run()
     simulation.machine.cut_power()
     for state in simulation.disk.crash_states(limit=6, seed=seed):
-        _judged(
+        _check_after_crash(
             state.what,
-            lambda state=state: simulation.judge(state.disk(), after_power=True),
+            lambda state=state: simulation.check_disk(state.disk(), after_power=True),
         )
 
 
@@ -204,18 +206,18 @@ def _cut_off(simulation: Sharers, seed: int) -> int:
     simulation.machine.cut_power()
     states = list(simulation.disk.crash_states(limit=8, seed=seed))
     for state in states:
-        _judged(
+        _check_after_crash(
             state.what,
-            lambda state=state: simulation.judge(state.disk(), after_power=True),
+            lambda state=state: simulation.check_disk(state.disk(), after_power=True),
         )
     return len(states)
 
 
-def _judged(what: str, judge: Callable[[], None]) -> None:
+def _check_after_crash(crash: str, check: Callable[[], None]) -> None:
     try:
-        judge()
+        check()
     except Exception as error:
-        raise AssertionError(f"{what}: {error!r}") from error
+        raise AssertionError(f"{crash}: {error!r}") from error
 
 
 # -- schedules by kind -----------------------------------------------------------------

@@ -129,7 +129,7 @@ def fill(log: logcore.Log, count: int) -> None:
 
 
 def check_repeats(found: list[Record], wanted: list[Record]) -> int:
-    """Judge the output of an at-least-once forwarder: no record may precede its
+    """Check the output of an at-least-once forwarder: no record may precede its
     predecessor. Return how many records were repeated.
     """
     values = [record.value for record in wanted]

@@ -12,7 +12,7 @@ class Counts:
         self._consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": address,
-                "group.id": "judge",
+                "group.id": "check",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",

@@ -249,7 +249,7 @@ class Pipeline:
 
     # -- invariants --------------------------------------------------------------------
 
-    def judge(self, disk: SimulatedDisk, *, after_power: bool) -> None:
+    def check_disk(self, disk: SimulatedDisk, *, after_power: bool) -> None:
         with logcore.open_dir(PATH, fs=disk) as data:
             for _ in range(4):
                 data.tick()
@@ -262,15 +262,15 @@ class Pipeline:
                     f"ended: out-{number}"
                 )
                 seen.update(_values(log))
-            self._judge_transactions(seen)
+            self._check_transactions(seen)
             inputs = Counter(value.partition(b":")[2] for value in seen)
-            self._judge_offsets(data, inputs)
+            self._check_offsets(data, inputs)
             if not after_power and not self.machine.is_powered_off:
                 assert inputs == Counter(
                     b"%d" % number for number in range(self.records)
                 ), f"once: {inputs}"
 
-    def _judge_transactions(self, seen: Counter[bytes]) -> None:
+    def _check_transactions(self, seen: Counter[bytes]) -> None:
         assert all(count == 1 for count in seen.values()), f"once: {seen}"
         by_name: dict[bytes, Counter[bytes]] = {}
         for value in seen:
@@ -283,7 +283,7 @@ class Pipeline:
         for name in self.acked:
             assert name in by_name, f"kept: {name!r}"
 
-    def _judge_offsets(self, data: LogDir, inputs: Counter[bytes]) -> None:
+    def _check_offsets(self, data: LogDir, inputs: Counter[bytes]) -> None:
         """The group has committed exactly the input that has results."""
         assert all(count == 1 for count in inputs.values()), f"once: {inputs}"
         with data.consumer(**CONSUMING) as consumer:

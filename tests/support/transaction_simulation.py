@@ -241,7 +241,7 @@ class TransactionSimulation:
         if not self.coordinator.is_over:
             # It continues with the record; after a crash the record may be missing.
             self.stores.remove(effect)
-            self.judge_state()
+            self.check_state()
             for _ in range(12):
                 self.step(self.chance.choice(self.producers))
             self.crash()
@@ -257,12 +257,12 @@ class TransactionSimulation:
         for producer in self.producers:
             if producer.waiter == waiter:
                 producer.waiter = -1
-                self.judge_answer(producer.request, result)
+                self.check_answer(producer.request, result)
                 # Otherwise the response is lost, and the client repeats the request.
                 if self.chance.random() < 0.9:
                     self.handle_response(producer, result)
 
-    def judge_answer(self, request: Any, result: Any) -> None:
+    def check_answer(self, request: Any, result: Any) -> None:
         if isinstance(request, End) and isinstance(result, ProducerIdAndEpoch):
             end = (
                 request.transactional_id,
@@ -406,10 +406,10 @@ class TransactionSimulation:
                 self.pass_time(self.chance.choice([10, 500, 5_000, 30_000, 60_000]))
             else:
                 self.chance.choice(rare)()
-            self.judge_state()
+            self.check_state()
         self.finish()
 
-    def judge_state(self) -> None:
+    def check_state(self) -> None:
         for key, value in self.durable.items():
             name = read_transaction_key(key)
             assert name is not None

@@ -29,7 +29,7 @@ def recover(disk):
     with logcore.open("orders-0", create=True, fs=disk) as log:
         return [record.value for record in log.read(0)]
 
-def judge(promised, found):
+def check(promised, found):
     assert found[: len(promised)] == promised, "an accepted order is lost"
 """
 OURS = ("logcore/testing/", "logcore/partition/", "logcore/log.py", "contextlib.py")
@@ -45,8 +45,8 @@ def shown(pytester: pytest.Pytester, test: str) -> str:
 def test_report_shows_the_program_and_how_to_replay(
     pytester: pytest.Pytester,
 ) -> None:
-    text = shown(pytester, "def test_it():\n    explore(run, recover, judge, seed=3)\n")
-    assert ">       explore(run, recover, judge, seed=3)" in text
+    text = shown(pytester, "def test_it():\n    explore(run, recover, check, seed=3)\n")
+    assert ">       explore(run, recover, check, seed=3)" in text
     assert ">       assert found[: len(promised)] == promised" in text
     assert (
         '>       with logcore.open("orders-0", create=True, durability="os", fs=disk) as log:'
@@ -64,7 +64,7 @@ def test_report_shows_the_program_and_how_to_replay(
 def test_report_shows_the_failing_line_of_a_recovery(pytester: pytest.Pytester) -> None:
     text = shown(
         pytester,
-        "def hasty(disk):\n    return disk.content('orders-0/log')\ndef test_it():\n    explore(run, hasty, judge)\n",
+        "def hasty(disk):\n    return disk.content('orders-0/log')\ndef test_it():\n    explore(run, hasty, check)\n",
     )
     assert "return disk.content('orders-0/log')" in text
     assert "recovery fails: FileNotFoundError" in text
@@ -92,7 +92,7 @@ def test_report_shows_the_error_of_a_failing_program(pytester: pytest.Pytester) 
     text = shown(
         pytester,
         "def broken(disk, promise):\n    raise KeyError('its own')\n"
-        "def test_it():\n    explore(broken, recover, judge)\n",
+        "def test_it():\n    explore(broken, recover, check)\n",
     )
     assert (
         ">   raise KeyError('its own')" in text
@@ -107,7 +107,7 @@ def test_same_program_and_seed_reach_the_same_state() -> None:
             with disk.open("a", "ab") as file:
                 file.write(b"%d" % number * 700)
 
-    def judge(promised: object, found: bytes) -> None:
+    def check(promised: object, found: bytes) -> None:
         assert b"\0" not in found
 
     def recover(disk: SimulatedDisk) -> bytes:
@@ -116,7 +116,7 @@ def test_same_program_and_seed_reach_the_same_state() -> None:
     found = []
     for _ in range(2):
         with pytest.raises(CrashTestError) as met:
-            explore(run, recover, judge, seed=7)
+            explore(run, recover, check, seed=7)
         found.append(
             (
                 met.value.seed,

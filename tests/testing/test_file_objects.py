@@ -196,7 +196,7 @@ def recover(disk: SimulatedDisk) -> Any:
         return json.load(file)
 
 
-def judge(promised: list[Any], found: Any) -> None:
+def check(promised: list[Any], found: Any) -> None:
     assert found == (promised[-1] if promised else None) or found in (
         {"apples": 4},
         {"apples": 3},
@@ -218,13 +218,13 @@ def run_with(**options: bool) -> Any:
 
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_file_replaced_with_syncs_survives_every_crash(names: Any) -> None:
-    assert explore(run_with(), recover, judge, names=names).states > 20
+    assert explore(run_with(), recover, check, names=names).states > 20
 
 
 @pytest.mark.parametrize("forgotten", ["sync", "flush"])
 def test_a_rename_without_a_sync_is_found(forgotten: str) -> None:
     with pytest.raises(CrashTestError, match="recovery fails: JSONDecodeError") as met:
-        explore(run_with(**{forgotten: False}), recover, judge)
+        explore(run_with(**{forgotten: False}), recover, check)
     left = met.value.state.files["/state.json"]
     assert left is not None and not left.endswith(b"}")
 
@@ -240,4 +240,4 @@ def test_a_torn_write_in_place_is_found() -> None:
             promise({"apples": apples})
 
     with pytest.raises(CrashTestError):
-        explore(run, recover, judge)
+        explore(run, recover, check)

@@ -540,14 +540,14 @@ def recover(disk: SimulatedDisk) -> list[int]:
         return [record.offset for record in log.read(0)]
 
 
-def judge(promised: list[int], found: list[int]) -> None:
+def check(promised: list[int], found: list[int]) -> None:
     assert set(promised) <= set(found)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_explore_accepts_a_correct_program(names: Any) -> None:
-    report = explore(run, recover, judge, names=names)
+    report = explore(run, recover, check, names=names)
     assert report.states > 100
     assert report.again > 20
     assert report.moments > report.operations // 2
@@ -562,7 +562,7 @@ def test_explore_finds_a_premature_promise() -> None:
         CrashTestError,
         match=r"(?s)after a crash \(power\).*the last operations.*pwrite",
     ) as met:
-        explore(hasty, recover, judge)
+        explore(hasty, recover, check)
     assert recover(met.value.state.disk()) == []
     assert met.value.operations[-1].name == "pwrite"
 
@@ -570,7 +570,7 @@ def test_explore_finds_a_premature_promise() -> None:
         with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
             promise(log.append(b"one").offset, survives="kill")
 
-    assert explore(modest, recover, judge).states > 20
+    assert explore(modest, recover, check).states > 20
 
 
 def test_explore_finds_a_recovery_that_fails() -> None:
@@ -580,7 +580,7 @@ def test_explore_finds_a_recovery_that_fails() -> None:
             return [record.offset for record in log.read(0)]
 
     with pytest.raises(CrashTestError, match="recovery fails: LogNotFoundError"):
-        explore(run, impatient, judge)
+        explore(run, impatient, check)
 
 
 @pytest.mark.parametrize(
@@ -594,7 +594,7 @@ def test_explore_finds_a_recovery_that_fails() -> None:
         (0, 3, "kill", None),
     ],
 )
-def test_history_judges_missing_and_surplus_records(
+def test_history_reports_missing_and_surplus_records(
     start: int, records: int, kind: Any, match: str | None
 ) -> None:
     rows = [strategies.Row(None, b"%d" % at, (), at).at(at) for at in range(5)]
@@ -604,17 +604,17 @@ def test_history_judges_missing_and_surplus_records(
     history.acknowledge(3, "os")
     found = FoundLog(start, rows[start : start + records])
     if match is None:
-        history.judge(found, kind)
+        history.check(found, kind)
     else:
         with pytest.raises(AssertionError, match=match):
-            history.judge(found, kind)
+            history.check(found, kind)
 
 
 def test_history_detects_a_changed_record() -> None:
     history = LogHistory("os")
     history.issue([strategies.Row(None, b"mine", (), 1).at(0)])
     with pytest.raises(AssertionError, match="records were changed"):
-        history.judge(
+        history.check(
             FoundLog(0, [strategies.Row(None, b"other", (), 1).at(0)]), "power"
         )
 

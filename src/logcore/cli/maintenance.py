@@ -168,7 +168,7 @@ def _counted(counts: dict[str, int]) -> str:
     files = sum(counts.values())
     each = (
         ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
-        or "nothing to judge"
+        or "nothing to check"
     )
     return f"{files:,} file{'s' * (files != 1)}: {each}"
 

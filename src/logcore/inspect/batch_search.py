@@ -404,7 +404,7 @@ class Search:
     def _why_undecodable(self, position: int) -> str:
         """Return the fault in the records of a v2 batch whose CRC is right.
 
-        Returns no fault if the records cannot be judged.
+        Returns no fault if the records cannot be checked.
         """
         try:
             batch = self.source.batch(position)
@@ -577,12 +577,12 @@ class Search:
         """
         for candidate in self._candidates(start):
             if candidate >= start:
-                start, is_log = self._judge(candidate)
+                start, is_log = self._chain_end(candidate)
                 if is_log:
                     return candidate
         return self.stop
 
-    def _judge(self, position: int) -> tuple[int, bool]:
+    def _chain_end(self, position: int) -> tuple[int, bool]:
         """Return the end of the chain of sound batches that begins at a position.
 
         The end is the position itself if there is no chain. The second result is

@@ -2,10 +2,10 @@
 
 Rules:
 - Nothing is written, locked or repaired; a running writer is not disturbed.
-- Each name is judged alone: twenty digits that no offset can have name no file of a
+- Each name is checked alone: twenty digits that no offset can have name no file of a
   log.
 
-This module reads no file. dump.py shows the content of a file, and verify.py judges it.
+This module reads no file. dump.py shows the content of a file, and verify.py checks it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules:
 - Foreign bytes never cause anything but a dict or a LogcoreError.
 - Memory is bounded by one batch and one index, not by the length of a log.
 
-This module does not judge the content; verify.py does.
+This module does not check the content; verify.py does.
 """
 
 from __future__ import annotations

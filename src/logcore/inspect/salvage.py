@@ -18,7 +18,7 @@ Rules:
   its file of topics is written, which comes last.
 
 A partition is planned first, with a few numbers for each stretch between two damages.
-batch_search.py finds the sound batches of a file, verify.py judges files, and
+batch_search.py finds the sound batches of a file, verify.py checks files, and
 partition/recovery.py repairs them in place.
 """
 

@@ -8,7 +8,7 @@ Rules:
   that its name, its size and its first batch give.
 - Damage is a fact of the result and never raises.
 
-verify.py judges every file of a partition, and this module only its .log files.
+verify.py checks every file of a partition, and this module only its .log files.
 """
 
 from __future__ import annotations

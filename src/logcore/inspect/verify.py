@@ -1,4 +1,4 @@
-"""Judges each file of a log without opening the log.
+"""Checks each file of a log without opening the log.
 
 The three verdicts:
 - damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would
@@ -12,7 +12,7 @@ Missing segments get verdicts too, if offsets that were on disk are in no segmen
 
 Rules:
 - Nothing is written, locked or repaired. A running writer is not disturbed, and its
-  last batch may appear torn. A file with a fault is judged again if files or metadata
+  last batch may appear torn. A file with a fault is checked again if files or metadata
   have changed since they were listed.
 - Foreign bytes never cause anything but a verdict or a LogcoreError.
 - Memory is bounded by one batch and one index, not by the length of a log.
@@ -105,7 +105,7 @@ class Verdict:
 
 
 def verify(path: str | os.PathLike[str], *, fs: FS = OS) -> Iterator[Verdict]:
-    """Judge one file, a partition directory, or a log directory with its partitions.
+    """Check one file, a partition directory, or a log directory with its partitions.
 
     Yields a verdict for each file. Each .log is walked once, CRCs included, together
     with its indexes. Damage in files never raises.
@@ -168,7 +168,7 @@ def _unfinished_topics(fs: FS, directory: str) -> set[str]:
 
 
 def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
-    """Judge partitions that had records, by the checkpoints, but have no directory."""
+    """Check partitions that had records, by the checkpoints, but have no directory."""
     missing = _missing(fs, directory)
     if missing:
         # The deletion of a topic renames its directories first and removes it from the
@@ -203,7 +203,7 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
 
 
 def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
-    """Judge a small file on its own: it can be decoded or not."""
+    """Check a small file on its own: it can be decoded or not."""
     size = 0
     try:
         size = fs.file_size(path)
@@ -402,7 +402,7 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
 
 
 def _verify_start(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
-    """Judge the front of the log.
+    """Check the front of the log.
 
     The first segments, or all of them, may be missing.
     """
@@ -433,7 +433,7 @@ def _verify_start(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
 
 
 def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | None:
-    """Judge a file that belongs to no segment of the log."""
+    """Check a file that belongs to no segment of the log."""
     if name == checkpoint.CHECKSUMS_VALID:
         return None
     if name in PARTITION_FILES:
@@ -489,7 +489,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
 def _verify_segment(
     fs: FS, directory: str, base: int, snapshot: _FileSnapshot
 ) -> Iterator[Verdict]:
-    """Judge a .log file and the other files of its segment, in one walk."""
+    """Check a .log file and the other files of its segment, in one walk."""
     names = snapshot.files_of(base)
     place = snapshot.place(base)
     checks: list[_Check] = []
@@ -602,12 +602,12 @@ def _verify_log(
         else:
             segment = Segment(fs, directory, base)
         walked = _walk(segment, place, checks)
-        walked_size = None  # an index is judged only by batches that could be walked
+        walked_size = None  # an index is checked only by batches that could be walked
         if walked.bad_position is None:
             walked_size = growing.size_bytes
         for check in checks:
             check.finish(walked_size)
-        return _judge_log(growing, walked, place)
+        return _check_log(growing, walked, place)
     except FileNotFoundError:
         return Verdict(
             path=path, kind="log", status="ok", detail="removed during the check"
@@ -718,7 +718,7 @@ def _count(
     return count, reason
 
 
-def _judge_log(
+def _check_log(
     segment: GrowingSegment, walked: _WalkResult, place: _FileContext
 ) -> Verdict:
     size = segment.size_bytes
@@ -739,7 +739,7 @@ def _judge_log(
         if is_active or walked.end_offset == place.next_base:
             return verdict
         return attrs.evolve(
-            verdict, **_judge_gap(segment, walked, place.next_base or 0, place)
+            verdict, **_check_gap(segment, walked, place.next_base or 0, place)
         )
     if position is None:
         detail = (
@@ -791,10 +791,10 @@ def _judge_log(
     )
 
 
-def _judge_gap(
+def _check_gap(
     segment: Segment, walked: _WalkResult, next_base: int, place: _FileContext
 ) -> dict[str, Any]:
-    """Judge a segment that ends before the next one begins."""
+    """Check a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} are in no segment"
     if next_base <= place.persisted.log_start:
         return {"detail": f"{gap}: deleted"}

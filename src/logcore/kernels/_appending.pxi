@@ -562,15 +562,15 @@ cdef class Appender:
         if facts.producer_id >= 0:
             if not metadata.sidecar.producers:
                 return -1
-            # The leader has judged the batch, so the state of producers is read again when it is needed.
+            # The leader has checked the batch, so the state of producers is read again when it is needed.
             self.producers.forget()
         return self.write_batch_locked(batch, facts, facts.last_offset, now_ms, False)
 
     cdef int64_t write_batch_locked(self, const uint8_t *batch, Facts *facts, int64_t last_offset, int64_t now_ms,
-                                    bint is_judged) except -2:
+                                    bint is_checked) except -2:
         """Write a valid batch at the log end. Returns its offset, or -1 without any effect.
 
-        is_judged: the state of its producer is known, and the batch is added to it.
+        is_checked: the state of its producer is known, and the batch is added to it.
         """
         cdef PartitionFields state = self.state
         cdef SegmentFields active = self.active
@@ -626,7 +626,7 @@ cdef class Appender:
                 state.visible = state.end
                 if PyTuple_GET_SIZE(state.listeners):
                     state.wake()
-            if is_judged and facts.producer_id >= 0:
+            if is_checked and facts.producer_id >= 0:
                 self.producers.add_last(facts.producer_id, facts.producer_epoch, facts.base_sequence,
                                         facts.record_count, facts.max_timestamp)
         except BaseException:

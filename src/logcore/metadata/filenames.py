@@ -12,7 +12,7 @@ and offsets.
     by position
 
 Rules:
-- A name is judged on its own. Twenty digits above the largest offset do not name a file
+- A name is checked on its own. Twenty digits above the largest offset do not name a file
   of a log.
 - A partition has one name: orders-00 can be parsed, but partition_name() never returns
   it.

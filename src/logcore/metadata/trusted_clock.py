@@ -63,7 +63,7 @@ class ClockReading(NamedTuple):
 
 
 class Trust(NamedTuple):
-    """The readings by which the wall clock is judged."""
+    """The readings with which the wall clock is compared."""
 
     #: The last reading that agreed with the passed time.
     trusted: ClockReading
@@ -71,7 +71,7 @@ class Trust(NamedTuple):
     suspect: ClockReading | None = None
 
 
-def judge(trust: Trust, now: ClockReading) -> tuple[Trust, int]:
+def update_trust(trust: Trust, now: ClockReading) -> tuple[Trust, int]:
     """Return the next state and the trusted time in milliseconds, by the table at the
     top of this module.
     """
@@ -118,7 +118,7 @@ class TrustedClock:
         """
         with self._lock:
             before = self._trust
-            self._trust, trusted_ms = judge(before, self._read_clocks(wall_ms))
+            self._trust, trusted_ms = update_trust(before, self._read_clocks(wall_ms))
             is_new = (
                 self._trust.suspect is not None
                 and self._trust.suspect is not before.suspect

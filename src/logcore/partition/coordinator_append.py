@@ -97,7 +97,7 @@ def append_to_transaction(
         # No sequence: a coordinator's batches are fenced by the epoch alone.
         sequenced = SequencedBatch(-1, -1, first, last, batch.max_timestamp)
         with writer.producers.storing(
-            [(producer_id, producer_epoch, True, sequenced)], is_judged=True
+            [(producer_id, producer_epoch, True, sequenced)], is_checked=True
         ):
             placed = [(0, len(data), last, batch.max_timestamp)]
             writer.store_locked(memoryview(data), placed, now_ms, durability)

@@ -154,7 +154,7 @@ class ProducerState:
 
     # -- appending ---------------------------------------------------------------------
 
-    def judge(
+    def check_sequences(
         self, raw: bytearray, batches: Sequence[EncodedBatch]
     ) -> Sequenced | SequencedBatch | None:
         """Check the sequence numbers of batches before they are appended.
@@ -178,13 +178,13 @@ class ProducerState:
             if producer_id < 0:
                 continue
             if producer_id in ahead:
-                judge = ahead
+                state = ahead
             else:
-                judge = self.known()
+                state = self.known()
             is_transactional = bool(
                 raw[position + layout.CRC_START + 1] & layout.TRANSACTIONAL_BIT
             )
-            duplicate = judge.duplicate_of(
+            duplicate = state.duplicate_of(
                 producer_id,
                 epoch,
                 first_sequence,
@@ -243,20 +243,20 @@ class ProducerState:
 
     @contextlib.contextmanager
     def storing(
-        self, sequenced: Sequenced | None, *, is_judged: bool
+        self, sequenced: Sequenced | None, *, is_checked: bool
     ) -> Generator[None, None, None]:
         """Wrap the writing of batches, and add them to the state once all are stored.
 
-        `sequenced` is the result of judge(). With is_judged=False the batches were not
+        `sequenced` is the result of check_sequences(). With is_checked=False the batches were not
         checked, and only their headers contain producers.
         """
         # Unchecked batches may name any producer, so the state is loaded again later.
-        if not is_judged:
+        if not is_checked:
             self.forget()
         _, self._storing_from = self._extent()
         try:
             yield
-            if not is_judged:
+            if not is_checked:
                 # A roll within the append may have loaded it before the rest was
                 # stored.
                 self.forget()

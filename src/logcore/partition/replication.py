@@ -111,7 +111,7 @@ def store_locked(
         entries = epochs.assign(entries, epoch, start)
     writer.set_epochs_locked(entries or writer.metadata.epochs[:1])
     view = memoryview(data).cast("B")
-    with writer.producers.storing(None, is_judged=not found.has_producers):
+    with writer.producers.storing(None, is_checked=not found.has_producers):
         for run in found.runs():
             _store_run_locked(writer, view, run, now_ms, durability)
     return first

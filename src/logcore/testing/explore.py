@@ -2,19 +2,19 @@
 
     def run(disk, promise): ...      # the program; calls promise(x) after it has reported x as done
     def recover(disk): ...           # the restart of the program; returns its findings
-    def judge(promised, found): ...  # asserts that the findings are right
+    def check(promised, found): ...  # asserts that the findings are right
 
-    explore(run, recover, judge)
+    explore(run, recover, check)
 
 Rules:
 - Each distinct disk is opened once. A disk is also skipped if it differs only in
   content that recovery never read, for example in a file that recovery deletes unread
   (result_cache.ResultCache).
-- A finding is judged again after the program has made another promise.
+- A finding is checked again after the program has made another promise.
 - On some of the disks, the power fails again, at sampled moments of the recovery.
 - A failure contains the moment, the disk and the calls before the crash.
 
-`LogHistory` judges one log: it records calls and acknowledgments, and derives from them
+`LogHistory` checks one log: it records calls and acknowledgments, and derives from them
 the states that a crash may leave. The rules for losing data are in disk.py, not here.
 """
 
@@ -65,12 +65,12 @@ class Report:
     operations: int = 0
     #: Moments at which the power was cut.
     moments: int = 0
-    #: Distinct disks that were left by a crash and judged.
+    #: Distinct disks that were left by a crash and checked.
     states: int = 0
     #: Disks left by a second crash, during recovery.
     again: int = 0
-    #: Number of calls of judge().
-    judged: int = 0
+    #: Number of calls of check().
+    checked: int = 0
     #: Number of disks in `states` and `again` on which recovery ran. Every other disk
     #: differs from one of these only in bytes that recovery does not read.
     opened: int = 0
@@ -127,7 +127,7 @@ class CrashTestError(AssertionError):
 
 @attrs.define
 class Seen(Generic[Found]):
-    """Results shared by explorations that judge equal disks equally."""
+    """Results shared by explorations whose checks have the same result for equal disks."""
 
     #: Key of a crash state to the findings of recovery.
     states: dict[int, list[Found]] = attrs.field(factory=dict)
@@ -144,7 +144,7 @@ class Explorer(Generic[Found]):
 
     Args:
         recover: See explore().
-        judge: judge(found, kind) raises AssertionError for a finding that is not
+        check: check(found, kind) raises AssertionError for a finding that is not
             allowed.
         same: Compares the findings of a recovery and of an interrupted recovery of the
             same disk.
@@ -158,7 +158,7 @@ class Explorer(Generic[Found]):
     def __init__(
         self,
         recover: Callable[[SimulatedDisk], Found],
-        judge: Callable[[Found, Kind], None],
+        check: Callable[[Found, Kind], None],
         *,
         same: Callable[[Found, Found], bool] | None = None,
         restart: Callable[[SimulatedDisk], object] | None = None,
@@ -170,7 +170,7 @@ class Explorer(Generic[Found]):
         seen: Seen[Found] | None = None,
     ) -> None:
         self.recover = recover
-        self.judge = judge
+        self.check = check
         self.same = same
         self.restart: Callable[[SimulatedDisk], object] = recover
         if restart is not None:
@@ -332,9 +332,9 @@ class Explorer(Generic[Found]):
             ) from error
 
     def _check(self, found: Found, state: CrashState) -> None:
-        self.report.judged += 1
+        self.report.checked += 1
         try:
-            self.judge(found, state.kind)
+            self.check(found, state.kind)
         except AssertionError as error:
             raise self._error(str(error), state) from error
 
@@ -351,7 +351,7 @@ class Explorer(Generic[Found]):
 def explore(
     run: Callable[[SimulatedDisk, Promiser], object],
     recover: Callable[[SimulatedDisk], Found],
-    judge: Callable[[list[Any], Found], object],
+    check: Callable[[list[Any], Found], object],
     *,
     files: dict[str, bytes | None] | None = None,
     again_every: int = 10,
@@ -367,7 +367,7 @@ def explore(
         recover: recover(disk) restarts the program on a disk left by a crash, and
             returns its findings. It is called once for each disk, so the findings must
             depend on the disk alone.
-        judge: judge(promised, found) asserts that the findings include all values
+        check: check(promised, found) asserts that the findings include all values
             promised so far, and no value that is not allowed.
         files: The initial content of the disk.
         again_every: One of `again_every` recoveries is interrupted by a crash. 0
@@ -381,8 +381,8 @@ def explore(
     """
     promises: list[tuple[Any, Kind]] = []
 
-    def check(found: Found, kind: Kind) -> None:
-        judge(
+    def check_findings(found: Found, kind: Kind) -> None:
+        check(
             [
                 value
                 for value, survives in promises
@@ -395,7 +395,9 @@ def explore(
         promises.append((value, survives))
         explorer.check_promises()
 
-    explorer = Explorer(recover, check, again_every=again_every, limit=limit, seed=seed)
+    explorer = Explorer(
+        recover, check_findings, again_every=again_every, limit=limit, seed=seed
+    )
     disk = SimulatedDisk(files, seed=seed, names=names)
     explorer.attach(disk)
     try:

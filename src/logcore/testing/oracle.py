@@ -1,6 +1,6 @@
 """Check the content of one log after a crash against the calls that were made on it.
 
-`LogHistory` records the calls on a log and their acknowledgments. LogHistory.judge()
+`LogHistory` records the calls on a log and their acknowledgments. LogHistory.check()
 checks the content after a crash against the reliability promises 1 to 4:
 - The content is a prefix of the appended records: no gap, no other order, no changed
   byte.
@@ -222,7 +222,7 @@ class LogHistory:
 
         It must have removed all superseded and aborted records, and no others.
         """
-        self.judge(found, "kill")
+        self.check(found, "kill")
         aborted = self.aborted(len(self.records))
         for record in found.records:
             superseding = self.may_be_removed.get(record.offset)
@@ -232,11 +232,11 @@ class LogHistory:
             ), f"{record.offset} is left"
         self._record_deletion(found)
 
-    def judge_failed_call(self, found: FoundLog) -> None:
+    def check_failed_call(self, found: FoundLog) -> None:
         """Check the log after a failed call, which may have been executed in part, and
         continue from the current state.
         """
-        self.judge(found, "kill")
+        self.check(found, "kill")
         self._record_deletion(found)
         self.start_low = self.start_high = found.start
 
@@ -356,7 +356,7 @@ class LogHistory:
             # attribute its other records to a transaction.
             assert not aborted & {*offsets}, "read_committed shows aborted records"
 
-    def judge(self, found: FoundLog, kind: Kind) -> None:
+    def check(self, found: FoundLog, kind: Kind) -> None:
         """Check that a crash of this kind may leave the log as found.
 
         Raises:
@@ -380,7 +380,7 @@ class LogHistory:
         )
         expected = self.between(found.start, found.end)
         if found.records != expected:
-            self._judge_each(found, expected)
+            self._check_each(found, expected)
         for offset, superseding in self.removed_offsets.items():
             assert (
                 superseding is None or superseding < found.end or offset < found.start
@@ -388,7 +388,7 @@ class LogHistory:
         if found.committed is not None:
             self.check_committed(found.committed, found.start, found.end)
 
-    def _judge_each(self, found: FoundLog, expected: list[Record]) -> None:
+    def _check_each(self, found: FoundLog, expected: list[Record]) -> None:
         """Compare record by record.
 
         This slower comparison allows that compaction has removed records, and its error
@@ -531,14 +531,14 @@ def recover_log(
     assert reopened == (start, [*records, probe]), "opening again finds other records"
     if thorough:
         verdicts = _run_cached(
-            verified, disk, lambda disk: _judge_files(disk, log.path, config)
+            verified, disk, lambda disk: _check_files(disk, log.path, config)
         )
         damaged = [verdict for verdict in verdicts if verdict.status == "damaged"]
         assert not damaged, damaged
     return found
 
 
-def _judge_files(
+def _check_files(
     disk: SimulatedDisk, path: str, config: Mapping[str, object] | None
 ) -> list[Verdict]:
     """Return the verdicts of verify() on a closed log, after checking its indexes.

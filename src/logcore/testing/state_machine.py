@@ -234,7 +234,7 @@ class LogStateMachine(RuleBasedStateMachine):
         """Check the log that was opened after a crash or a fault, and continue."""
         found = FoundLog.of(self.log)
         assert found.end == self.log.log_end_offset
-        self.history.judge(found, kind)
+        self.history.check(found, kind)
         self.history.continue_from(found)
         self._reduce_expected_state()
         self.restarted()
@@ -707,7 +707,7 @@ class LogStateMachine(RuleBasedStateMachine):
             self.log.flush()
             self.history.continue_at_end(self.log.log_end_offset)
             self.history.acknowledge(self.log.log_end_offset, "disk")
-            self.history.judge_failed_call(FoundLog.of(self.log))
+            self.history.check_failed_call(FoundLog.of(self.log))
             self._reduce_known_batches()
             return
         except LogcoreError:

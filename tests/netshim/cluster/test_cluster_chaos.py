@@ -20,7 +20,7 @@ import pytest
 
 from netshim import wire
 from netshim.wire import codes
-from support.cluster_load import Load, Offsets, judge, judge_files
+from support.cluster_load import Load, Offsets, check_load, check_replica_files
 from support.clusters import FAST, Cluster, until
 
 SECONDS = float(os.environ.get("LOGCORE_CLUSTER_SECONDS", "60"))
@@ -78,8 +78,8 @@ def test_random_failures_lose_nothing(tmp_path: Path) -> None:
             f"{len(load.acknowledged)} records, {offsets.commits} commits, "
             f"{offsets.reads} reads"
         )
-        judge(cluster, "t", load)
-        judge_files(cluster, "t")
+        check_load(cluster, "t", load)
+        check_replica_files(cluster, "t")
 
 
 def move(cluster: Cluster, index: int, replicas: list[int] | None) -> int:
@@ -154,5 +154,5 @@ def test_random_moves_of_replicas_lose_nothing(tmp_path: Path) -> None:
         print(f"{len(load.acknowledged)} records")
         assert begun > 0
         assert cancelled > 0
-        judge(cluster, "t", load)
-        judge_files(cluster, "t")
+        check_load(cluster, "t", load)
+        check_replica_files(cluster, "t")

@@ -14,7 +14,7 @@ import pytest
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.wire import codes
-from support.cluster_load import Load, judge, judge_files, read_all
+from support.cluster_load import Load, check_load, check_replica_files, read_all
 from support.clusters import Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -81,8 +81,8 @@ def test_follower_with_a_full_disk_leaves_and_returns(
         with contextlib.suppress(FileNotFoundError):
             filler.unlink()
         cluster.until_in_sync("t", 3)
-        judge(cluster, "t", load)
-        judge_files(cluster, "t")
+        check_load(cluster, "t", load)
+        check_replica_files(cluster, "t")
 
 
 def test_leader_with_a_full_disk_refuses_records_and_continues(
@@ -112,8 +112,8 @@ def test_leader_with_a_full_disk_refuses_records_and_continues(
         load.pause()
         filler.unlink()
         until(lambda: refusal(cluster) is None, "the leader takes records again")
-        judge(cluster, "t", load)
-        judge_files(cluster, "t")
+        check_load(cluster, "t", load)
+        check_replica_files(cluster, "t")
 
 
 def refusal(cluster: Cluster) -> Any:

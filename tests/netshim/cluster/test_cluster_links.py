@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster_load import Load, judge, judge_files
+from support.cluster_load import Load, check_load, check_replica_files
 from support.clusters import FAST, Cluster, until
 from support.links import Cut, LinkProxy, low_port
 
@@ -56,8 +56,8 @@ def test_follower_with_a_cut_link_leaves_and_rejoins_the_isr(
     proxies[entry.leader_id].heal()
     cluster.until_in_sync("t", 3)
     load.until_more()
-    judge(cluster, "t", load)
-    judge_files(cluster, "t")
+    check_load(cluster, "t", load)
+    check_replica_files(cluster, "t")
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ def test_leader_without_followers_acknowledges_nothing(
     leader.heal()
     cluster.until_in_sync("t", 3)
     load.until_more()
-    judge(cluster, "t", load)
-    judge_files(cluster, "t")
+    check_load(cluster, "t", load)
+    check_replica_files(cluster, "t")
 
 
 @pytest.mark.slow
@@ -121,5 +121,5 @@ def test_random_cuts_and_kills_lose_nothing(
         load.until_more()
         steps.append(f"{[(a, b, c.name) for a, b, c in cuts]} killed {killed}")
     print("\n".join(steps))
-    judge(cluster, "t", load)
-    judge_files(cluster, "t")
+    check_load(cluster, "t", load)
+    check_replica_files(cluster, "t")

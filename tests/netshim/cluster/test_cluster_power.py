@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster_load import Load, judge, judge_files, judge_records
+from support.cluster_load import Load, check_load, check_records, check_replica_files
 from support.clusters import Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -144,9 +144,9 @@ def test_power_cuts_of_all_brokers_and_the_registry_lose_nothing(
             print(f"in sync {time.monotonic() - began_s:.1f} s after the start")
         load.until_more()
         print(f"{len(load.acknowledged)} records")
-        judge(cluster, "t", load)
+        check_load(cluster, "t", load)
         for index in range(2):
-            judge_files(cluster, "t", index)
+            check_replica_files(cluster, "t", index)
 
 
 def test_power_cut_finds_acknowledgements_before_the_sync(
@@ -168,4 +168,4 @@ def test_power_cut_finds_acknowledgements_before_the_sync(
                 # Before the cut: an idempotent producer fails if records are lost.
                 acknowledged = load.end()
                 cut_power(cluster, disk)
-                judge_records(cluster, "t", acknowledged)
+                check_records(cluster, "t", acknowledged)

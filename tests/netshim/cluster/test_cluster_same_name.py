@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from netshim import wire
-from support.cluster_load import Load, judge, judge_files
+from support.cluster_load import Load, check_load, check_replica_files
 from support.clusters import Cluster, until
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -102,5 +102,5 @@ def test_broker_that_missed_a_deletion_starts_the_new_topic_empty(
                 lambda group=group: committed(cluster, group) < 0,
                 "the offsets of the former topic are deleted",
             )
-        judge(cluster, "t", after)
-        judge_files(cluster, "t")
+        check_load(cluster, "t", after)
+        check_replica_files(cluster, "t")

@@ -19,7 +19,7 @@ from netshim.security import scram
 from netshim.security.acls import AclOperation, Pattern, Permission, ResourceType
 from netshim.session import BROKER_USER
 from netshim.wire import codes
-from support.cluster_load import Load, judge
+from support.cluster_load import Load, check_load
 from support.clusters import until
 from support.secured_clusters import ADMIN, ALICE, SecuredCluster, netshim, password_of
 
@@ -188,7 +188,7 @@ def test_transactions_of_a_user_span_brokers(secured: SecuredCluster) -> None:
         else:
             producer.abort_transaction(60)
     consumer = confluent_kafka.Consumer(
-        {**config, "group.id": "judge", "enable.auto.commit": False}
+        {**config, "group.id": "check", "enable.auto.commit": False}
     )
     consumer.assign([confluent_kafka.TopicPartition("paid", n, 0) for n in range(3)])
     found: list[tuple[int, bytes]] = []
@@ -479,7 +479,7 @@ def test_records_survive_a_killed_leader(secured: SecuredCluster) -> None:
     leader = secured.until_in_sync("t", 3).leader_id
     secured.kill(leader)
     load.until_more()
-    judge(secured, "t", load)
+    check_load(secured, "t", load)
     secured.start(leader)
     secured.until_in_sync("t", 3)
 
@@ -514,4 +514,4 @@ def test_killed_coordinators_and_leaders_lose_nothing(own: SecuredCluster) -> No
         own.start(number)
         for index in range(3):
             own.until_in_sync("t", 3, index)
-    judge(own, "t", load)
+    check_load(own, "t", load)

@@ -17,7 +17,7 @@ from logcore.registry import open_registry, paths
 from netshim import wire
 from netshim.cluster import registry_nodes
 from netshim.wire import codes
-from support.cluster_load import Load, judge, judge_files
+from support.cluster_load import Load, check_load, check_replica_files
 from support.clusters import Cluster, until
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -33,7 +33,7 @@ def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
     assert all(len(partition.isr_nodes) == 3 for partition in partitions)
     load = Load(calm, "orders")
     load.until_more()
-    judge(calm, "orders", load)
+    check_load(calm, "orders", load)
 
     admin = admin_client.AdminClient({"bootstrap.servers": calm.bootstrap_servers})
     resource = admin_client.ConfigResource("TOPIC", "orders")
@@ -250,7 +250,7 @@ def test_a_killed_leader_loses_nothing(cluster: Cluster) -> None:
     load.until_more()
     cluster.kill(cluster.until_in_sync("t", 3).leader_id)
     load.until_more()
-    judge(cluster, "t", load)
+    check_load(cluster, "t", load)
 
 
 @pytest.mark.slow
@@ -264,8 +264,8 @@ def test_killed_leaders_lose_nothing(cluster: Cluster) -> None:
         load.until_more()
         cluster.start(leader)
     cluster.until_in_sync("t", 3)
-    judge(cluster, "t", load)
-    judge_files(cluster, "t")
+    check_load(cluster, "t", load)
+    check_replica_files(cluster, "t")
 
 
 @pytest.mark.slow
@@ -287,9 +287,9 @@ def test_a_stopped_leader_is_replaced_and_loses_nothing(cluster: Cluster) -> Non
     cluster.send(before.leader_id, signal.SIGCONT)
     cluster.until_in_sync("t", 3)
     load.until_more()
-    judge(cluster, "t", load)
+    check_load(cluster, "t", load)
     assert "session of this broker is over" in cluster.log(before.leader_id)
-    judge_files(cluster, "t")
+    check_replica_files(cluster, "t")
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_all_brokers_are_killed_at_once(cluster: Cluster) -> None:
         cluster.await_start(number)
     load.until_more()
     cluster.until_in_sync("t", 3)
-    judge(cluster, "t", load)
+    check_load(cluster, "t", load)
 
 
 @pytest.mark.slow
@@ -322,8 +322,8 @@ def test_a_wiped_broker_joins_as_a_follower(cluster: Cluster) -> None:
     cluster.start(leader)
     cluster.until_in_sync("t", 3)
     load.until_more()
-    judge(cluster, "t", load)
-    judge_files(cluster, "t")
+    check_load(cluster, "t", load)
+    check_replica_files(cluster, "t")
 
 
 @pytest.mark.slow
@@ -340,7 +340,7 @@ def test_a_clean_shutdown_moves_the_leaders_first(cluster: Cluster) -> None:
     cluster.start(2)
     for index in range(3):
         cluster.until_in_sync("t", 3, index)
-    judge(cluster, "t", load)
+    check_load(cluster, "t", load)
 
 
 @pytest.mark.slow
@@ -660,7 +660,7 @@ def test_a_partition_moves_to_other_brokers_under_load(tmp_path: Path) -> None:
         assert move(None) == codes.NONE
         until(lambda: not moves(), "the cancelled move ends")
         assert sorted(cluster.partition("t", 0, spare).replica_nodes) == sorted(target)
-        judge(cluster, "t", load)
+        check_load(cluster, "t", load)
 
 
 @pytest.mark.slow

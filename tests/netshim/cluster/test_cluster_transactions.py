@@ -50,7 +50,7 @@ def consumer(cluster: Cluster, group: str, **settings: Any) -> Any:
 def read_committed(cluster: Cluster, topic: str) -> list[str]:
     """Return all values that are committed, once no transaction is open."""
     found: list[str] = []
-    client = consumer(cluster, "judge")
+    client = consumer(cluster, "check")
     client.assign(
         [confluent_kafka.TopicPartition(topic, n, 0) for n in range(PARTITIONS)]
     )
@@ -239,7 +239,7 @@ class TransactionLoad:
             thread.join()
         assert not self.errors, self.errors
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Check that committed transactions are stored once and completely, and that no
         record of an aborted transaction is visible.
         """
@@ -263,7 +263,7 @@ def test_transactions_survive_killed_coordinators_and_leaders(cluster: Cluster) 
         load.until_more()
         cluster.start(leader)
         cluster.until_in_sync(topic, 3)
-    load.judge()
+    load.check()
 
 
 @pytest.mark.slow
@@ -289,4 +289,4 @@ def test_a_stopped_coordinator_cannot_end_transactions(cluster: Cluster) -> None
         cluster.send(before, signal.SIGCONT)
         time.sleep(0.1)
         load.until_more()
-    load.judge()
+    load.check()
