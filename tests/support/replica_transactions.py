@@ -24,7 +24,6 @@ Invariant, besides those of replica_world:
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -72,6 +71,7 @@ from support.replica_world import (
     Options,
     Process,
     World,
+    pop_event,
     require,
 )
 
@@ -708,17 +708,11 @@ class TransactionWorld:
         events = self.home.events
         try:
             while not self.is_done():
-                at_ms, _, process, call, args = heapq.heappop(events)
-                self.now_ms = at_ms
+                self.now_ms, call, args = pop_event(events)
                 for world in self._worlds:
-                    world.now_ms = at_ms
-                if process is not None:
-                    if not process.is_up:
-                        continue
-                    if process.paused_until > at_ms:
-                        self.home.at(process.paused_until - at_ms, process, call, *args)
-                        continue
-                call(*args)
+                    world.now_ms = self.now_ms
+                if call is not None:
+                    call(*args)
         except InvariantBroken:
             raise
         except Exception as error:

@@ -460,6 +460,30 @@ def random_options(chance: random.Random) -> Options:
     )
 
 
+#: Time in milliseconds, number, process of the call (None: the world itself), call and
+#: arguments.
+Event = tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]
+
+
+def pop_event(
+    events: list[Event],
+) -> tuple[int, Callable[..., None] | None, tuple[Any, ...]]:
+    """Return the time, the call and the arguments of the next event.
+
+    The call is None if its process is dead or paused. After a pause, a process gets its
+    requests in the order in which they arrived: those of a connection keep their order.
+    """
+    at_ms, number, process, call, args = heapq.heappop(events)
+    if process is None:
+        return at_ms, call, args
+    if not process.is_up:
+        return at_ms, None, ()
+    if process.paused_until > at_ms:
+        heapq.heappush(events, (process.paused_until, number, process, call, args))
+        return at_ms, None, ()
+    return at_ms, call, args
+
+
 class World:
     """One schedule. `steps` receives a line for each step, if it is not None."""
 
@@ -479,7 +503,7 @@ class World:
         self.options = options or random_options(self.chance)
         self.steps = steps
         self.now_ms = 0
-        self.events: list[Any] = [] if beside is None else beside.events
+        self.events: list[Event] = [] if beside is None else beside.events
         self.order: Iterator[int] = (
             itertools.count() if beside is None else beside.order
         )
@@ -542,15 +566,9 @@ class World:
         self.plan()
         try:
             while not self.is_done():
-                at_ms, _, process, call, args = heapq.heappop(self.events)
-                self.now_ms = at_ms
-                if process is not None:
-                    if not process.is_up:
-                        continue
-                    if process.paused_until > at_ms:
-                        self.at(process.paused_until - at_ms, process, call, *args)
-                        continue
-                call(*args)
+                self.now_ms, call, args = pop_event(self.events)
+                if call is not None:
+                    call(*args)
         except InvariantBroken:
             raise
         except Exception as error:
