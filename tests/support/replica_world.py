@@ -471,7 +471,7 @@ def pop_event(
     """Return the time, the call and the arguments of the next event.
 
     The call is None if its process is dead or paused. After a pause, a process gets its
-    requests in the order in which they arrived: those of a connection keep their order.
+    requests in the order in which they arrived, as from a TCP connection.
     """
     at_ms, number, process, call, args = heapq.heappop(events)
     if process is None:
