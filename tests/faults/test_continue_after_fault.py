@@ -18,20 +18,20 @@ from logcore.fs import FS
 from logcore.staging.publishing import Staging
 from support.fault_exploration import (
     Ledger,
-    Story,
+    Scenario,
     explore,
     explore_two_processes,
     persist,
 )
-from support.fault_stories import (
-    AppendStory,
-    CommitStory,
-    DirectoryStory,
-    LogStory,
-    MirrorStory,
-    ProducerStory,
-    RegistryStory,
-    TransactionStory,
+from support.fault_scenarios import (
+    AppendScenario,
+    CommitScenario,
+    DirectoryScenario,
+    LogScenario,
+    MirrorScenario,
+    ProducerScenario,
+    RegistryScenario,
+    TransactionScenario,
 )
 from support.staged import PARTITIONS, SMALL, create, publish, rows, values
 
@@ -51,7 +51,7 @@ class StagedWrite:
         self.is_done = False
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return self.ledger.count + self.is_done
 
     def prepare(self, fs: FS) -> None:
@@ -115,24 +115,24 @@ class StagedWrite:
             staged = [value for value in found if value not in (b"before", b"after")]
             assert found[0] == b"before"
             assert staged == rows("first", partition, 20)
-            self.ledger.tried.setdefault(f"t-{partition}", [])
+            self.ledger.attempted.setdefault(f"t-{partition}", [])
         self.ledger.check(
             "t-0", [value for value in values(PATH, 0, fs=fs) if value == b"after"]
         )
 
 
-STORIES: dict[str, Callable[[], Story]] = {
-    "log, group": LogStory,
-    "log, always": lambda: LogStory("always"),
-    "directory": DirectoryStory,
-    "directory, shared": lambda: DirectoryStory(shared=True),
-    "producer": ProducerStory,
-    "commit": CommitStory,
-    "commit, shared": lambda: CommitStory(shared=True),
-    "transactions": TransactionStory,
-    "transactions, shared": lambda: TransactionStory(shared=True),
-    "registry": RegistryStory,
-    "mirror": MirrorStory,
+SCENARIOS: dict[str, Callable[[], Scenario]] = {
+    "log, group": LogScenario,
+    "log, always": lambda: LogScenario("always"),
+    "directory": DirectoryScenario,
+    "directory, shared": lambda: DirectoryScenario(shared=True),
+    "producer": ProducerScenario,
+    "commit": CommitScenario,
+    "commit, shared": lambda: CommitScenario(shared=True),
+    "transactions": TransactionScenario,
+    "transactions, shared": lambda: TransactionScenario(shared=True),
+    "registry": RegistryScenario,
+    "mirror": MirrorScenario,
     "staged, appended": lambda: StagedWrite(None),
     "staged, moved": lambda: StagedWrite(SMALL),
 }
@@ -149,21 +149,21 @@ class Names:
         return f"p{self.count}"
 
 
-TWO_PROCESSES: dict[str, Callable[[Names], Story]] = {
-    "append": lambda names: AppendStory(names.next()),
-    "commit": lambda names: CommitStory(shared=True, group=names.next()),
-    "transactions": lambda names: TransactionStory(shared=True, name=names.next()),
-    "registry": lambda names: RegistryStory(names.next()),
+TWO_PROCESSES: dict[str, Callable[[Names], Scenario]] = {
+    "append": lambda names: AppendScenario(names.next()),
+    "commit": lambda names: CommitScenario(shared=True, group=names.next()),
+    "transactions": lambda names: TransactionScenario(shared=True, name=names.next()),
+    "registry": lambda names: RegistryScenario(names.next()),
 }
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("step", "crashes"), [(43, 3), pytest.param(1, 30, marks=ALL)])
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_program_continues_after_a_failing_call_and_keeps_its_records(
     name: str, step: int, crashes: int
 ) -> None:
-    assert explore(STORIES[name], step=step, crashes=crashes) > 2
+    assert explore(SCENARIOS[name], step=step, crashes=crashes) > 2
 
 
 @pytest.mark.long

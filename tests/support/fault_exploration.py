@@ -1,7 +1,7 @@
 """Explore the failure of one call of the disk in the middle of a program that
 continues.
 
-A story prepares a disk, and works on it while one call fails. It retries as the error
+A scenario prepares a disk, and works on it while one call fails. It retries as the error
 advises, and records each acknowledgement. Afterwards the disk works again, or its power
 is cut. `check_disk` opens each disk and compares it with the records.
 
@@ -34,11 +34,11 @@ ATTEMPTS: Final = 4
 
 @attrs.define
 class Ledger:
-    """The values that a program tried to append to each partition, and the acknowledged
+    """The values that a program attempted to append to each partition, and the acknowledged
     ones.
     """
 
-    tried: dict[str, list[bytes]] = attrs.Factory(dict)
+    attempted: dict[str, list[bytes]] = attrs.Factory(dict)
     acked: dict[str, list[bytes]] = attrs.Factory(dict)
 
     def append(
@@ -47,7 +47,7 @@ class Ledger:
         """Run `work`, which appends values to a place. The attempt is recorded before
         it, and the acknowledgement after it.
         """
-        self.tried.setdefault(place, []).extend(values)
+        self.attempted.setdefault(place, []).extend(values)
         work()
         self.acked.setdefault(place, []).extend(values)
 
@@ -63,10 +63,10 @@ class Ledger:
         With `lost`, acknowledged values may be missing, as after durability="os".
         """
         acked = self.acked.get(place, [])
-        tried = Counter(self.tried.get(place, []))
+        attempted = Counter(self.attempted.get(place, []))
         counts = Counter(found)
         for value, count in counts.items():
-            assert value is not None and count <= tried[value], (
+            assert value is not None and count <= attempted[value], (
                 f"{place}: {value!r} is there {count} times"
             )
         if lost:
@@ -82,12 +82,12 @@ class Ledger:
         )
 
 
-class Story(Protocol):
+class Scenario(Protocol):
     """A program that continues after a failed call."""
 
     # How much was acknowledged.
     @property
-    def achieved(self) -> int: ...
+    def acknowledged_count(self) -> int: ...
 
     # Runs without faults.
     def prepare(self, fs: FS) -> None: ...
@@ -106,7 +106,7 @@ def persist(
     for _ in range(ATTEMPTS):
         try:
             work()
-        except InvalidConfigError:  # a mistake in the story
+        except InvalidConfigError:  # a mistake in the scenario
             raise
         except LogcoreError:
             try:
@@ -128,24 +128,24 @@ class BusyDisk(SimulatedDisk):
         return super().monotonic_ms()
 
 
-def prepared(make: Callable[[], Story]) -> tuple[SimulatedDisk, Story]:
+def prepared(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, Scenario]:
     disk = BusyDisk()
-    story = make()
-    story.prepare(disk)
+    scenario = make()
+    scenario.prepare(disk)
     disk.write_back()
     disk.operations.clear()
-    return disk, story
+    return disk, scenario
 
 
-def calls(make: Callable[[], Story]) -> int:
-    """Return the number of calls of the disk that a story makes without faults."""
-    disk, story = prepared(make)
+def calls(make: Callable[[], Scenario]) -> int:
+    """Return the number of calls of the disk that a scenario makes without faults."""
+    disk, scenario = prepared(make)
     counter = _Counter()
     disk.faults = counter
-    story.run(disk)
+    scenario.run(disk)
     disk.faults = None
-    story.check_disk(disk, is_crash=False)
-    assert story.achieved > 1, "a story that does nothing tests nothing"
+    scenario.check_disk(disk, is_crash=False)
+    assert scenario.acknowledged_count > 1, "a scenario that does nothing tests nothing"
     return counter.count
 
 
@@ -164,35 +164,35 @@ def faults(count: int, *, step: int, first: int = 0) -> Iterator[Fault]:
 
 
 def explore(
-    make: Callable[[], Story],
+    make: Callable[[], Scenario],
     *,
     step: int,
     crashes: int,
     first: int = 0,
     times: int | None = 1,
 ) -> int:
-    """Run a story with each fault. Check it on the disk that works again, and on disks
+    """Run a scenario with each fault. Check it on the disk that works again, and on disks
     after a power cut.
 
     `times` consecutive calls fail. Returns the number of checked disks.
     """
     checked = 0
     for fault in faults(calls(make), step=step, first=first):
-        disk, story = prepared(make)
+        disk, scenario = prepared(make)
         fault = attrs.evolve(fault, times=times)
         disk.faults = FaultPlan(fault)
         where = f"{fault}"
         try:
-            story.run(disk)
+            scenario.run(disk)
             if disk.faults.hits:
                 where = f"{disk.faults.hits[0][1]} fails with {errno.errorcode[fault.action]}, call {fault.at}"
             disk.faults = None
             states = list(disk.crash_states(limit=crashes, seed=fault.at))
-            story.check_disk(disk, is_crash=False)
+            scenario.check_disk(disk, is_crash=False)
             checked += 1
             for state in states:
                 where = f"{where.partition(';')[0]}; {state.kind}: {state.what}"
-                story.check_disk(state.disk(), is_crash=True)
+                scenario.check_disk(state.disk(), is_crash=True)
                 checked += 1
             gc.collect()  # a directory that was not closed warns when it is dropped
         except Exception as error:
@@ -202,56 +202,56 @@ def explore(
 
 
 def explore_two_processes(
-    make: Callable[[], Story], *, step: int, crashes: int, first: int = 0
+    make: Callable[[], Scenario], *, step: int, crashes: int, first: int = 0
 ) -> int:
-    """Explore two processes that share the directory and run a story each. One call of
+    """Explore two processes that share the directory and run a scenario each. One call of
     either process fails.
 
-    Each story checks its own acknowledgements, so the processes write to the same
+    Each scenario checks its own acknowledgements, so the processes write to the same
     partitions in any order.
     """
     checked = 0
     for fault in faults(_calls_of_two(make), step=step, first=first):
-        disk, stories = _two_prepared(make)
+        disk, scenarios = _two_prepared(make)
         plan = FaultPlan(fault)
         disk.faults = plan
         try:
-            _run_two(disk, stories, seed=fault.at)
+            _run_two(disk, scenarios, seed=fault.at)
             disk.faults = None
             states = list(disk.crash_states(limit=crashes, seed=fault.at))
             for after in (disk, *(state.disk() for state in states)):
                 checked += 1
-                for story in stories:
-                    story.check_disk(after, is_crash=after is not disk)
+                for scenario in scenarios:
+                    scenario.check_disk(after, is_crash=after is not disk)
         except Exception as error:
             error.add_note(f"{plan.hits[:1] or fault}, call {fault.at}")
             raise
     return checked
 
 
-def _two_prepared(make: Callable[[], Story]) -> tuple[SimulatedDisk, list[Story]]:
+def _two_prepared(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, list[Scenario]]:
     disk = BusyDisk()
-    stories = [make(), make()]
-    for story in stories:
-        story.prepare(disk)
+    scenarios = [make(), make()]
+    for scenario in scenarios:
+        scenario.prepare(disk)
     disk.write_back()
     disk.operations.clear()
-    return disk, stories
+    return disk, scenarios
 
 
-def _calls_of_two(make: Callable[[], Story]) -> int:
-    disk, stories = _two_prepared(make)
+def _calls_of_two(make: Callable[[], Scenario]) -> int:
+    disk, scenarios = _two_prepared(make)
     counter = _Counter()
     disk.faults = counter
-    _run_two(disk, stories, seed=0)
-    assert all(story.achieved > 1 for story in stories), (
-        "a story that does nothing tests nothing"
+    _run_two(disk, scenarios, seed=0)
+    assert all(scenario.acknowledged_count > 1 for scenario in scenarios), (
+        "a scenario that does nothing tests nothing"
     )
     return counter.count
 
 
-def _run_two(disk: SimulatedDisk, stories: list[Story], *, seed: int) -> None:
+def _run_two(disk: SimulatedDisk, scenarios: list[Scenario], *, seed: int) -> None:
     machine = Machine(disk, seed=seed, chances=Chances(switch=0.1, pass_time=0))
-    for story in stories:
-        machine.start(story.run)
+    for scenario in scenarios:
+        machine.start(scenario.run)
     machine.run()

@@ -25,7 +25,7 @@ DIRECTORY: Final = "/srv/data"
 CONFIG: Final = {"segment.bytes": 400, "index.interval.bytes": 100}
 
 
-class LogStory:
+class LogScenario:
     """Appends to one log, rolls it, deletes from its front, runs its maintenance and
     opens it again.
     """
@@ -44,7 +44,7 @@ class LogStory:
         )
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return self.ledger.count
 
     def prepare(self, fs: FS) -> None:
@@ -86,7 +86,7 @@ class LogStory:
             self.ledger.check("t-0", [record.value for record in log.read(0)])
 
 
-class DirectoryStory:
+class DirectoryScenario:
     """Creates, grows, changes, deletes and recreates topics while records are appended."""
 
     def __init__(self, shared: bool = False) -> None:
@@ -100,7 +100,7 @@ class DirectoryStory:
         )
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return self.ledger.count
 
     def prepare(self, fs: FS) -> None:
@@ -169,7 +169,7 @@ class DirectoryStory:
         )
 
 
-class AppendStory:
+class AppendScenario:
     """Appends records to one partition of a shared directory. The values contain the
     name of the process.
     """
@@ -179,7 +179,7 @@ class AppendStory:
         self.ledger = Ledger()
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return self.ledger.count
 
     def open(self, fs: FS) -> LogDir:
@@ -218,7 +218,7 @@ class AppendStory:
         )
 
 
-class ProducerStory:
+class ProducerScenario:
     """Sends with an idempotent producer. A record whose future failed is sent again as
     another record.
     """
@@ -227,7 +227,7 @@ class ProducerStory:
         self.ledger = Ledger()
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return self.ledger.count
 
     def prepare(self, fs: FS) -> None:
@@ -254,7 +254,7 @@ class ProducerStory:
                         )
                     )
                 values = [b"%d" % next(numbers) for _ in range(2)]
-                self.ledger.tried.setdefault("t", []).extend(values)
+                self.ledger.attempted.setdefault("t", []).extend(values)
                 futures = [
                     producers[0].send("t", value, partition=0) for value in values
                 ]
@@ -284,7 +284,7 @@ class ProducerStory:
         )
 
 
-class CommitStory:
+class CommitScenario:
     """A member of a group reads and commits. The committed position belongs to an
     attempted commit, and is never older than the last acknowledged one.
     """
@@ -293,13 +293,13 @@ class CommitStory:
         self.shared = shared
         self.group = group
         self.acked = 0
-        self.tried = {0}
+        self.attempted = {0}
 
     def open(self, fs: FS) -> LogDir:
         return logcore.open_dir(DIRECTORY, create=True, shared=self.shared, fs=fs)
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return self.acked
 
     def prepare(self, fs: FS) -> None:
@@ -328,7 +328,7 @@ class CommitStory:
                 records = list(consumers[0].poll(0).records())
                 if records:
                     position = records[-1].offset + 1
-                    self.tried.add(position)
+                    self.attempted.add(position)
                     consumers[0].commit()
                     self.acked = max(self.acked, position)
 
@@ -345,14 +345,14 @@ class CommitStory:
     def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
             committed = directory.committed_offsets("t", 0).get(self.group, 0)
-        assert committed in self.tried and committed >= self.acked, (
+        assert committed in self.attempted and committed >= self.acked, (
             committed,
             self.acked,
-            self.tried,
+            self.attempted,
         )
 
 
-class TransactionStory:
+class TransactionScenario:
     """A transactional producer commits pairs of records in two partitions. Readers of
     committed records see both records of a pair, or neither.
 
@@ -368,7 +368,7 @@ class TransactionStory:
         return logcore.open_dir(DIRECTORY, create=True, shared=self.shared, fs=fs)
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return sum(ledger.count for ledger in self.ledgers.values())
 
     def prepare(self, fs: FS) -> None:
@@ -394,7 +394,7 @@ class TransactionStory:
                     producer.init_transactions(0)
                 value = b"%s:%d" % (self.name.encode(), next(numbers))
                 for ledger in self.ledgers.values():
-                    ledger.tried.setdefault("t", []).append(value)
+                    ledger.attempted.setdefault("t", []).append(value)
                 with producers[0].transaction():
                     for number in self.ledgers:
                         producers[0].send("t", value, partition=number)
@@ -434,7 +434,7 @@ class TransactionStory:
             ledger.check("t", found[number])
 
 
-class RegistryStory:
+class RegistryScenario:
     """Creates and replaces nodes of a registry. A value is the last acknowledged one,
     or belongs to a later attempt.
     """
@@ -446,10 +446,10 @@ class RegistryStory:
             f"/consumers/{name}/offsets/t/0",
         )
         self.acked: dict[str, int] = {}
-        self.tried: dict[str, int] = {}
+        self.attempted: dict[str, int] = {}
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return sum(self.acked.values())
 
     def prepare(self, fs: FS) -> None:
@@ -465,7 +465,7 @@ class RegistryStory:
         def set_value(path: str, number: int) -> None:
             if not registries:
                 registries.append(open_registry(DIRECTORY, fs=fs))
-            self.tried[path] = number
+            self.attempted[path] = number
             registries[0].update(path, lambda _: b"%d" % number)
             self.acked[path] = number
 
@@ -485,10 +485,10 @@ class RegistryStory:
         with open_registry(DIRECTORY, fs=fs) as registry:
             for path, acked in self.acked.items():
                 found = int(registry.get(path).value)
-                assert acked <= found <= self.tried[path], (path, found, acked)
+                assert acked <= found <= self.attempted[path], (path, found, acked)
 
 
-class MirrorStory:
+class MirrorScenario:
     """A mirror copies a topic. It is started again until it has copied all records.
     Each record exists once, at its offset.
     """
@@ -501,7 +501,7 @@ class MirrorStory:
         self.runs = 0
 
     @property
-    def achieved(self) -> int:
+    def acknowledged_count(self) -> int:
         return self.runs
 
     def prepare(self, fs: FS) -> None:
