@@ -52,12 +52,12 @@ def live_of(*brokers: int, **others: LiveBroker) -> dict[int, LiveBroker]:
 
 
 def fetched(
-    book: LeaderState, fetch: FollowerFetch, live: dict[int, LiveBroker], now_ms: int
+    leader: LeaderState, fetch: FollowerFetch, live: dict[int, LiveBroker], now_ms: int
 ) -> LeaderState:
     """Handle a fetch that is not refused, as a leader with a session does."""
-    book, refusal = leading.fetched(book, fetch, (4, book.log_end), live, now_ms)
+    leader, refusal = leading.fetched(leader, fetch, (4, leader.log_end), live, now_ms)
     assert refusal is None
-    return leading.expand_isr(book, fetch, live)
+    return leading.expand_isr(leader, fetch, live)
 
 
 # -- the state -------------------------------------------------------------------------
@@ -175,76 +175,78 @@ def test_refused_fetch_has_kafkas_code_and_changes_nothing(
     error: int | None,
     diverging: tuple[int, int] | None,
 ) -> None:
-    book = book_of(state_of(1, 1, 2), log_start=2)
-    after, refusal = leading.fetched(book, fetch, end_of_epoch, live_of(1, 2, 3), 50)
+    leader = book_of(state_of(1, 1, 2), log_start=2)
+    after, refusal = leading.fetched(leader, fetch, end_of_epoch, live_of(1, 2, 3), 50)
     assert refusal is not None
     assert refusal.error == error
     assert refusal.diverging == diverging
-    assert after is book
+    assert after is leader
 
 
 def test_high_watermark_is_the_lowest_end_of_both_isrs() -> None:
     live = live_of(1, 2, 3)
-    book = book_of(state_of(1, 1, 2))
-    assert book.high_watermark == 4  # the end of follower 2 is unknown
-    book = fetched(book, fetch_of(2, 8), live, 10)
-    assert book.high_watermark == 8
-    book = fetched(book, fetch_of(3, 10), live, 20)
-    assert book.proposal is not None
-    assert set(book.proposal.state.isr) == {1, 2, 3}
-    assert book.proposal.version == 7
-    book = leading.appended(book, 20, is_durable=False, now_ms=0)
-    book = fetched(book, fetch_of(2, 20), live, 30)
-    assert book.high_watermark == 10  # durable end of the leader, and end of 3
-    book = leading.synced(book, 20)
-    assert book.high_watermark == 10
-    book = leading.read_state(book, state_of(1, 1, 2), 8)  # the proposal was refused
-    assert book.high_watermark == 20
+    leader = book_of(state_of(1, 1, 2))
+    assert leader.high_watermark == 4  # the end of follower 2 is unknown
+    leader = fetched(leader, fetch_of(2, 8), live, 10)
+    assert leader.high_watermark == 8
+    leader = fetched(leader, fetch_of(3, 10), live, 20)
+    assert leader.proposal is not None
+    assert set(leader.proposal.state.isr) == {1, 2, 3}
+    assert leader.proposal.version == 7
+    leader = leading.appended(leader, 20, is_durable=False, now_ms=0)
+    leader = fetched(leader, fetch_of(2, 20), live, 30)
+    assert leader.high_watermark == 10  # durable end of the leader, and end of 3
+    leader = leading.synced(leader, 20)
+    assert leader.high_watermark == 10
+    leader = leading.read_state(
+        leader, state_of(1, 1, 2), 8
+    )  # the proposal was refused
+    assert leader.high_watermark == 20
 
 
 def test_follower_joins_only_above_the_epoch_start() -> None:
-    book = book_of(state_of(1, 1, 2))
+    leader = book_of(state_of(1, 1, 2))
     live = live_of(1, 2, 3)
     for offset, joins in [(4, False), (9, False), (10, True)]:
-        after = fetched(book, fetch_of(3, offset), live, 10)
+        after = fetched(leader, fetch_of(3, offset), live, 10)
         assert (after.proposal is not None) is joins
     live = live_of(1, 2, _3=LiveBroker(3, "d3", is_leaving=True))
-    after = fetched(book, fetch_of(3, 10), live, 10)
+    after = fetched(leader, fetch_of(3, 10), live, 10)
     assert after.proposal is None
 
 
 def test_slow_member_leaves_after_the_lag_time() -> None:
     live = live_of(1, 2, 3)
-    book = book_of(state_of(1, 1, 2, 3))
-    book = fetched(book, fetch_of(2, 10), live, 500)
-    book = leading.appended(book, 11, is_durable=False, now_ms=0)
-    assert leading.review_isr(book, live, 1_000) is book
-    book = leading.review_isr(book, live, 1_001)
-    assert book.proposal is not None
-    assert set(book.proposal.state.isr) == {1, 2}
-    assert leading.review_isr(book, live, 9_999) is book  # one proposal at a time
+    leader = book_of(state_of(1, 1, 2, 3))
+    leader = fetched(leader, fetch_of(2, 10), live, 500)
+    leader = leading.appended(leader, 11, is_durable=False, now_ms=0)
+    assert leading.review_isr(leader, live, 1_000) is leader
+    leader = leading.review_isr(leader, live, 1_001)
+    assert leader.proposal is not None
+    assert set(leader.proposal.state.isr) == {1, 2}
+    assert leading.review_isr(leader, live, 9_999) is leader  # one proposal at a time
 
 
 def test_follower_is_caught_up_since_its_previous_fetch() -> None:
     """A follower that always lacks the latest append of a busy leader is in sync."""
     live = live_of(1, 2)
-    book = book_of(state_of(1, 1, 2))
+    leader = book_of(state_of(1, 1, 2))
     for now_ms in range(0, 10_000, 500):
-        book = fetched(book, fetch_of(2, book.log_end), live, now_ms)
-        book = leading.appended(book, book.log_end + 1, is_durable=True, now_ms=0)
-        late = fetch_of(2, book.log_end - 1)
-        book = fetched(book, late, live, now_ms + 400)
-    assert leading.review_isr(book, live, 10_400) is book
+        leader = fetched(leader, fetch_of(2, leader.log_end), live, now_ms)
+        leader = leading.appended(leader, leader.log_end + 1, is_durable=True, now_ms=0)
+        late = fetch_of(2, leader.log_end - 1)
+        leader = fetched(leader, late, live, now_ms + 400)
+    assert leading.review_isr(leader, live, 10_400) is leader
 
 
 def test_leaving_member_is_removed_after_it_fetched_in_this_epoch() -> None:
     live = live_of(1, 2, _3=LiveBroker(3, "d3", is_leaving=True))
-    book = book_of(state_of(1, 1, 2, 3))
-    assert leading.review_isr(book, live, 10) is book
-    book = fetched(book, fetch_of(3, 10), live, 20)
-    book = leading.review_isr(book, live, 30)
-    assert book.proposal is not None
-    assert set(book.proposal.state.isr) == {1, 2}
+    leader = book_of(state_of(1, 1, 2, 3))
+    assert leading.review_isr(leader, live, 10) is leader
+    leader = fetched(leader, fetch_of(3, 10), live, 20)
+    leader = leading.review_isr(leader, live, 30)
+    assert leader.proposal is not None
+    assert set(leader.proposal.state.isr) == {1, 2}
 
 
 # -- the follower ----------------------------------------------------------------------
@@ -265,42 +267,44 @@ def follower_of(**values: Any) -> FollowerState:
     return following.follow(state, 2, 2, **arguments)
 
 
-def fetching(book: FollowerState) -> tuple[FollowerState, FollowerFetch]:
-    step = following.next_step(following.synced(book, book.log_end))
+def fetching(follower: FollowerState) -> tuple[FollowerState, FollowerFetch]:
+    step = following.next_step(following.synced(follower, follower.log_end))
     assert isinstance(step, following.SendFetch)
-    synced = following.synced(book, book.log_end)
+    synced = following.synced(follower, follower.log_end)
     return following.sent(synced, step.fetch), step.fetch
 
 
 def test_first_fetch_of_a_role_follows_a_sync() -> None:
-    book = follower_of()
-    assert following.next_step(book) == following.SyncLog()
-    book, fetch = fetching(book)
+    follower = follower_of()
+    assert following.next_step(follower) == following.SyncLog()
+    follower, fetch = fetching(follower)
     assert (fetch.offset, fetch.last_epoch, fetch.leader_epoch) == (10, 4, 5)
-    assert following.next_step(book) is None
-    assert following.next_step(following.gave_up(book)) == following.SendFetch(fetch)
+    assert following.next_step(follower) is None
+    assert following.next_step(following.gave_up(follower)) == following.SendFetch(
+        fetch
+    )
 
 
 def test_high_watermark_of_a_follower_waits_for_the_sync() -> None:
-    book, fetch = fetching(follower_of())
+    follower, fetch = fetching(follower_of())
     answer = LeaderResponse(records=["r"], high_watermark=11, log_start=3)
-    book, effects = following.answered(book, fetch, answer, (-1, -1))
+    follower, effects = following.answered(follower, fetch, answer, (-1, -1))
     assert effects == [
         following.AppendFetched(["r"]),
         following.DeleteRecordsBelow(3),
     ]
-    book = following.changed_log(book, 3, 11, 5)
-    assert book.high_watermark == 10
-    assert following.next_step(book) == following.SyncLog()
-    assert following.synced(book, 11).high_watermark == 11
+    follower = following.changed_log(follower, 3, 11, 5)
+    assert follower.high_watermark == 10
+    assert following.next_step(follower) == following.SyncLog()
+    assert following.synced(follower, 11).high_watermark == 11
 
 
 def test_answer_to_another_fetch_is_ignored() -> None:
-    book, fetch = fetching(follower_of())
+    follower, fetch = fetching(follower_of())
     answer = LeaderResponse(records=["r"], high_watermark=11)
     other = fetch._replace()
-    assert following.answered(book, other, answer, (-1, -1)) == (book, [])
-    longer = following.changed_log(book, 0, 12, 5)
+    assert following.answered(follower, other, answer, (-1, -1)) == (follower, [])
+    longer = following.changed_log(follower, 0, 12, 5)
     assert following.answered(longer, fetch, answer, (-1, -1)) == (longer, [])
 
 
@@ -312,8 +316,8 @@ def test_truncation_below_the_high_watermark_stops_the_replica(
     diverging: tuple[int, int], own: tuple[int, int], stops: bool
 ) -> None:
     answer = LeaderResponse(diverging=diverging, high_watermark=20)
-    book, fetch = fetching(follower_of())
-    after, effects = following.answered(book, fetch, answer, own)
+    follower, fetch = fetching(follower_of())
+    after, effects = following.answered(follower, fetch, answer, own)
     assert (after.stopped is not None) is stops
     if stops:
         assert isinstance(effects[0], following.StopReplica)
@@ -321,25 +325,25 @@ def test_truncation_below_the_high_watermark_stops_the_replica(
     else:
         assert effects == [following.TruncateToEpoch(*diverging)]
         assert after.high_watermark == 6
-    book, fetch = fetching(follower_of(recovering=True))
-    after, effects = following.answered(book, fetch, answer, own)
+    follower, fetch = fetching(follower_of(recovering=True))
+    after, effects = following.answered(follower, fetch, answer, own)
     assert effects == [following.TruncateToEpoch(*diverging)]
 
 
 def test_log_start_above_the_end_restarts_the_log() -> None:
-    book, fetch = fetching(follower_of())
+    follower, fetch = fetching(follower_of())
     error = ReplicationError.OFFSET_OUT_OF_RANGE
     after, effects = following.answered(
-        book, fetch, LeaderResponse(error, log_start=30), (-1, -1)
+        follower, fetch, LeaderResponse(error, log_start=30), (-1, -1)
     )
     assert effects == [following.RestartLog(30)]
     assert after.high_watermark == 30
     after, effects = following.answered(
-        book, fetch, LeaderResponse(error, log_start=5), (-1, -1)
+        follower, fetch, LeaderResponse(error, log_start=5), (-1, -1)
     )
     assert isinstance(effects[0], following.StopReplica)
     fenced = LeaderResponse(ReplicationError.FENCED_LEADER_EPOCH)
-    _, effects = following.answered(book, fetch, fenced, (-1, -1))
+    _, effects = following.answered(follower, fetch, fenced, (-1, -1))
     assert effects == [following.BackOff()]
 
 
@@ -479,35 +483,35 @@ def test_reassignment_needs_different_known_brokers(target: tuple[int, ...]) -> 
 def test_leader_removes_replaced_members_once_the_target_is_in_sync() -> None:
     live = live_of(1, 2, 3, 4)
     state = state_of(1, 1, 2, 3)
-    book = book_of(state)
-    book = fetched(book, fetch_of(3, 10), live, 10)
+    leader = book_of(state)
+    leader = fetched(leader, fetch_of(3, 10), live, 10)
     moving = electing.reassign(state, (1, 2, 4), {1, 2, 3, 4})
     assert isinstance(moving, LeaderAndIsr)
-    book = leading.read_state(book, moving, 8)
-    assert leading.review_isr(book, live, 20) is book
-    book = fetched(book, fetch_of(4, 10), live, 30)
-    assert book.proposal is not None
-    book = leading.read_state(book, book.proposal.state, 9)
-    book = leading.review_isr(book, live, 40)
-    assert book.proposal is not None
-    assert set(book.proposal.state.isr) == {1, 2, 4}
+    leader = leading.read_state(leader, moving, 8)
+    assert leading.review_isr(leader, live, 20) is leader
+    leader = fetched(leader, fetch_of(4, 10), live, 30)
+    assert leader.proposal is not None
+    leader = leading.read_state(leader, leader.proposal.state, 9)
+    leader = leading.review_isr(leader, live, 40)
+    assert leader.proposal is not None
+    assert set(leader.proposal.state.isr) == {1, 2, 4}
 
 
 def test_leader_removes_a_broker_that_is_no_longer_assigned() -> None:
     live = live_of(1, 2, 3)
-    book = book_of(state_of(1, 1, 2))
-    book = leading.read_state(book, attrs.evolve(book.state, replicas=(1, 2)), 8)
-    _, refusal = leading.fetched(book, fetch_of(3, 10), (4, 10), live, 10)
+    leader = book_of(state_of(1, 1, 2))
+    leader = leading.read_state(leader, attrs.evolve(leader.state, replicas=(1, 2)), 8)
+    _, refusal = leading.fetched(leader, fetch_of(3, 10), (4, 10), live, 10)
     assert refusal is not None
     assert refusal.error == ReplicationError.UNKNOWN_LEADER_EPOCH
 
 
 def test_min_insync_replicas_may_change_while_leading() -> None:
-    book = book_of(state_of(1, 1), min_insync_replicas=2)
-    assert not book.has_min_isr
-    book = leading.change_min_insync_replicas(book, 1)
-    assert book.has_min_isr
-    assert book.high_watermark == book.own_end
+    leader = book_of(state_of(1, 1), min_insync_replicas=2)
+    assert not leader.has_min_isr
+    leader = leading.change_min_insync_replicas(leader, 1)
+    assert leader.has_min_isr
+    assert leader.high_watermark == leader.own_end
 
 
 # -- placement -------------------------------------------------------------------------

@@ -201,7 +201,7 @@ BUGS = [
         (
             (
                 World.propose,
-                "book.proposal.version",
+                "leader.proposal.version",
                 "None",
             ),
         ),
@@ -219,7 +219,7 @@ BUGS = [
         "R01 R02 R04 R07 R08",
         200,
         (
-            (World.propose, "book.proposal.version", "None"),
+            (World.propose, "leader.proposal.version", "None"),
             (
                 World.propose,
                 "if process.session is not None:",
@@ -276,7 +276,7 @@ BUGS = [
         (
             (
                 leading.advance_high_watermark,
-                "if not book.has_min_isr:",
+                "if not leader.has_min_isr:",
                 "if False:",
             ),
         ),
@@ -288,12 +288,12 @@ BUGS = [
         (
             (
                 following.fetch_offset,
-                "min(book.durable_end, book.log_end)",
-                "book.log_end",
+                "min(follower.durable_end, follower.log_end)",
+                "follower.log_end",
             ),
             (
                 following.next_step,
-                "if book.durable_end < book.log_end:",
+                "if follower.durable_end < follower.log_end:",
                 "if False:",
             ),
         ),
@@ -318,12 +318,12 @@ BUGS = [
         (
             (
                 leading.fetched,
-                "return book, refusal",
+                "return leader, refusal",
                 "progress = FollowerProgress(fetch.offset, now_ms)\n"
-                "        followers = {**book.followers, fetch.replica: progress}\n"
+                "        followers = {**leader.followers, fetch.replica: progress}\n"
                 "        if refusal.diverging:\n"
-                "            book = book._replace(followers=followers)\n"
-                "        return advance_high_watermark(book), refusal",
+                "            leader = leader._replace(followers=followers)\n"
+                "        return advance_high_watermark(leader), refusal",
             ),
         ),
         MOVES_ONLY,
@@ -335,8 +335,8 @@ BUGS = [
         (
             (
                 following._follow_high_watermark,
-                "min(book.leader_high_watermark, fetch_offset(book))",
-                "book.leader_high_watermark",
+                "min(follower.leader_high_watermark, fetch_offset(follower))",
+                "follower.leader_high_watermark",
             ),
         ),
     ),
@@ -347,7 +347,7 @@ BUGS = [
         (
             (
                 following.is_expected,
-                "fetch is book.outstanding and fetch.offset == book.log_end",
+                "fetch is follower.outstanding and fetch.offset == follower.log_end",
                 "True",
             ),
         ),
@@ -359,8 +359,8 @@ BUGS = [
         (
             (
                 leading.maximal_isr,
-                "members.update(book.proposal.state.isr)",
-                "members = set(book.proposal.state.isr)",
+                "members.update(leader.proposal.state.isr)",
+                "members = set(leader.proposal.state.isr)",
             ),
         ),
         DEAF,
@@ -372,7 +372,7 @@ BUGS = [
         (
             (
                 leading.maximal_isr,
-                "if book.proposal is not None:",
+                "if leader.proposal is not None:",
                 "if False:",
             ),
         ),
@@ -385,8 +385,8 @@ BUGS = [
         (
             (
                 leading.expand_isr,
-                "max(book.high_watermark, book.epoch_start)",
-                "book.high_watermark",
+                "max(leader.high_watermark, leader.epoch_start)",
+                "leader.high_watermark",
             ),
         ),
         ELECTIONS,
@@ -572,7 +572,7 @@ BUGS = [
         (
             (
                 World.fetch_offset,
-                "if process.high_watermark < book.epoch_start:",
+                "if process.high_watermark < leader.epoch_start:",
                 "if False:",
             ),
         ),
@@ -588,7 +588,7 @@ BUGS = [
                 "def forget():\n"
                 "        process.is_proposing = False\n"
                 "        now = process.leader\n"
-                "        if now is not None and now.proposal is book.proposal:\n"
+                "        if now is not None and now.proposal is leader.proposal:\n"
                 "            process.leader = now._replace(proposal=None)\n"
                 "    self.at(150, process, forget)",
             ),
@@ -615,7 +615,7 @@ BUGS = [
         (
             (
                 leading.appended,
-                "log_end if is_durable else book.own_end",
+                "log_end if is_durable else leader.own_end",
                 "log_end",
             ),
         ),
@@ -776,7 +776,7 @@ BUGS = [
         (
             (
                 following.answered,
-                "if answer.log_start > book.log_start:",
+                "if answer.log_start > follower.log_start:",
                 "if False:",
             ),
         ),
@@ -807,7 +807,7 @@ BUGS = [
             ),
             (
                 leading.refuse_fetch,
-                "if fetch.offset > book.log_end:",
+                "if fetch.offset > leader.log_end:",
                 "if False:",
             ),
         ),
@@ -860,7 +860,7 @@ BUGS = [
         "R12",
         150,
         (
-            (HomeWorld.load, "or process.high_watermark < book.epoch_start", ""),
+            (HomeWorld.load, "or process.high_watermark < leader.epoch_start", ""),
             (
                 HomeWorld.load,
                 "for record in process.disk.records:",
@@ -952,7 +952,7 @@ BUGS = [
         (
             (
                 following._truncate,
-                "if offset < book.high_watermark:",
+                "if offset < follower.high_watermark:",
                 "if False:",
             ),
             (

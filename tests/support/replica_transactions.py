@@ -161,8 +161,8 @@ class HomeWorld(PartitionWorld):
             vars(process)["memory"] = memory
             self.load(process, memory)
 
-    def update(self, process: Process, book: LeaderState) -> None:
-        super().update(process, book)
+    def update(self, process: Process, leader: LeaderState) -> None:
+        super().update(process, leader)
         memory = self.memory_of(process)
         if memory is not None and memory.machine is None:
             self.load(process, memory)
@@ -175,12 +175,12 @@ class HomeWorld(PartitionWorld):
 
     def load(self, process: Process, memory: CoordinatorMemory) -> None:
         """Read the records once all of them are committed."""
-        book = process.leader
+        leader = process.leader
         if (
-            book is None
+            leader is None
             or memory.machine is not None
             or self.memory_of(process) is not memory
-            or process.high_watermark < book.epoch_start
+            or process.high_watermark < leader.epoch_start
         ):
             return
         values: dict[str, bytes | None] = {}

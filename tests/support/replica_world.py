@@ -912,11 +912,11 @@ class World:
             )
             self.follow(process)
 
-    def leader_key(self, book: LeaderState) -> tuple[int, int]:
-        return book.state.leader_epoch, book.state.isr[book.broker].broker_epoch
+    def leader_key(self, leader: LeaderState) -> tuple[int, int]:
+        return leader.state.leader_epoch, leader.state.isr[leader.broker].broker_epoch
 
-    def follower_key(self, book: FollowerState) -> tuple[int, int]:
-        return book.state.leader_epoch, book.broker_epoch
+    def follower_key(self, follower: FollowerState) -> tuple[int, int]:
+        return follower.state.leader_epoch, follower.broker_epoch
 
     def take_over(self, process: Process, key: tuple[int, int]) -> None:
         """Begin to lead, after the sync of the log."""
@@ -951,24 +951,24 @@ class World:
 
     # -- the leader --------------------------------------------------------------------
 
-    def update(self, process: Process, book: LeaderState) -> None:
-        """Take the next book of a leader and carry out its effects."""
-        process.leader = book
-        if book.high_watermark != process.high_watermark:
-            self.show(process, book.high_watermark)
+    def update(self, process: Process, leader: LeaderState) -> None:
+        """Take the next leader of a leader and carry out its effects."""
+        process.leader = leader
+        if leader.high_watermark != process.high_watermark:
+            self.show(process, leader.high_watermark)
             self.answer_waiters(process)
-        if book.proposal is not None and not process.is_proposing:
+        if leader.proposal is not None and not process.is_proposing:
             process.is_proposing = True
             self.propose(process)
 
     def propose(self, process: Process) -> None:
         """Write the proposal, and repeat that until its outcome is known."""
-        book = process.leader
-        if book is None or book.proposal is None:
+        leader = process.leader
+        if leader is None or leader.proposal is None:
             process.is_proposing = False
             return
         if process.session is not None:
-            self.write_state(process, book.proposal.state, book.proposal.version)
+            self.write_state(process, leader.proposal.state, leader.proposal.version)
         self.at(150, process, self.propose, process)
 
     def answer_waiters(self, process: Process) -> None:
@@ -1007,11 +1007,11 @@ class World:
 
         Returns False if the request is refused. Calls done() at the acknowledgement.
         """
-        book = process.leader
-        if book is None or (waits and not book.has_min_isr):
+        leader = process.leader
+        if leader is None or (waits and not leader.has_min_isr):
             return False
         self.last_number += 1
-        epoch = book.state.leader_epoch
+        epoch = leader.state.leader_epoch
         record = Record(epoch, self.last_number, commit, content)
         owner = self.appenders.setdefault(epoch, (process.broker, process.life))
         require(
@@ -1032,7 +1032,7 @@ class World:
         self.update(
             process,
             leading.appended(
-                book,
+                leader,
                 disk.end,
                 is_durable=not self.options.is_durable_first,
                 now_ms=self.now_ms,
@@ -1121,25 +1121,27 @@ class World:
 
     def on_fetch(self, process: Process, fetch: FollowerFetch, life: int) -> None:
         """Handle a fetch request of a follower."""
-        book = process.leader
+        leader = process.leader
         disk = process.disk
-        if book is None:
+        if leader is None:
             answer = LeaderResponse(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         else:
             refusal = None
-            facts = fetch, book.state, disk.end, process.high_watermark, process.live
+            facts = fetch, leader.state, disk.end, process.high_watermark, process.live
             if not self.has_sessions or process.quiet.get(fetch.replica) != facts:
-                book, refusal = leading.fetched(
-                    book,
+                leader, refusal = leading.fetched(
+                    leader,
                     fetch,
                     disk.end_of_epoch(fetch.last_epoch),
                     process.live,
                     self.now_ms,
                 )
                 if refusal is None and process.session is not None:
-                    book = leading.expand_isr(book, fetch, process.live)
-                self.update(process, book)
-                is_quiet = fetch.offset >= disk.end and fetch.replica in book.state.isr
+                    leader = leading.expand_isr(leader, fetch, process.live)
+                self.update(process, leader)
+                is_quiet = (
+                    fetch.offset >= disk.end and fetch.replica in leader.state.isr
+                )
                 if refusal is None and is_quiet:
                     process.quiet[fetch.replica] = facts
             if refusal is not None:
@@ -1159,39 +1161,43 @@ class World:
     # -- the follower ------------------------------------------------------------------
 
     def follow(self, process: Process) -> None:
-        book = process.follower
-        if book is None:
+        follower = process.follower
+        if follower is None:
             return
-        step = following.next_step(book)
+        step = following.next_step(follower)
         if isinstance(step, following.SyncLog):
             self.sync(process)
         elif isinstance(step, following.SendFetch):
             fetch = step.fetch
-            process.follower = following.sent(book, fetch)
+            process.follower = following.sent(follower, fetch)
             self.send(
-                process.broker, book.state.leader, self.on_fetch, fetch, process.life
+                process.broker,
+                follower.state.leader,
+                self.on_fetch,
+                fetch,
+                process.life,
             )
             self.at(250, process, self.give_up, process, fetch)
 
     def give_up(self, process: Process, fetch: FollowerFetch) -> None:
-        book = process.follower
-        if book is not None and book.outstanding is fetch:
-            process.follower = following.gave_up(book)
+        follower = process.follower
+        if follower is not None and follower.outstanding is fetch:
+            process.follower = following.gave_up(follower)
             self.follow(process)
 
     def on_answer(
         self, process: Process, fetch: FollowerFetch, life: int, answer: LeaderResponse
     ) -> None:
-        book = process.follower
-        if book is None or process.life != life:
+        follower = process.follower
+        if follower is None or process.life != life:
             return
         disk = process.disk
         own = disk.end_of_epoch(answer.diverging[0]) if answer.diverging else (-1, -1)
-        before = book
-        book, effects = following.answered(book, fetch, answer, own)
-        if book is before and not effects:
+        before = follower
+        follower, effects = following.answered(follower, fetch, answer, own)
+        if follower is before and not effects:
             return
-        process.follower = book
+        process.follower = follower
         delay_ms = 2 if answer.records else 35
         for effect in effects:
             match effect:
@@ -1223,12 +1229,12 @@ class World:
                 case following.BackOff():
                     delay_ms = 60
         if effects:
-            book = following.changed_log(
+            follower = following.changed_log(
                 process.follower, disk.start, disk.end, disk.last_epoch
             )
-            process.follower = book
-        self.show(process, book.high_watermark)
-        if book.durable_end < book.log_end:
+            process.follower = follower
+        self.show(process, follower.high_watermark)
+        if follower.durable_end < follower.log_end:
             self.follow(process)
         else:
             self.at(delay_ms, process, self.follow, process)
@@ -1251,12 +1257,12 @@ class World:
 
     def fetch_offset(self, process: Process) -> int | None:
         """Return the committed offset, or None for an error."""
-        book = process.leader
-        if book is None or process.commits is None:
+        leader = process.leader
+        if leader is None or process.commits is None:
             return None
         if self.now_ms >= process.lease_until:
             return None
-        if process.high_watermark < book.epoch_start:
+        if process.high_watermark < leader.epoch_start:
             return None
         for end, commit in reversed(process.commits):
             if end <= process.high_watermark:
@@ -1596,9 +1602,9 @@ class World:
             before,
             high_watermark,
         )
-        book = process.leader or process.follower
-        assert book is not None
-        self.shown_epoch = max(self.shown_epoch, book.state.leader_epoch)
+        leader = process.leader or process.follower
+        assert leader is not None
+        self.shown_epoch = max(self.shown_epoch, leader.state.leader_epoch)
         shown = self.shown
         for offset in range(max(before, disk.start), high_watermark):
             record = disk.records[offset]

@@ -1,8 +1,8 @@
 """A follower of one leader in one epoch: the next fetch, and the handling of its answer.
 
-    book = follow(state, ..., log_end=log.log_end_offset, ...)
-    step = next_step(book)                  # SendFetch, SyncLog or None
-    book, effects = answered(book, fetch, answer, own_end_of_epoch)
+    follower = follow(state, ..., log_end=log.log_end_offset, ...)
+    step = next_step(follower)                  # SendFetch, SyncLog or None
+    follower, effects = answered(follower, fetch, answer, own_end_of_epoch)
 
 The caller carries out the effects in their order and passes the new ends of its log to
 changed_log(), and after a sync to synced().
@@ -146,7 +146,7 @@ def follow(
     last_epoch: int,
     high_watermark: int,
 ) -> FollowerState:
-    """Return the book of a broker that begins to follow the leader of `state`."""
+    """Return the state of a broker that begins to follow the leader of `state`."""
     return FollowerState(
         broker=broker,
         broker_epoch=broker_epoch,
@@ -160,54 +160,54 @@ def follow(
     )
 
 
-def next_step(book: FollowerState) -> Step | None:
+def next_step(follower: FollowerState) -> Step | None:
     """Return the next step; None while a fetch is outstanding, or after a stop."""
-    if book.stopped is not None or book.outstanding is not None:
+    if follower.stopped is not None or follower.outstanding is not None:
         return None
-    if book.durable_end < book.log_end:
+    if follower.durable_end < follower.log_end:
         return SyncLog()
     return SendFetch(
         FollowerFetch(
-            book.broker,
-            book.broker_epoch,
-            book.state.leader_epoch,
-            fetch_offset(book),
-            book.last_epoch,
+            follower.broker,
+            follower.broker_epoch,
+            follower.state.leader_epoch,
+            fetch_offset(follower),
+            follower.last_epoch,
         )
     )
 
 
-def fetch_offset(book: FollowerState) -> int:
-    return min(book.durable_end, book.log_end)
+def fetch_offset(follower: FollowerState) -> int:
+    return min(follower.durable_end, follower.log_end)
 
 
-def sent(book: FollowerState, fetch: FollowerFetch) -> FollowerState:
-    return book._replace(outstanding=fetch)
+def sent(follower: FollowerState, fetch: FollowerFetch) -> FollowerState:
+    return follower._replace(outstanding=fetch)
 
 
-def gave_up(book: FollowerState) -> FollowerState:
+def gave_up(follower: FollowerState) -> FollowerState:
     """Forget the outstanding fetch, whose connection the caller has closed."""
-    return book._replace(outstanding=None)
+    return follower._replace(outstanding=None)
 
 
-def synced(book: FollowerState, durable_end: int) -> FollowerState:
+def synced(follower: FollowerState, durable_end: int) -> FollowerState:
     """Take the durable end after a sync."""
-    durable_end = min(durable_end, book.log_end)
-    if durable_end <= book.durable_end:
-        return book
-    return _follow_high_watermark(book._replace(durable_end=durable_end))
+    durable_end = min(durable_end, follower.log_end)
+    if durable_end <= follower.durable_end:
+        return follower
+    return _follow_high_watermark(follower._replace(durable_end=durable_end))
 
 
 def changed_log(
-    book: FollowerState, log_start: int, log_end: int, last_epoch: int
+    follower: FollowerState, log_start: int, log_end: int, last_epoch: int
 ) -> FollowerState:
     """Take the ends of the log after an append, a truncation or a restart."""
-    if book.is_durable_first:
-        durable_end = min(book.durable_end, log_end)
+    if follower.is_durable_first:
+        durable_end = min(follower.durable_end, log_end)
     else:
         durable_end = log_end
     return _follow_high_watermark(
-        book._replace(
+        follower._replace(
             log_start=log_start,
             log_end=log_end,
             last_epoch=last_epoch,
@@ -216,20 +216,20 @@ def changed_log(
     )
 
 
-def _follow_high_watermark(book: FollowerState) -> FollowerState:
-    high_watermark = min(book.leader_high_watermark, fetch_offset(book))
-    if high_watermark <= book.high_watermark:
-        return book
-    return book._replace(high_watermark=high_watermark)
+def _follow_high_watermark(follower: FollowerState) -> FollowerState:
+    high_watermark = min(follower.leader_high_watermark, fetch_offset(follower))
+    if high_watermark <= follower.high_watermark:
+        return follower
+    return follower._replace(high_watermark=high_watermark)
 
 
-def is_expected(book: FollowerState, fetch: FollowerFetch) -> bool:
+def is_expected(follower: FollowerState, fetch: FollowerFetch) -> bool:
     """Return whether the answer to `fetch` may be used."""
-    return fetch is book.outstanding and fetch.offset == book.log_end
+    return fetch is follower.outstanding and fetch.offset == follower.log_end
 
 
 def answered(
-    book: FollowerState,
+    follower: FollowerState,
     fetch: FollowerFetch,
     answer: LeaderResponse,
     own_end_of_epoch: tuple[int, int],
@@ -239,62 +239,64 @@ def answered(
     `own_end_of_epoch` is Log.end_of_epoch(answer.diverging[0]). It is not used if the
     answer has no diverging epoch.
     """
-    if not is_expected(book, fetch):
-        return book, []
-    book = book._replace(outstanding=None)
+    if not is_expected(follower, fetch):
+        return follower, []
+    follower = follower._replace(outstanding=None)
     if answer.error is ReplicationError.OFFSET_OUT_OF_RANGE:
-        return _restart(book, answer.log_start)
+        return _restart(follower, answer.log_start)
     if answer.error is not None:
-        return book, [BackOff()]
+        return follower, [BackOff()]
     if answer.diverging is not None:
-        return _truncate(book, answer.diverging, own_end_of_epoch)
+        return _truncate(follower, answer.diverging, own_end_of_epoch)
     effects: list[FollowerEffect] = []
     if answer.records:
         effects.append(AppendFetched(answer.records))
-    if answer.log_start > book.log_start:
+    if answer.log_start > follower.log_start:
         effects.append(DeleteRecordsBelow(answer.log_start))
-    book = book._replace(leader_high_watermark=answer.high_watermark)
-    return _follow_high_watermark(book), effects
+    follower = follower._replace(leader_high_watermark=answer.high_watermark)
+    return _follow_high_watermark(follower), effects
 
 
 def _truncate(
-    book: FollowerState, diverging: tuple[int, int], own: tuple[int, int]
+    follower: FollowerState, diverging: tuple[int, int], own: tuple[int, int]
 ) -> tuple[FollowerState, list[FollowerEffect]]:
     epoch, end = diverging
     own_epoch, own_end = own
     offset = min(end, own_end) if own_epoch >= 0 else end
-    if offset < book.high_watermark:
-        if not book.state.is_recovering:
+    if offset < follower.high_watermark:
+        if not follower.state.is_recovering:
             return _stop(
-                book,
+                follower,
                 f"the leader's log differs from this log at offset {offset}, which is"
-                f" below the high watermark {book.high_watermark}",
+                f" below the high watermark {follower.high_watermark}",
             )
-        book = book._replace(high_watermark=offset)
-    book = book._replace(leader_high_watermark=0)
-    return book, [TruncateToEpoch(epoch, end)]
+        follower = follower._replace(high_watermark=offset)
+    follower = follower._replace(leader_high_watermark=0)
+    return follower, [TruncateToEpoch(epoch, end)]
 
 
 def _restart(
-    book: FollowerState, log_start: int
+    follower: FollowerState, log_start: int
 ) -> tuple[FollowerState, list[FollowerEffect]]:
     """Begin at the leader's log start, if it is above the log end (KAFKA-9491)."""
-    if log_start < book.high_watermark and not book.state.is_recovering:
+    if log_start < follower.high_watermark and not follower.state.is_recovering:
         return _stop(
-            book,
+            follower,
             f"the leader's log begins at offset {log_start} in a later epoch, and the"
-            f" high watermark of this log is {book.high_watermark}",
+            f" high watermark of this log is {follower.high_watermark}",
         )
-    book = book._replace(high_watermark=log_start, leader_high_watermark=log_start)
-    return book, [RestartLog(log_start)]
+    follower = follower._replace(
+        high_watermark=log_start, leader_high_watermark=log_start
+    )
+    return follower, [RestartLog(log_start)]
 
 
 def _stop(
-    book: FollowerState, reason: str
+    follower: FollowerState, reason: str
 ) -> tuple[FollowerState, list[FollowerEffect]]:
-    return book._replace(stopped=reason), [StopReplica(reason)]
+    return follower._replace(stopped=reason), [StopReplica(reason)]
 
 
-def read_state(book: FollowerState, state: LeaderAndIsr) -> FollowerState:
+def read_state(follower: FollowerState, state: LeaderAndIsr) -> FollowerState:
     """Take a newer state with the same leader and epoch."""
-    return book._replace(state=state)
+    return follower._replace(state=state)

@@ -1,18 +1,18 @@
 """The leader of one partition in one epoch: ends of the replicas, high watermark, ISR.
 
-    book = take_over(state, version, broker, ..., now_ms)
-    book = appended(book, log_end)          # then answer acks=all at book.high_watermark
-    book, refusal = fetched(book, fetch, end_of_epoch, live, now_ms)
-    book = expand_isr(book, fetch, live)    # after a fetch that was not refused
-    book = review_isr(book, live, now_ms)   # every lag_ms / 2
+    leader = take_over(state, version, broker, ..., now_ms)
+    leader = appended(leader, log_end)          # then answer acks=all at leader.high_watermark
+    leader, refusal = fetched(leader, fetch, end_of_epoch, live, now_ms)
+    leader = expand_isr(leader, fetch, live)    # after a fetch that was not refused
+    leader = review_isr(leader, live, now_ms)   # every lag_ms / 2
 
-Each function takes a book and returns the next one. The caller carries out the rest:
+Each function takes a leader and returns the next one. The caller carries out the rest:
 - It calls expand_isr() and review_isr() only while its session is alive.
 - If `proposal` is not None, it sets the state node to `proposal.state`, expecting
   `proposal.version`. It repeats that until the write succeeds or a newer version of the
   node is read, and passes the outcome to read_state(). A write without an answer may
   have happened.
-- If role_of() is no longer LEADER, it drops the book.
+- If role_of() is no longer LEADER, it drops the leader.
 
 Rules:
 - The high watermark is the lowest end in the maximal ISR: the members of the ISR and of
@@ -98,7 +98,7 @@ class Proposal:
 class LeaderState(NamedTuple):
     """The leader's record of its partition.
 
-    A named tuple: each fetch replaces the book, and _replace() takes a third of the
+    A named tuple: each fetch replaces the leader, and _replace() takes a third of the
     time of attrs.evolve().
     """
 
@@ -144,7 +144,7 @@ def take_over(
     high_watermark: int,
     now_ms: int,
 ) -> LeaderState:
-    """Return the book of a new leader, whose log is synced and has begun the epoch.
+    """Return the state of a new leader, whose log is synced and has begun the epoch.
 
     Members of the ISR count as caught up now: they get `lag_ms` for their first fetch.
     """
@@ -153,7 +153,7 @@ def take_over(
         for replica in state.replicas
         if replica != broker
     }
-    book = LeaderState(
+    leader = LeaderState(
         broker=broker,
         state=state,
         version=version,
@@ -166,68 +166,68 @@ def take_over(
         high_watermark=high_watermark,
         followers=followers,
     )
-    return advance_high_watermark(book)
+    return advance_high_watermark(leader)
 
 
 def appended(
-    book: LeaderState, log_end: int, *, is_durable: bool, now_ms: int
+    leader: LeaderState, log_end: int, *, is_durable: bool, now_ms: int
 ) -> LeaderState:
     """Record a new log end. `is_durable` is set if the policy does not wait for the disk.
 
     A follower at the previous log end was caught up until now. It may not have sent a
     fetch recently, because a fetch session repeats no unchanged position.
     """
-    own_end = log_end if is_durable else book.own_end
+    own_end = log_end if is_durable else leader.own_end
     followers = {
         replica: follower._replace(caught_up_ms=max(follower.caught_up_ms, now_ms))
-        if follower.end == book.log_end
+        if follower.end == leader.log_end
         else follower
-        for replica, follower in book.followers.items()
+        for replica, follower in leader.followers.items()
     }
     return advance_high_watermark(
-        book._replace(log_end=log_end, own_end=own_end, followers=followers)
+        leader._replace(log_end=log_end, own_end=own_end, followers=followers)
     )
 
 
-def synced(book: LeaderState, durable_end: int) -> LeaderState:
-    if durable_end <= book.own_end:
-        return book
-    return advance_high_watermark(book._replace(own_end=durable_end))
+def synced(leader: LeaderState, durable_end: int) -> LeaderState:
+    if durable_end <= leader.own_end:
+        return leader
+    return advance_high_watermark(leader._replace(own_end=durable_end))
 
 
-def advance_high_watermark(book: LeaderState) -> LeaderState:
+def advance_high_watermark(leader: LeaderState) -> LeaderState:
     """Move the high watermark to the lowest end in the maximal ISR."""
-    if not book.has_min_isr:
-        return book
-    end = book.own_end
-    for replica in maximal_isr(book):
-        if replica != book.broker:
-            follower = book.followers.get(replica)
+    if not leader.has_min_isr:
+        return leader
+    end = leader.own_end
+    for replica in maximal_isr(leader):
+        if replica != leader.broker:
+            follower = leader.followers.get(replica)
             end = min(end, follower.end if follower else UNKNOWN_END)
-    if end <= book.high_watermark:
-        return book
-    return book._replace(high_watermark=end)
+    if end <= leader.high_watermark:
+        return leader
+    return leader._replace(high_watermark=end)
 
 
-def maximal_isr(book: LeaderState) -> set[int]:
+def maximal_isr(leader: LeaderState) -> set[int]:
     """Return the members of the ISR and of the proposal."""
-    members = set(book.state.isr)
-    if book.proposal is not None:
-        members.update(book.proposal.state.isr)
+    members = set(leader.state.isr)
+    if leader.proposal is not None:
+        members.update(leader.proposal.state.isr)
     return members
 
 
-def check_epoch(book: LeaderState, leader_epoch: int) -> ReplicationError | None:
+def check_epoch(leader: LeaderState, leader_epoch: int) -> ReplicationError | None:
     """Compare the epoch in a request with the leader's."""
-    if leader_epoch < book.state.leader_epoch:
+    if leader_epoch < leader.state.leader_epoch:
         return ReplicationError.FENCED_LEADER_EPOCH
-    if leader_epoch > book.state.leader_epoch:
+    if leader_epoch > leader.state.leader_epoch:
         return ReplicationError.UNKNOWN_LEADER_EPOCH
     return None
 
 
 def fetched(
-    book: LeaderState,
+    leader: LeaderState,
     fetch: FollowerFetch,
     end_of_epoch: tuple[int, int],
     live: Mapping[int, LiveBroker],
@@ -236,42 +236,42 @@ def fetched(
     """Handle a follower's fetch; without a refusal, serve it from `fetch.offset`.
 
     `end_of_epoch` is Log.end_of_epoch(fetch.last_epoch). The high watermark in the
-    answer is the one of the returned book.
+    answer is the one of the returned leader.
     """
-    refusal = refuse_fetch(book, fetch, end_of_epoch, live)
+    refusal = refuse_fetch(leader, fetch, end_of_epoch, live)
     if refusal is not None:
         # A position that is not in this log does not show progress (KAFKA-13141).
-        return book, refusal
-    member = book.state.isr.get(fetch.replica)
+        return leader, refusal
+    member = leader.state.isr.get(fetch.replica)
     if member is None or member.broker_epoch == fetch.broker_epoch:
-        before = book.followers[fetch.replica]
+        before = leader.followers[fetch.replica]
         caught_up_ms = before.caught_up_ms
-        if fetch.offset >= book.log_end:
+        if fetch.offset >= leader.log_end:
             caught_up_ms = now_ms
         elif fetch.offset >= before.fetch_log_end > UNKNOWN_END:
             caught_up_ms = max(caught_up_ms, before.fetch_ms)
-        progress = FollowerProgress(fetch.offset, caught_up_ms, now_ms, book.log_end)
-        book = advance_high_watermark(
-            book._replace(followers={**book.followers, fetch.replica: progress})
+        progress = FollowerProgress(fetch.offset, caught_up_ms, now_ms, leader.log_end)
+        leader = advance_high_watermark(
+            leader._replace(followers={**leader.followers, fetch.replica: progress})
         )
-    return book, None
+    return leader, None
 
 
 def refuse_fetch(
-    book: LeaderState,
+    leader: LeaderState,
     fetch: FollowerFetch,
     end_of_epoch: tuple[int, int],
     live: Mapping[int, LiveBroker],
 ) -> FetchRefusal | None:
-    if fetch.replica not in book.followers:
+    if fetch.replica not in leader.followers:
         return FetchRefusal(ReplicationError.UNKNOWN_LEADER_EPOCH)
-    error = check_epoch(book, fetch.leader_epoch)
+    error = check_epoch(leader, fetch.leader_epoch)
     if error is not None:
         return FetchRefusal(error)
     registered = live.get(fetch.replica)
     if registered is None or registered.epoch != fetch.broker_epoch:
         return FetchRefusal(ReplicationError.NOT_LEADER_OR_FOLLOWER)
-    if fetch.offset < book.log_start:
+    if fetch.offset < leader.log_start:
         return FetchRefusal(ReplicationError.OFFSET_OUT_OF_RANGE)
     if fetch.last_epoch != NO_EPOCH:
         epoch, end = end_of_epoch
@@ -279,19 +279,19 @@ def refuse_fetch(
             return FetchRefusal(ReplicationError.OFFSET_OUT_OF_RANGE)
         if epoch != fetch.last_epoch or end < fetch.offset:
             return FetchRefusal(diverging=(epoch, end))
-    if fetch.offset > book.log_end:
+    if fetch.offset > leader.log_end:
         return FetchRefusal(ReplicationError.OFFSET_OUT_OF_RANGE)
     return None
 
 
 def change_min_insync_replicas(
-    book: LeaderState, min_insync_replicas: int
+    leader: LeaderState, min_insync_replicas: int
 ) -> LeaderState:
     """Apply a new value of min.insync.replicas while leading."""
-    if min_insync_replicas == book.min_insync_replicas:
-        return book
+    if min_insync_replicas == leader.min_insync_replicas:
+        return leader
     return advance_high_watermark(
-        book._replace(min_insync_replicas=min_insync_replicas)
+        leader._replace(min_insync_replicas=min_insync_replicas)
     )
 
 
@@ -299,77 +299,82 @@ def change_min_insync_replicas(
 
 
 def expand_isr(
-    book: LeaderState, fetch: FollowerFetch, live: Mapping[int, LiveBroker]
+    leader: LeaderState, fetch: FollowerFetch, live: Mapping[int, LiveBroker]
 ) -> LeaderState:
     """Propose to add a follower that has just fetched, if it may join."""
     replica = fetch.replica
     registered = live[replica]
     if (
-        book.proposal is not None
-        or replica in book.state.isr
-        or replica in book.state.removing
+        leader.proposal is not None
+        or replica in leader.state.isr
+        or replica in leader.state.removing
         or registered.is_leaving
-        or fetch.offset < max(book.high_watermark, book.epoch_start)
+        or fetch.offset < max(leader.high_watermark, leader.epoch_start)
     ):
-        return book
+        return leader
     member = InSyncReplica(fetch.broker_epoch, registered.disk)
-    return _propose(book, {**book.state.isr, replica: member})
+    return _propose(leader, {**leader.state.isr, replica: member})
 
 
 def review_isr(
-    book: LeaderState, live: Mapping[int, LiveBroker], now_ms: int
+    leader: LeaderState, live: Mapping[int, LiveBroker], now_ms: int
 ) -> LeaderState:
     """Propose to remove members that are too slow, or that leave the partition.
 
     A member is slow if it was not caught up for `lag_ms`.
     """
-    if book.proposal is not None:
-        return book
+    if leader.proposal is not None:
+        return leader
     isr = {
         replica: member
-        for replica, member in book.state.isr.items()
-        if replica == book.broker or _remains(book, live, replica, now_ms)
+        for replica, member in leader.state.isr.items()
+        if replica == leader.broker or _remains(leader, live, replica, now_ms)
     }
-    return book if len(isr) == len(book.state.isr) else _propose(book, isr)
+    return leader if len(isr) == len(leader.state.isr) else _propose(leader, isr)
 
 
 def _remains(
-    book: LeaderState, live: Mapping[int, LiveBroker], replica: int, now_ms: int
+    leader: LeaderState, live: Mapping[int, LiveBroker], replica: int, now_ms: int
 ) -> bool:
-    follower = book.followers.get(replica)
+    follower = leader.followers.get(replica)
     if follower is None:
         return False
     is_known = follower.end != UNKNOWN_END
     registered = live.get(replica)
     is_leaving = registered is not None and registered.is_leaving
-    if replica in book.state.removing:
-        is_leaving = all(each in book.state.isr for each in book.state.target)
+    if replica in leader.state.removing:
+        is_leaving = all(each in leader.state.isr for each in leader.state.target)
     if is_leaving and is_known:
         return False
-    return follower.end == book.log_end or now_ms - follower.caught_up_ms <= book.lag_ms
+    return (
+        follower.end == leader.log_end
+        or now_ms - follower.caught_up_ms <= leader.lag_ms
+    )
 
 
-def _propose(book: LeaderState, isr: Mapping[int, InSyncReplica]) -> LeaderState:
-    state = replace_isr(book.state, isr, book.min_isr)
-    proposal = Proposal(attrs.evolve(state, is_recovering=False), book.version)
-    return book._replace(proposal=proposal)
+def _propose(leader: LeaderState, isr: Mapping[int, InSyncReplica]) -> LeaderState:
+    state = replace_isr(leader.state, isr, leader.min_isr)
+    proposal = Proposal(attrs.evolve(state, is_recovering=False), leader.version)
+    return leader._replace(proposal=proposal)
 
 
-def read_state(book: LeaderState, state: LeaderAndIsr, version: int) -> LeaderState:
+def read_state(leader: LeaderState, state: LeaderAndIsr, version: int) -> LeaderState:
     """Take a state in which this broker still leads the epoch, and its version.
 
     A newer version ends the proposal: it was written, or it never will be.
     """
-    if version <= book.version:
-        return book
-    followers = book.followers
-    if state.replicas != book.state.replicas:
+    if version <= leader.version:
+        return leader
+    followers = leader.followers
+    if state.replicas != leader.state.replicas:
         unknown = FollowerProgress(UNKNOWN_END, 0)
         followers = {
             replica: followers.get(replica, unknown)
             for replica in state.replicas
-            if replica != book.broker
+            if replica != leader.broker
         }
     return advance_high_watermark(
-        book._replace(state=state, version=version, followers=followers, proposal=None)
+        leader._replace(
+            state=state, version=version, followers=followers, proposal=None
+        )
     )

@@ -79,12 +79,12 @@ class FetcherSettings:
 
 @attrs.define(eq=False)
 class FollowedPartition:
-    """One partition that this broker follows. `mutex` guards `book` and `log`."""
+    """One partition that this broker follows. `mutex` guards `follower_state` and `log`."""
 
     key: Key
     topic_id: bytes
     log: Log
-    book: FollowerState
+    follower_state: FollowerState
     mutex: threading.Lock = attrs.field(factory=threading.Lock)
     is_dropped: bool = False
     retry_at_ms: int = 0
@@ -179,7 +179,9 @@ class LeaderFetcher:
             partition = self._partitions.get(key)
         if partition is not None:
             with partition.mutex:
-                partition.book = following.read_state(partition.book, state)
+                partition.follower_state = following.read_state(
+                    partition.follower_state, state
+                )
 
     def close(self) -> None:
         with self._changed:
@@ -228,11 +230,14 @@ class LeaderFetcher:
                 if previous is not None and previous.partition is partition:
                     del self._sent[partition.fetch_key]
                     forgotten.append(partition.fetch_key)
-                if not partition.is_dropped and partition.book.stopped is None:
+                if (
+                    not partition.is_dropped
+                    and partition.follower_state.stopped is None
+                ):
                     self._mark_due(partition)
                 continue
             sent = self._sent[partition.fetch_key] = _SentFetch(
-                partition, fetch, partition.book.log_start
+                partition, fetch, partition.follower_state.log_start
             )
             if previous is None and partition.fetch_key not in forgotten:
                 new_fetches.append(sent)
@@ -310,7 +315,9 @@ class LeaderFetcher:
             if fetch_key not in answered:
                 partition = sent_fetch.partition
                 with partition.mutex:
-                    partition.book = following.gave_up(partition.book)
+                    partition.follower_state = following.gave_up(
+                        partition.follower_state
+                    )
                     partition.retry_at_ms = self._fs.monotonic_ms() + delay_ms
                 self._mark_due(partition)
 
@@ -334,18 +341,19 @@ class LeaderFetcher:
                 or self._fs.monotonic_ms() < followed_partition.retry_at_ms
             ):
                 return None
-            step = following.next_step(followed_partition.book)
+            step = following.next_step(followed_partition.follower_state)
             if isinstance(step, SyncLog):
                 followed_partition.log.flush()
-                followed_partition.book = following.synced(
-                    followed_partition.book, followed_partition.log.durable_end_offset
+                followed_partition.follower_state = following.synced(
+                    followed_partition.follower_state,
+                    followed_partition.log.durable_end_offset,
                 )
                 self._advance_high_watermark(followed_partition)
-                step = following.next_step(followed_partition.book)
+                step = following.next_step(followed_partition.follower_state)
             if not isinstance(step, SendFetch):
                 return None
-            followed_partition.book = following.sent(
-                followed_partition.book, step.fetch
+            followed_partition.follower_state = following.sent(
+                followed_partition.follower_state, step.fetch
             )
             return step.fetch
 
@@ -411,14 +419,16 @@ class LeaderFetcher:
                 own_end = (-1, -1)
                 if response.diverging is not None:
                     own_end = followed_partition.log.end_of_epoch(response.diverging[0])
-                followed_partition.book, effects = following.answered(
-                    followed_partition.book, fetch, response, own_end
+                followed_partition.follower_state, effects = following.answered(
+                    followed_partition.follower_state, fetch, response, own_end
                 )
                 for effect in effects:
                     self._execute(followed_partition, effect)
                 self._advance_high_watermark(followed_partition)
             except LogcoreError as error:
-                followed_partition.book = following.gave_up(followed_partition.book)
+                followed_partition.follower_state = following.gave_up(
+                    followed_partition.follower_state
+                )
                 self._fail(followed_partition, error)
 
     def _execute(
@@ -456,8 +466,8 @@ class LeaderFetcher:
             case BackOff():
                 followed_partition.retry_at_ms = self._fs.monotonic_ms() + _BACK_OFF_MS
                 return
-        followed_partition.book = following.changed_log(
-            followed_partition.book,
+        followed_partition.follower_state = following.changed_log(
+            followed_partition.follower_state,
             log.log_start_offset,
             log.log_end_offset,
             last_epoch(log),
@@ -466,7 +476,7 @@ class LeaderFetcher:
     def _advance_high_watermark(self, followed_partition: FollowedPartition) -> None:
         """Let readers see the records below the high watermark."""
         offset = min(
-            followed_partition.book.high_watermark,
+            followed_partition.follower_state.high_watermark,
             followed_partition.log.log_end_offset,
         )
         if offset > followed_partition.log.high_watermark:

@@ -97,7 +97,7 @@ class _LedPartition:
     #: The path of the state.
     path: str
     log: Log
-    book: LeaderState
+    leader_state: LeaderState
     commit_waits: list[_CommitWait] = attrs.field(factory=list)
     is_proposing: bool = False
     #: The high watermark in the last response to each follower.
@@ -219,8 +219,10 @@ class ClusterReplicas(Leadership):
             topic = view.topics.get(key[0])
             if topic is not None and key[0] in changed:
                 minimum = topic.config.min_insync_replicas
-                book = leading.change_min_insync_replicas(led.book, minimum)
-                self._update(led, book)
+                leader_state = leading.change_min_insync_replicas(
+                    led.leader_state, minimum
+                )
+                self._update(led, leader_state)
         self._start_placement()
 
     def _role_in_view(self, key: Key) -> _RoleInEpoch:
@@ -251,7 +253,8 @@ class ClusterReplicas(Leadership):
             led = self._led_partitions.get(key)
             if led is not None:
                 self._update(
-                    led, leading.read_state(led.book, stored.state, stored.version)
+                    led,
+                    leading.read_state(led.leader_state, stored.state, stored.version),
                 )
             elif (
                 role_in_epoch[0] is Role.FOLLOWER and role_in_epoch[1] in self._fetchers
@@ -284,7 +287,7 @@ class ClusterReplicas(Leadership):
         begin_to_follow(log.host.writer)
         role, _, leader_epoch, _ = role_in_epoch
         if role is Role.LEADER:
-            # The book of a leader begins with a durable log.
+            # The state of a leader begins with a durable log.
             log.flush()
             log.begin_epoch(leader_epoch)
         return log
@@ -328,7 +331,7 @@ class ClusterReplicas(Leadership):
     def _become_leader(
         self, key: Key, log: Log, stored: StoredState, topic: TopicOfCluster
     ) -> None:
-        book = leading.take_over(
+        leader_state = leading.take_over(
             stored.state,
             stored.version,
             self._member.settings.node_id,
@@ -339,10 +342,12 @@ class ClusterReplicas(Leadership):
             high_watermark=log.high_watermark,
             now_ms=self._state.now_ms,
         )
-        led = self._led_partitions[key] = _LedPartition(key, stored.path, log, book)
+        led = self._led_partitions[key] = _LedPartition(
+            key, stored.path, log, leader_state
+        )
         self.version += 1
         self.elections += 1
-        self._update(led, book)
+        self._update(led, leader_state)
         self._state.fetches.wake([key], self._state.now_ms)
         self._roles.on_lead(key, log)
 
@@ -361,14 +366,14 @@ class ClusterReplicas(Leadership):
         self._roles.on_resign(key)
         self._state.fetches.wake([key], self._state.now_ms)
 
-    def _update(self, led: _LedPartition, book: LeaderState) -> None:
-        """Store the next book of a partition, and execute its effects."""
-        if book.state is not led.book.state:
+    def _update(self, led: _LedPartition, leader_state: LeaderState) -> None:
+        """Store the next state of a partition, and execute its effects."""
+        if leader_state.state is not led.leader_state.state:
             self.version += 1
-        led.book = book
-        if book.high_watermark > led.log.high_watermark:
+        led.leader_state = leader_state
+        if leader_state.high_watermark > led.log.high_watermark:
             try:
-                led.log.advance_high_watermark(book.high_watermark)
+                led.log.advance_high_watermark(leader_state.high_watermark)
             except LogcoreError as error:
                 # A write or sync has failed, and the broker ends. An exception here would
                 # also prevent changes of the other partitions of a view.
@@ -385,11 +390,11 @@ class ClusterReplicas(Leadership):
                 guarded(wait.callback, None)
             self._state.fetches.wake_consumers(led.key, self._state.now_ms)
             # Followers that get records learn of the high watermark with them.
-            if led.report_timer is None and book.followers:
+            if led.report_timer is None and leader_state.followers:
                 led.report_timer = self._state.timers.at(
                     self._state.now_ms + _REPORT_MS, partial(self._report, led)
                 )
-        if book.proposal is not None and not led.is_proposing:
+        if leader_state.proposal is not None and not led.is_proposing:
             self._propose(led)
 
     def _report(self, led: _LedPartition, now_ms: int) -> None:
@@ -398,7 +403,7 @@ class ClusterReplicas(Leadership):
         self._state.fetches.wake_followers(led.key, now_ms)
 
     def _propose(self, led: _LedPartition) -> None:
-        proposal = led.book.proposal
+        proposal = led.leader_state.proposal
         if proposal is None or self._led_partitions.get(led.key) is not led:
             led.is_proposing = False
             return
@@ -416,8 +421,10 @@ class ClusterReplicas(Leadership):
             return
         led.is_proposing = False
         if isinstance(result, int):
-            self.isr_changes += stored.state.isr != led.book.state.isr
-            self._update(led, leading.read_state(led.book, stored.state, result))
+            self.isr_changes += stored.state.isr != led.leader_state.state.isr
+            self._update(
+                led, leading.read_state(led.leader_state, stored.state, result)
+            )
             return
         # The member reports a registry that does not answer.
         if not isinstance(
@@ -439,7 +446,9 @@ class ClusterReplicas(Leadership):
             return
         if self._member.epoch is not None:
             for led in list(self._led_partitions.values()):
-                self._update(led, leading.review_isr(led.book, self._live, now_ms))
+                self._update(
+                    led, leading.review_isr(led.leader_state, self._live, now_ms)
+                )
         self._state.timers.set(self, now_ms + max(10, self._lag_ms // 2), self._review)
 
     # -- following ---------------------------------------------------------------------
@@ -453,7 +462,7 @@ class ClusterReplicas(Leadership):
         leader: int,
         broker_epoch: int,
     ) -> None:
-        book = following.follow(
+        follower_state = following.follow(
             stored.state,
             self._member.settings.node_id,
             broker_epoch,
@@ -472,7 +481,9 @@ class ClusterReplicas(Leadership):
                 self._connect,
                 lambda key, error: self._roles.on_failure(error),
             )
-        fetcher.follow(FollowedPartition(key, topic.node.topic_id.bytes, log, book))
+        fetcher.follow(
+            FollowedPartition(key, topic.node.topic_id.bytes, log, follower_state)
+        )
 
     # -- placing -----------------------------------------------------------------------
 
@@ -663,11 +674,11 @@ class ClusterReplicas(Leadership):
 
     def check_in_sync(self, key: Key) -> None:
         led = self._led_partitions.get(key)
-        if led is not None and not led.book.has_min_isr:
+        if led is not None and not led.leader_state.has_min_isr:
             raise NotEnoughReplicasError(
                 "too few replicas are in sync",
-                expected=f"{led.book.min_isr}, see min.insync.replicas",
-                found=len(led.book.state.isr),
+                expected=f"{led.leader_state.min_isr}, see min.insync.replicas",
+                found=len(led.leader_state.state.isr),
             )
 
     def leader_epoch(self, key: Key, log: Log) -> int:
@@ -676,7 +687,10 @@ class ClusterReplicas(Leadership):
 
     def is_high_watermark_current(self, key: Key) -> bool:
         led = self._led_partitions.get(key)
-        return led is None or led.book.high_watermark >= led.book.epoch_start
+        return (
+            led is None
+            or led.leader_state.high_watermark >= led.leader_state.epoch_start
+        )
 
     def appended(self, key: Key, log: Log, end: int, now_ms: int) -> None:
         led = self._led_partitions.get(key)
@@ -691,11 +705,11 @@ class ClusterReplicas(Leadership):
     def _read_end(self, led: _LedPartition) -> None:
         """Record the current end of the log."""
         end = led.log.log_end_offset
-        if end > led.book.log_end:
+        if end > led.leader_state.log_end:
             self._update(
                 led,
                 leading.appended(
-                    led.book,
+                    led.leader_state,
                     end,
                     is_durable=not self._waits_for_disk,
                     now_ms=self._state.now_ms,
@@ -709,7 +723,7 @@ class ClusterReplicas(Leadership):
             self._roles.on_failure(error)
             return
         self._read_end(led)
-        self._update(led, leading.synced(led.book, led.log.durable_end_offset))
+        self._update(led, leading.synced(led.leader_state, led.log.durable_end_offset))
 
     def is_committed(self, log: Log, end: int) -> bool:
         return log.high_watermark >= end
@@ -755,25 +769,25 @@ class ClusterReplicas(Leadership):
         if led is None or led.log is not log:
             return FetchRefusal(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         self._read_end(led)
-        book = led.book
+        leader_state = led.leader_state
         log_start = log.log_start_offset
-        if log_start != book.log_start:
-            book = book._replace(log_start=log_start)
-        book, refusal = leading.fetched(
-            book,
+        if log_start != leader_state.log_start:
+            leader_state = leader_state._replace(log_start=log_start)
+        leader_state, refusal = leading.fetched(
+            leader_state,
             fetch,
             log.end_of_epoch(fetch.last_epoch),
             self._live,
             self._state.now_ms,
         )
         if refusal is None and self._member.epoch is not None:
-            book = leading.expand_isr(book, fetch, self._live)
-        self._update(led, book)
+            leader_state = leading.expand_isr(leader_state, fetch, self._live)
+        self._update(led, leader_state)
         return refusal
 
     def is_in_sync(self, key: Key, replica: int) -> bool:
         led = self._led_partitions.get(key)
-        return led is not None and replica in led.book.state.isr
+        return led is not None and replica in led.leader_state.state.isr
 
     def must_send_high_watermark(
         self, key: Key, replica: int, high_watermark: int, *, has_records: bool

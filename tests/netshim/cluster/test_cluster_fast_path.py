@@ -108,7 +108,7 @@ class ClusterSide(Side):
         """Publish a newer state of a partition."""
         stored = self.view.states[key]
         led = self.replicas._led_partitions.get(key)
-        version = max(stored.version, 0 if led is None else led.book.version)
+        version = max(stored.version, 0 if led is None else led.leader_state.version)
         state = attrs.evolve(stored.state, **changes)
         changed = attrs.evolve(stored, state=state, version=version + 1)
         self.view = attrs.evolve(self.view, states={**self.view.states, key: changed})
@@ -289,10 +289,12 @@ def test_view_is_applied_although_a_log_has_failed(
     }
     # The leader alone is in sync, so its high watermark rises to its end.
     for led in replicas._led_partitions.values():
-        led.book = led.book._replace(min_insync_replicas=1)
+        led.leader_state = led.leader_state._replace(min_insync_replicas=1)
     replicas.apply_view(attrs.evolve(side.view, states=states))
     assert failures == [error]
-    assert {len(led.book.state.isr) for led in replicas._led_partitions.values()} == {1}
+    assert {
+        len(led.leader_state.state.isr) for led in replicas._led_partitions.values()
+    } == {1}
 
 
 def raising(error: Exception) -> Any:

@@ -114,7 +114,7 @@ def leader(fetcher: LeaderFetcher) -> PlayedLeader:
 def followed(number: int, log: Log, leader_epoch: int = 0) -> FollowedPartition:
     members = {1: InSyncReplica(1, "d1"), 2: InSyncReplica(1, "d2")}
     state = LeaderAndIsr(1, leader_epoch, members, tuple(members))
-    book = following.follow(
+    follower_state = following.follow(
         state,
         2,
         1,
@@ -124,7 +124,7 @@ def followed(number: int, log: Log, leader_epoch: int = 0) -> FollowedPartition:
         last_epoch=last_epoch(log),
         high_watermark=log.high_watermark,
     )
-    return FollowedPartition(("t", number), TOPIC_ID, log, book)
+    return FollowedPartition(("t", number), TOPIC_ID, log, follower_state)
 
 
 def follow(fetcher: LeaderFetcher, partitions: list[FollowedPartition]) -> None:

@@ -35,12 +35,12 @@ BUGS = [
             (
                 LeaderFetcher._next_fetch,
                 "followed_partition.log.flush()\n"
-                "            followed_partition.book = following.synced(\n"
-                "                followed_partition.book, "
-                "followed_partition.log.durable_end_offset\n",
-                "followed_partition.book = following.synced(\n"
-                "                followed_partition.book, "
-                "followed_partition.log.log_end_offset\n",
+                "            followed_partition.follower_state = following.synced(\n"
+                "                followed_partition.follower_state,\n"
+                "                followed_partition.log.durable_end_offset,\n",
+                "followed_partition.follower_state = following.synced(\n"
+                "                followed_partition.follower_state,\n"
+                "                followed_partition.log.log_end_offset,\n",
             ),
         ),
         options=("cut_all_power", "kill"),
