@@ -33,7 +33,7 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
     assert [each for each in found if report.reason_of(each[0], each[2]) is None] == []
     used = {report.reason_of(api, step) for api, _, step, _ in found}
     assert used == set(report.REASONS)
-    report.keep(theirs)
+    report.save(theirs)
     report.PAGE.write_text(report.page(ours, theirs), encoding="utf-8")
 
 

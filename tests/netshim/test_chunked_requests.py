@@ -208,9 +208,9 @@ def answers_of_scripts() -> list[Any]:
         for version in {api.min_version, api.max_version}:
             for script in SCRIPTS[api]:
                 number += 1
-                asker = RecordingScript(simulation, api, version, number)
-                script(asker)
-                asker.close()
+                recording_script = RecordingScript(simulation, api, version, number)
+                script(recording_script)
+                recording_script.close()
     simulation.end()
     return answers
 

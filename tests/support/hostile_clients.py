@@ -61,7 +61,7 @@ from netshim.security.stored import DEFAULT, SecurityStore
 from netshim.session import MAX_UNAUTHENTICATED_BYTES, ClientSession
 from netshim.settings import Settings
 from netshim.wire.codec import Api
-from support.conformance import Asker, Script, build
+from support.conformance import RecordingClient, Script, build
 from support.conformance.report import SCRIPTS, served
 from support.hostile_frames import Variants, changed
 
@@ -349,7 +349,7 @@ class WireClient:
         self.connection.close()
 
 
-class Scripted(Asker):
+class Scripted(RecordingClient):
     """Runs a script of support/conformance/ over a WireClient. Malicious clients first send
     changed copies of its requests.
     """
@@ -377,7 +377,7 @@ class Scripted(Asker):
         return answer
 
     def wait_for(self, name: str, partitions: int) -> bytes:
-        known = self.other(
+        known = self.ask_unrecorded(
             wire.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=False
         )
         found: bytes = known.topics[0].topic_id
@@ -780,15 +780,15 @@ class HostileSimulation:
     def run_script(
         self, api: Api[Any, Any], version: int, script: Script, number: int
     ) -> None:
-        asker = Scripted(self, api, version, number)
+        scripted = Scripted(self, api, version, number)
         try:
-            script(asker)
+            script(scripted)
         except InvariantViolated:
             raise
         except Exception as error:  # malicious clients have disturbed it
             self.outcomes[f"spoiled {type(error).__name__}"] += 1
         finally:
-            asker.close()
+            scripted.close()
 
     def end(self) -> None:
         self.round()

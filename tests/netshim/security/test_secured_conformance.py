@@ -10,7 +10,7 @@ import pytest
 from netshim.secured_testing import ADMIN, SecuredKafka, start_secured
 from netshim.wire.codec import Api
 from support.client import Client
-from support.conformance import Asker, report
+from support.conformance import RecordingClient, report
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,14 @@ def test_answers_are_the_same_as_without_security(
     """The test compares the oldest and the newest version of each API."""
     ours = {}
     for version in sorted({api.min_version, api.max_version}):
-        asker = Asker(kafka.port, api, version, connect=connect)
+        recording_client = RecordingClient(kafka.port, api, version, connect=connect)
         try:
             for script in report.SCRIPTS[api]:
-                script(asker)
+                script(recording_client)
         finally:
-            asker.close()
-        ours[asker.name] = asker.recorded
-    found = report.differences(ours, report.kept())
+            recording_client.close()
+        ours[recording_client.name] = recording_client.recorded
+    found = report.differences(ours, report.load())
     # Kafka answered without an authorizer, and without users.
     unexplained = [
         row

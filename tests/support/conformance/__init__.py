@@ -1,7 +1,7 @@
 """Raw requests of every API and version to two brokers, and their responses in a form
 that can be compared.
 
-A script sends requests of one API in one version. It gets an Asker, and its steps have
+A script sends requests of one API in one version. It gets an RecordingClient, and its steps have
 names. A difference is reported by API, version and step. Each script uses its own names
 for topics, groups and transactions, so no script sees the objects of another script.
 
@@ -25,16 +25,16 @@ from netshim.wire.codec import Api
 from netshim.wire.fields import Struct
 from support.client import Client
 
-Script = Callable[["Asker"], None]
+Script = Callable[["RecordingClient"], None]
 
 #: Names of fields with random values, counts, or values of a clock. The comparison only
 #: checks whether they have a value.
-_DRAWN = {
+_RANDOM_FIELDS = {
     "topic_id", "cluster_id", "producer_id", "log_append_time_ms", "last_timestamp", "start_timestamp",
     "transaction_start_time_ms", "log_dir", "session_id", "port", "current_txn_start_offset",
 }  # fmt: skip
 #: Texts for people, and sizes of disks.
-_LEFT_OUT = {
+_OMITTED_FIELDS = {
     "error_message",
     "batch_index_error_message",
     "message",
@@ -48,9 +48,9 @@ _UNREADY = {
     codes.NOT_COORDINATOR,
     codes.COORDINATOR_NOT_AVAILABLE,
 }
-_PATIENCE_S = 60
+_LIMIT_S = 60
 #: Time after which a broker is not expected to respond.
-_SILENCE_S = 6
+_RESPONSE_LIMIT_S = 6
 
 
 def build(shape: Struct, given: Any) -> Any:
@@ -81,7 +81,7 @@ def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any
     """
     found = {}
     for field in shape.fields:
-        if not field.exists_in(version) or field.name in _LEFT_OUT:
+        if not field.exists_in(version) or field.name in _OMITTED_FIELDS:
             continue
         each = getattr(value, field.name)
         if field.struct and each is not None:
@@ -94,7 +94,7 @@ def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any
                 each = plain(inner, each, version, names)
         elif field.name in ("member_id", "leader") and each:
             each = names.setdefault(each, f"member {len(names) + 1}")
-        elif field.name in _DRAWN:
+        elif field.name in _RANDOM_FIELDS:
             each = _masked(each)
         elif isinstance(each, bytes | memoryview):
             each = bytes(each).hex()
@@ -112,7 +112,7 @@ def _masked(value: Any) -> Any:
     return "..."
 
 
-class Asker:
+class RecordingClient:
     """Sends requests of one API in one version to one broker.
 
     The responses are recorded as a list of (step, response), in the order of the
@@ -129,7 +129,7 @@ class Asker:
     ) -> None:
         """Prepare requests to the broker at `port`.
 
-        `admin` connects as a user that may do everything, for other(). `connect` opens
+        `admin` connects as a user that may do everything, for ask_unrecorded(). `connect` opens
         the connection for ask(), if it is not a plain one to `port`.
         """
         self._connect = connect or (lambda: Client(port))
@@ -156,25 +156,25 @@ class Asker:
                 self.api, self.version, build(self.api.request.schema, fields)
             )
         except (EOFError, ConnectionError):
-            return self._lost(step, "hung up")
+            return self._record_failure(step, "hung up")
         except TimeoutError:
-            return self._lost(step, "no answer")
+            return self._record_failure(step, "no answer")
         self.recorded.append(
             (step, plain(self.api.response.schema, answer, self.version, self._names))
         )
         return answer
 
-    def _lost(self, step: str, how: str) -> None:
+    def _record_failure(self, step: str, failure: str) -> None:
         self._client.close()
         self._client = self._connected()
-        self.recorded.append((step, how))
+        self.recorded.append((step, failure))
 
     def _connected(self) -> Client:
         client = self._connect()
-        client.sock.settimeout(_SILENCE_S)
+        client.sock.settimeout(_RESPONSE_LIMIT_S)
         return client
 
-    def other(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
+    def ask_unrecorded(self, api: Api[Any, Any], version: int, **fields: Any) -> Any:
         """Send a request of another API as a preparation. Its response is not compared."""
         client = self._admin or self._client
         return client.ask(api, version, build(api.request.schema, fields))
@@ -183,7 +183,7 @@ class Asker:
         """Repeat a request until its error code does not report that the coordinator is
         not ready.
         """
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _LIMIT_S
         while True:
             code, answer = ask()
             if code not in _UNREADY:
@@ -209,7 +209,9 @@ class Asker:
             "replication_factor": 1,
             "configs": configs,
         }
-        made = self.other(wire.CREATE_TOPICS, 7, topics=[topic], timeout_ms=30_000)
+        made = self.ask_unrecorded(
+            wire.CREATE_TOPICS, 7, topics=[topic], timeout_ms=30_000
+        )
         assert made.topics[0].error_code == 0, made
         self.wait_for(name, partitions)
         return name
@@ -218,16 +220,16 @@ class Asker:
         """Return the id of a topic, once the broker leads all its partitions. The
         broker may describe the topic earlier.
         """
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _LIMIT_S
         asked = [
             {"partition_index": number, "timestamp": -1} for number in range(partitions)
         ]
         while True:
-            answer = self.other(
+            answer = self.ask_unrecorded(
                 wire.LIST_OFFSETS, 5, topics=[{"name": name, "partitions": asked}]
             )
             if not any(each.error_code for each in answer.topics[0].partitions):
-                known = self.other(
+                known = self.ask_unrecorded(
                     wire.METADATA,
                     12,
                     topics=[{"name": name}],
@@ -242,7 +244,7 @@ class Asker:
         """Append records. An error is raised if the append is refused."""
         part = {"index": partition, "records": records}
         topic = {"name": name, "partition_data": [part]}
-        answer = self.other(
+        answer = self.ask_unrecorded(
             wire.PRODUCE, 9, acks=-1, timeout_ms=30_000, topic_data=[topic]
         )
         done = answer.responses[0].partition_responses[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from logcore import recordbatch
 from netshim import wire
-from support.conformance import Asker, Script
+from support.conformance import RecordingClient, Script
 
 #: Fixed, so that both logs contain the same bytes: 2026-01-01.
 NOW_MS = 1_767_225_600_000
@@ -51,18 +51,18 @@ def _old(value: bytes) -> bytes:
     return struct.pack(">qi", 0, len(message)) + message
 
 
-def produce(asker: Asker) -> None:
-    name = asker.topic(max_message_bytes="2000")
-    short = asker.topic("-create-time", message_timestamp_after_max_ms="1000")
-    stamped = asker.topic("-append-time", message_timestamp_type="LogAppendTime")
-    compacted = asker.topic("-compacted", cleanup_policy="compact")
+def produce(client: RecordingClient) -> None:
+    name = client.topic(max_message_bytes="2000")
+    short = client.topic("-create-time", message_timestamp_after_max_ms="1000")
+    stamped = client.topic("-append-time", message_timestamp_type="LogAppendTime")
+    compacted = client.topic("-compacted", cleanup_policy="compact")
 
     ids_of = {
-        each: asker.wait_for(each, 2) for each in (name, short, stamped, compacted)
+        each: client.wait_for(each, 2) for each in (name, short, stamped, compacted)
     }
 
-    def place(topic: str) -> dict[str, Any]:
-        if asker.version >= _TOPIC_IDS_SINCE:
+    def topic_fields(topic: str) -> dict[str, Any]:
+        if client.version >= _TOPIC_IDS_SINCE:
             return {"topic_id": ids_of.get(topic, b"\1" * 16)}
         return {"name": topic}
 
@@ -75,8 +75,10 @@ def produce(asker: Asker) -> None:
     ) -> None:
         part = {"index": partition, "records": records}
         fields = {"acks": -1, "timeout_ms": 30_000, **more}
-        asker.ask(
-            step, topic_data=[{**place(topic), "partition_data": [part]}], **fields
+        client.ask(
+            step,
+            topic_data=[{**topic_fields(topic), "partition_data": [part]}],
+            **fields,
         )
 
     ask("a batch", batch(b"a", b"b"))
@@ -134,29 +136,31 @@ def produce(asker: Asker) -> None:
             b"t", base_sequence=0, transactional=True, producer_id=702, producer_epoch=0
         ),
     )
-    asker.ask("no topics", acks=-1, timeout_ms=30_000, topic_data=[])
+    client.ask("no topics", acks=-1, timeout_ms=30_000, topic_data=[])
     both = [{"index": 0, "records": batch(b"a")}, {"index": 9, "records": batch(b"a")}]
-    asker.ask(
+    client.ask(
         "one of two fails",
         acks=-1,
         timeout_ms=30_000,
-        topic_data=[{**place(name), "partition_data": both}],
+        topic_data=[{**topic_fields(name), "partition_data": both}],
     )
 
 
-def fetch(asker: Asker) -> None:
-    name = asker.topic()
-    topic_id = asker.wait_for(name, 2)
-    asker.produce(name, batch(b"a", b"b"))
-    asker.produce(name, batch(b"c"))
-    asker.produce(name, batch(b"d" * 500, b"e" * 500, codec="gzip"))
-    has_ids = asker.version >= _TOPIC_IDS_SINCE
+def fetch(client: RecordingClient) -> None:
+    name = client.topic()
+    topic_id = client.wait_for(name, 2)
+    client.produce(name, batch(b"a", b"b"))
+    client.produce(name, batch(b"c"))
+    client.produce(name, batch(b"d" * 500, b"e" * 500, codec="gzip"))
+    has_ids = client.version >= _TOPIC_IDS_SINCE
 
-    def place(topic: str = name, partition_id: bytes = topic_id) -> dict[str, Any]:
+    def topic_fields(
+        topic: str = name, partition_id: bytes = topic_id
+    ) -> dict[str, Any]:
         return {"topic_id": partition_id} if has_ids else {"topic": topic}
 
     def ask(
-        step: str, offset: int, where: dict[str, Any] | None = None, **more: Any
+        step: str, offset: int, topic_entry: dict[str, Any] | None = None, **more: Any
     ) -> Any:
         part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
         of_request = {"max_wait_ms": 0, "max_bytes": 1 << 20, "session_epoch": -1}
@@ -166,8 +170,13 @@ def fetch(asker: Asker) -> None:
                 if key in of_request or key in ("isolation_level", "session_id")
                 else part
             )[key] = value
-        topics = [{**(place() if where is None else where), "partitions": [part]}]
-        return asker.ask(step, topics=topics, **of_request)
+        topics = [
+            {
+                **(topic_fields() if topic_entry is None else topic_entry),
+                "partitions": [part],
+            }
+        ]
+        return client.ask(step, topics=topics, **of_request)
 
     ask("from the start", 0)
     ask("inside a batch", 1)
@@ -178,7 +187,7 @@ def fetch(asker: Asker) -> None:
     ask("one byte in all", 0, max_bytes=1)
     ask("two batches by their size", 0, partition_max_bytes=170)
     ask("read committed", 0, isolation_level=1)
-    ask("no such topic", 0, place(f"{name}-none", b"\1" * 16))
+    ask("no such topic", 0, topic_fields(f"{name}-none", b"\1" * 16))
     ask("no such partition", 0, partition=7)
     ask("the epoch of the leader", 0, current_leader_epoch=0)
     ask("an epoch to come", 0, current_leader_epoch=5)
@@ -186,18 +195,20 @@ def fetch(asker: Asker) -> None:
     ask("a last fetched epoch to come", 5, last_fetched_epoch=3)
     ask("a session that is not there", 0, session_id=12_345, session_epoch=3)
     ask("closing a session that is not there", 0, session_id=12_345)
-    asker.ask(
+    client.ask(
         "nothing asked", max_wait_ms=0, max_bytes=1000, session_epoch=-1, topics=[]
     )
 
 
-def fetch_session(asker: Asker) -> None:
-    """Fetch in a session of the asker's own, if the broker creates sessions."""
-    name = asker.topic("-session")
-    topic_id = asker.wait_for(name, 2)
-    asker.produce(name, batch(b"a", b"b"))
-    where = (
-        {"topic_id": topic_id} if asker.version >= _TOPIC_IDS_SINCE else {"topic": name}
+def fetch_session(client: RecordingClient) -> None:
+    """Fetch in a session of the client's own, if the broker creates sessions."""
+    name = client.topic("-session")
+    topic_id = client.wait_for(name, 2)
+    client.produce(name, batch(b"a", b"b"))
+    topic_entry = (
+        {"topic_id": topic_id}
+        if client.version >= _TOPIC_IDS_SINCE
+        else {"topic": name}
     )
 
     def ask(
@@ -215,12 +226,14 @@ def fetch_session(asker: Asker) -> None:
             }
             for number, offset in offsets.items()
         ]
-        topics = [{**where, "partitions": parts}] if parts else []
-        left = [{**where, "partitions": forgotten}] if forgotten else []
-        return asker.ask(
+        topics = [{**topic_entry, "partitions": parts}] if parts else []
+        forgotten_topics = (
+            [{**topic_entry, "partitions": forgotten}] if forgotten else []
+        )
+        return client.ask(
             f"session: {step}",
             topics=topics, max_wait_ms=0, max_bytes=1 << 20, session_id=session_id, session_epoch=epoch,
-            **({"forgotten_topics_data": left} if left else {}),
+            **({"forgotten_topics_data": forgotten_topics} if forgotten_topics else {}),
         )  # fmt: skip
 
     made = ask("a new one", 0, 0, {0: 0, 1: 0})
@@ -229,11 +242,13 @@ def fetch_session(asker: Asker) -> None:
     first = made.session_id
     ask("the next epoch", first, 1, {0: 2})
     ask("nothing new", first, 2, {})
-    asker.produce(name, batch(b"c"), partition=1)
+    client.produce(name, batch(b"c"), partition=1)
     ask("news of one partition", first, 3, {})
     ask("an epoch again", first, 3, {})
     ask("records that were not taken", first, 4, {})
-    asker.other(wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)])
+    client.ask_unrecorded(
+        wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)]
+    )
     ask("another log start", first, 5, {1: 1})
     ask("an unknown partition", first, 6, {7: 0})
     ask("an error again", first, 7, {})
@@ -252,17 +267,19 @@ def fetch_session(asker: Asker) -> None:
     ask("another epoch than 0 without a session", 0, 1, {})
 
 
-def list_offsets(asker: Asker) -> None:
-    name = asker.topic()
-    asker.produce(name, batch(b"a", b"b"))
-    asker.produce(name, batch(b"c", time_ms=NOW_MS + 60_000))
-    asker.other(wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)])
+def list_offsets(client: RecordingClient) -> None:
+    name = client.topic()
+    client.produce(name, batch(b"a", b"b"))
+    client.produce(name, batch(b"c", time_ms=NOW_MS + 60_000))
+    client.ask_unrecorded(
+        wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)]
+    )
 
     def ask(step: str, timestamp: int, topic: str = name, **more: Any) -> None:
         isolation_level = more.pop("isolation_level", 0)
         part = {"partition_index": 0, "timestamp": timestamp, **more}
         topics = [{"name": topic, "partitions": [part]}]
-        asker.ask(step, replica_id=-1, isolation_level=isolation_level, topics=topics)
+        client.ask(step, replica_id=-1, isolation_level=isolation_level, topics=topics)
 
     ask("the end", -1)
     ask("the start", -2)
@@ -281,16 +298,16 @@ def list_offsets(asker: Asker) -> None:
     ask("an epoch to come", -1, current_leader_epoch=5)
     ask("read committed", -1, isolation_level=1)
     twice = {"name": name, "partitions": [{"partition_index": 0, "timestamp": -1}] * 2}
-    asker.ask("a partition twice", replica_id=-1, topics=[twice])
+    client.ask("a partition twice", replica_id=-1, topics=[twice])
 
 
 def _cut(name: str, offset: int) -> dict[str, Any]:
     return {"name": name, "partitions": [{"partition_index": 0, "offset": offset}]}
 
 
-def offset_for_leader_epoch(asker: Asker) -> None:
-    name = asker.topic()
-    asker.produce(name, batch(b"a", b"b"))
+def offset_for_leader_epoch(client: RecordingClient) -> None:
+    name = client.topic()
+    client.produce(name, batch(b"a", b"b"))
 
     def ask(
         step: str,
@@ -304,7 +321,7 @@ def offset_for_leader_epoch(asker: Asker) -> None:
             "leader_epoch": leader_epoch,
             "current_leader_epoch": current,
         }
-        asker.ask(step, replica_id=-1, topics=[{"topic": topic, "partitions": [part]}])
+        client.ask(step, replica_id=-1, topics=[{"topic": topic, "partitions": [part]}])
 
     ask("the epoch", 0)
     ask("an epoch to come", 5)
@@ -314,14 +331,14 @@ def offset_for_leader_epoch(asker: Asker) -> None:
     ask("the leader's epoch is another", 0, current=4)
 
 
-def delete_records(asker: Asker) -> None:
-    name = asker.topic()
-    compacted = asker.topic("-compacted", cleanup_policy="compact")
-    asker.produce(name, batch(b"a", b"b", b"c"))
+def delete_records(client: RecordingClient) -> None:
+    name = client.topic()
+    compacted = client.topic("-compacted", cleanup_policy="compact")
+    client.produce(name, batch(b"a", b"b", b"c"))
 
     def ask(step: str, offset: int, topic: str = name, partition: int = 0) -> None:
         part = {"partition_index": partition, "offset": offset}
-        asker.ask(
+        client.ask(
             step, timeout_ms=30_000, topics=[{"name": topic, "partitions": [part]}]
         )
 
@@ -335,21 +352,21 @@ def delete_records(asker: Asker) -> None:
     ask("of a compacted topic", 0, topic=compacted)
 
 
-def metadata(asker: Asker) -> None:
-    name = asker.topic()
-    topic_id = asker.wait_for(name, 2)
-    has_flag = asker.version >= 4
-    has_ids = asker.version >= 10
+def metadata(client: RecordingClient) -> None:
+    name = client.topic()
+    topic_id = client.wait_for(name, 2)
+    has_flag = client.version >= 4
+    has_ids = client.version >= 10
 
     def ask(step: str, topics: list[dict[str, Any]] | None, **more: Any) -> None:
         flags = {"allow_auto_topic_creation": False} if has_flag else {}
-        asker.ask(step, topics=topics, **flags, **more)
+        client.ask(step, topics=topics, **flags, **more)
 
     ask("a topic", [{"name": name}])
     ask("no topic", [])
     # In version 0 it means all topics, including topics of other scripts.
-    step, recorded = asker.recorded.pop()
-    asker.recorded.append(
+    step, recorded = client.recorded.pop()
+    client.recorded.append(
         (
             step,
             {
@@ -367,7 +384,7 @@ def metadata(asker: Asker) -> None:
         ask("by its id", [{"topic_id": topic_id, "name": None}])
         ask("by no id", [{"topic_id": b"\1" * 16, "name": None}])
         ask("by id and name", [{"topic_id": topic_id, "name": name}])
-    if asker.version >= 8:
+    if client.version >= 8:
         ask(
             "with operations",
             [{"name": name}],
@@ -375,27 +392,27 @@ def metadata(asker: Asker) -> None:
         )
 
 
-def describe_topic_partitions(asker: Asker) -> None:
-    name = asker.topic(partitions=3)
+def describe_topic_partitions(client: RecordingClient) -> None:
+    name = client.topic(partitions=3)
     limit = {"response_partition_limit": 2000}
-    asker.ask("a topic", topics=[{"name": name}], **limit)
-    asker.ask("no such topic", topics=[{"name": f"{name}-none"}], **limit)
-    asker.ask("an impossible name", topics=[{"name": "a b"}], **limit)
-    asker.ask(
+    client.ask("a topic", topics=[{"name": name}], **limit)
+    client.ask("no such topic", topics=[{"name": f"{name}-none"}], **limit)
+    client.ask("an impossible name", topics=[{"name": "a b"}], **limit)
+    client.ask(
         "two partitions at a time", topics=[{"name": name}], response_partition_limit=2
     )
     cursor = {"topic_name": name, "partition_index": 2}
-    asker.ask("from a cursor", topics=[{"name": name}], cursor=cursor, **limit)
+    client.ask("from a cursor", topics=[{"name": name}], cursor=cursor, **limit)
     outside = {"topic_name": name, "partition_index": -1}
-    asker.ask(
+    client.ask(
         "from a cursor below zero", topics=[{"name": name}], cursor=outside, **limit
     )
 
 
-def write_markers(asker: Asker) -> None:
-    name = asker.topic()
+def write_markers(client: RecordingClient) -> None:
+    name = client.topic()
     id_and_epoch = {"producer_id": 9_000, "producer_epoch": 1}
-    asker.produce(name, batch(b"a"))
+    client.produce(name, batch(b"a"))
 
     def ask(
         step: str, topic: str = name, partition: int = 0, coordinator_epoch: int = 0
@@ -407,7 +424,7 @@ def write_markers(asker: Asker) -> None:
             "topics": topics,
             "coordinator_epoch": coordinator_epoch,
         }
-        asker.ask(step, markers=[marker])
+        client.ask(step, markers=[marker])
 
     ask("of a producer that never wrote")
     ask("a later coordinator", coordinator_epoch=4)
@@ -416,7 +433,7 @@ def write_markers(asker: Asker) -> None:
     ask("no such partition", partition=7)
     id_and_epoch["producer_epoch"] = 0
     ask("an older epoch", coordinator_epoch=5)
-    asker.ask("no markers", markers=[])
+    client.ask("no markers", markers=[])
 
 
 SCRIPTS: dict[Any, list[Script]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from netshim import wire
 from netshim.wire import codes
-from support.conformance import Asker, Script
+from support.conformance import RecordingClient, Script
 
 #: A subscription to a topic "t", version 0, in the form in which members exchange it.
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\1t\0\0\0\0"
@@ -18,20 +18,22 @@ _SESSION = {
 _BASIC_JOIN = 5
 
 
-def coordinator(asker: Asker, group_id: str) -> None:
+def coordinator(client: RecordingClient, group_id: str) -> None:
     """Wait until the broker coordinates a group."""
 
     def ask() -> tuple[int, Any]:
-        answer = asker.other(
+        answer = client.ask_unrecorded(
             wire.HEARTBEAT, 4, group_id=group_id, generation_id=1, member_id="nobody"
         )
         return answer.error_code, answer
 
-    asker.other(wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0)
-    asker.until_ready(ask)
+    client.ask_unrecorded(
+        wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0
+    )
+    client.until_ready(ask)
 
 
-def join(asker: Asker, group_id: str, **more: Any) -> Any:
+def join(client: RecordingClient, group_id: str, **more: Any) -> Any:
     """Let a member of the classic protocol join. In a group without other members it is
     the leader.
     """
@@ -41,23 +43,23 @@ def join(asker: Asker, group_id: str, **more: Any) -> Any:
         "group_id": group_id,
         **more,
     }
-    first = asker.other(wire.JOIN_GROUP, _BASIC_JOIN, **fields)
+    first = client.ask_unrecorded(wire.JOIN_GROUP, _BASIC_JOIN, **fields)
     if first.error_code != codes.MEMBER_ID_REQUIRED:
         return first
-    return asker.other(
+    return client.ask_unrecorded(
         wire.JOIN_GROUP, _BASIC_JOIN, **{**fields, "member_id": first.member_id}
     )
 
 
-def stable(asker: Asker, suffix: str = "") -> tuple[str, str]:
+def stable(client: RecordingClient, suffix: str = "") -> tuple[str, str]:
     """Create a group with one member that has its assignment, and return the group id
     and the member id.
     """
-    group_id = f"{asker.name}{suffix}"
-    coordinator(asker, group_id)
-    joined = join(asker, group_id)
+    group_id = f"{client.name}{suffix}"
+    coordinator(client, group_id)
+    joined = join(client, group_id)
     mine = {"member_id": joined.member_id, "assignment": b"mine"}
-    done = asker.other(
+    done = client.ask_unrecorded(
         wire.SYNC_GROUP, 3,
         group_id=group_id, generation_id=joined.generation_id, member_id=joined.member_id, assignments=[mine],
     )  # fmt: skip
@@ -65,75 +67,75 @@ def stable(asker: Asker, suffix: str = "") -> tuple[str, str]:
     return group_id, joined.member_id
 
 
-def find_coordinator(asker: Asker) -> None:
-    coordinator(asker, asker.name)
-    has_list = asker.version >= 4
+def find_coordinator(client: RecordingClient) -> None:
+    coordinator(client, client.name)
+    has_list = client.version >= 4
 
     def ask(step: str, key: str, key_type: int) -> None:
         keys = {"coordinator_keys": [key]} if has_list else {"key": key}
-        asker.ask(step, key_type=key_type, **keys)
+        client.ask(step, key_type=key_type, **keys)
 
-    ask("of a group", asker.name, 0)
+    ask("of a group", client.name, 0)
     ask("of an empty group id", "", 0)
-    if asker.version >= 1:
-        ask("of a type that is not there", asker.name, 9)
-        ask("of share groups", asker.name, 2)
+    if client.version >= 1:
+        ask("of a type that is not there", client.name, 9)
+        ask("of share groups", client.name, 2)
     if has_list:
-        asker.ask(
-            "of two", key_type=0, coordinator_keys=[asker.name, f"{asker.name}-other"]
+        client.ask(
+            "of two", key_type=0, coordinator_keys=[client.name, f"{client.name}-other"]
         )
-        asker.ask("of none", key_type=0, coordinator_keys=[])
+        client.ask("of none", key_type=0, coordinator_keys=[])
 
 
-def join_group(asker: Asker) -> None:
-    group_id = asker.name
-    coordinator(asker, group_id)
+def join_group(client: RecordingClient) -> None:
+    group_id = client.name
+    coordinator(client, group_id)
     fields = {
         **_SESSION,
         "protocols": [{"name": "range", "metadata": SUBSCRIPTION}],
         "group_id": group_id,
     }
-    asker.ask("an empty group id", **{**fields, "group_id": ""})
-    asker.ask("a session that is too short", **{**fields, "session_timeout_ms": 1})
-    asker.ask(
+    client.ask("an empty group id", **{**fields, "group_id": ""})
+    client.ask("a session that is too short", **{**fields, "session_timeout_ms": 1})
+    client.ask(
         "a session that is too long", **{**fields, "session_timeout_ms": 2_000_000_000}
     )
-    asker.ask("no protocols", **{**fields, "protocols": []})
-    asker.ask("no type of protocol", **{**fields, "protocol_type": ""})
-    asker.ask("an unknown member", **{**fields, "member_id": "nobody"})
-    first = asker.ask("the first member", **fields)
+    client.ask("no protocols", **{**fields, "protocols": []})
+    client.ask("no type of protocol", **{**fields, "protocol_type": ""})
+    client.ask("an unknown member", **{**fields, "member_id": "nobody"})
+    first = client.ask("the first member", **fields)
     member_id = first.member_id
     if first.error_code == codes.MEMBER_ID_REQUIRED:
-        asker.ask("the first member, by its id", **{**fields, "member_id": member_id})
-    asker.ask("another type of protocol", **{**fields, "protocol_type": "connect"})
+        client.ask("the first member, by its id", **{**fields, "member_id": member_id})
+    client.ask("another type of protocol", **{**fields, "protocol_type": "connect"})
     other = [{"name": "roundrobin", "metadata": b""}]
-    asker.ask("no protocol in common", **{**fields, "protocols": other})
-    asker.ask("the first member again", **{**fields, "member_id": member_id})
-    if asker.version >= 5:
+    client.ask("no protocol in common", **{**fields, "protocols": other})
+    client.ask("the first member again", **{**fields, "member_id": member_id})
+    if client.version >= 5:
         static = {**fields, "group_id": f"{group_id}-static", "group_instance_id": "i"}
-        made = asker.ask("a static member", **static)
-        asker.ask(
+        made = client.ask("a static member", **static)
+        client.ask(
             "a static member by its id", **{**static, "member_id": made.member_id}
         )
-        asker.ask("a static member by another id", **{**static, "member_id": "nobody"})
+        client.ask("a static member by another id", **{**static, "member_id": "nobody"})
 
 
-def heartbeat(asker: Asker) -> None:
-    group_id, member_id = stable(asker)
+def heartbeat(client: RecordingClient) -> None:
+    group_id, member_id = stable(client)
     fields = {"group_id": group_id, "member_id": member_id, "generation_id": 1}
-    asker.ask("a member", **fields)
-    asker.ask("another generation", **{**fields, "generation_id": 7})
-    asker.ask("an unknown member", **{**fields, "member_id": "nobody"})
-    asker.ask("an unknown group", **{**fields, "group_id": f"{group_id}-none"})
-    asker.ask("an empty group id", **{**fields, "group_id": ""})
-    if asker.version >= 3:
-        asker.ask("an unknown static member", **fields, group_instance_id="i")
+    client.ask("a member", **fields)
+    client.ask("another generation", **{**fields, "generation_id": 7})
+    client.ask("an unknown member", **{**fields, "member_id": "nobody"})
+    client.ask("an unknown group", **{**fields, "group_id": f"{group_id}-none"})
+    client.ask("an empty group id", **{**fields, "group_id": ""})
+    if client.version >= 3:
+        client.ask("an unknown static member", **fields, group_instance_id="i")
 
 
-def sync_group(asker: Asker) -> None:
-    group_id = asker.name
-    coordinator(asker, group_id)
-    joined = join(asker, group_id)
+def sync_group(client: RecordingClient) -> None:
+    group_id = client.name
+    coordinator(client, group_id)
+    joined = join(client, group_id)
     member_id = joined.member_id
     fields = {
         "group_id": group_id,
@@ -141,94 +143,94 @@ def sync_group(asker: Asker) -> None:
         "generation_id": joined.generation_id,
     }
     mine = [{"member_id": member_id, "assignment": b"mine"}]
-    if asker.version >= 5:
+    if client.version >= 5:
         fields |= {"protocol_type": "consumer", "protocol_name": "range"}
-        asker.ask(
+        client.ask(
             "another protocol",
             **{**fields, "protocol_name": "roundrobin"},
             assignments=mine,
         )
-        asker.ask(
+        client.ask(
             "another type of protocol",
             **{**fields, "protocol_type": "connect"},
             assignments=mine,
         )
-    asker.ask("another generation", **{**fields, "generation_id": 7}, assignments=mine)
-    asker.ask(
+    client.ask("another generation", **{**fields, "generation_id": 7}, assignments=mine)
+    client.ask(
         "an unknown member", **{**fields, "member_id": "nobody"}, assignments=mine
     )
-    asker.ask(
+    client.ask(
         "an unknown group",
         **{**fields, "group_id": f"{group_id}-none"},
         assignments=mine,
     )
-    asker.ask("an empty group id", **{**fields, "group_id": ""}, assignments=mine)
-    asker.ask("the leader", **fields, assignments=mine)
-    asker.ask("the leader again", **fields, assignments=[])
+    client.ask("an empty group id", **{**fields, "group_id": ""}, assignments=mine)
+    client.ask("the leader", **fields, assignments=mine)
+    client.ask("the leader again", **fields, assignments=[])
 
 
-def leave_group(asker: Asker) -> None:
-    group_id, member_id = stable(asker)
+def leave_group(client: RecordingClient) -> None:
+    group_id, member_id = stable(client)
 
     def ask(step: str, group_id: str, member_id: str) -> None:
-        if asker.version >= 3:
-            asker.ask(step, group_id=group_id, members=[{"member_id": member_id}])
+        if client.version >= 3:
+            client.ask(step, group_id=group_id, members=[{"member_id": member_id}])
         else:
-            asker.ask(step, group_id=group_id, member_id=member_id)
+            client.ask(step, group_id=group_id, member_id=member_id)
 
     ask("an unknown member", group_id, "nobody")
     ask("an unknown group", f"{group_id}-none", "nobody")
     ask("an empty group id", "", "nobody")
-    if asker.version >= 3:
+    if client.version >= 3:
         unknown = {"member_id": "", "group_instance_id": "i"}
-        asker.ask("an unknown static member", group_id=group_id, members=[unknown])
-        asker.ask("nobody", group_id=group_id, members=[])
+        client.ask("an unknown static member", group_id=group_id, members=[unknown])
+        client.ask("nobody", group_id=group_id, members=[])
     ask("a member", group_id, member_id)
     ask("the same again", group_id, member_id)
 
 
-def describe_groups(asker: Asker) -> None:
-    name = asker.topic()
-    group_id, _ = stable(asker)
+def describe_groups(client: RecordingClient) -> None:
+    name = client.topic()
+    group_id, _ = stable(client)
     # Otherwise, other scripts would decide whether a group with an empty name exists.
-    commit(asker, "", name)
-    asker.ask("a group", groups=[group_id])
-    asker.ask("an unknown group", groups=[f"{group_id}-none"])
-    asker.ask("an empty group id", groups=[""])
-    asker.ask("no group", groups=[])
-    if asker.version >= 3:
-        asker.ask(
+    commit(client, "", name)
+    client.ask("a group", groups=[group_id])
+    client.ask("an unknown group", groups=[f"{group_id}-none"])
+    client.ask("an empty group id", groups=[""])
+    client.ask("no group", groups=[])
+    if client.version >= 3:
+        client.ask(
             "with operations", groups=[group_id], include_authorized_operations=True
         )
 
 
-def list_groups(asker: Asker) -> None:
-    group_id, _ = stable(asker)
+def list_groups(client: RecordingClient) -> None:
+    group_id, _ = stable(client)
     filters: list[tuple[str, dict[str, Any]]] = [("all", {})]
-    if asker.version >= 4:
+    if client.version >= 4:
         filters += [
             (state, {"states_filter": [state]})
             for state in ("Stable", "stable", "Dead", "no state")
         ]
-    if asker.version >= 5:
+    if client.version >= 5:
         filters += [
             (kind, {"types_filter": [kind]})
             for kind in ("classic", "Consumer", "no type")
         ]
     for step, fields in filters:
-        answer = asker.ask(step, **fields)
-        _, recorded = asker.recorded.pop()
+        answer = client.ask(step, **fields)
+        _, recorded = client.recorded.pop()
         if answer is not None:
             recorded["groups"] = [
                 each for each in recorded["groups"] if each["group_id"] == group_id
             ]
-        asker.recorded.append((step, recorded))
+        client.recorded.append((step, recorded))
 
 
-def offset_commit(asker: Asker) -> None:
-    name = asker.topic()
-    group_id, member_id = stable(asker, "-group")
-    simple = f"{asker.name}-simple"
+def offset_commit(client: RecordingClient) -> None:
+    name = client.topic()
+    group_id, member_id = stable(client, "-group")
+    simple = f"{client.name}-simple"
 
     def ask(
         step: str, group_id: str, topic: str = name, partition: int = 0, **more: Any
@@ -245,9 +247,9 @@ def offset_commit(asker: Asker) -> None:
         }
         for key, value in more.items():
             (part if key.startswith("committed") else fields)[key] = value
-        if asker.version > 4:
+        if client.version > 4:
             fields.pop("retention_time_ms")
-        asker.ask(
+        client.ask(
             step,
             group_id=group_id,
             topics=[{"name": topic, "partitions": [part]}],
@@ -281,37 +283,39 @@ def offset_commit(asker: Asker) -> None:
         member_id="nobody",
     )
     ask("without a member, in a group that has some", group_id)
-    asker.ask("no topics", group_id=simple, generation_id_or_member_epoch=-1, topics=[])
+    client.ask(
+        "no topics", group_id=simple, generation_id_or_member_epoch=-1, topics=[]
+    )
 
 
-def commit(asker: Asker, group_id: str, topic: str, offset: int = 5) -> None:
+def commit(client: RecordingClient, group_id: str, topic: str, offset: int = 5) -> None:
     part = {
         "partition_index": 0,
         "committed_offset": offset,
         "committed_leader_epoch": 0,
         "committed_metadata": "m",
     }
-    answer = asker.other(
+    answer = client.ask_unrecorded(
         wire.OFFSET_COMMIT, 8,
         group_id=group_id, generation_id_or_member_epoch=-1, topics=[{"name": topic, "partitions": [part]}],
     )  # fmt: skip
     assert answer.topics[0].partitions[0].error_code == 0, answer
 
 
-def offset_fetch(asker: Asker) -> None:
-    name = asker.topic()
-    group_id = f"{asker.name}-simple"
-    coordinator(asker, group_id)
-    commit(asker, group_id, name)
-    has_groups = asker.version >= 8
+def offset_fetch(client: RecordingClient) -> None:
+    name = client.topic()
+    group_id = f"{client.name}-simple"
+    coordinator(client, group_id)
+    commit(client, group_id, name)
+    has_groups = client.version >= 8
 
     def ask(
         step: str, group_id: str, topics: list[dict[str, Any]] | None, **more: Any
     ) -> None:
         if has_groups:
-            asker.ask(step, groups=[{"group_id": group_id, "topics": topics}], **more)
+            client.ask(step, groups=[{"group_id": group_id, "topics": topics}], **more)
         else:
-            asker.ask(step, group_id=group_id, topics=topics, **more)
+            client.ask(step, group_id=group_id, topics=topics, **more)
 
     both = [{"name": name, "partition_indexes": [0, 1]}]
     ask("committed and not", group_id, both)
@@ -320,51 +324,51 @@ def offset_fetch(asker: Asker) -> None:
     ask("an unknown group", f"{group_id}-none", both)
     ask("an empty group id", "", both)
     ask("no topics", group_id, [])
-    if asker.version >= 2:
+    if client.version >= 2:
         ask("all topics", group_id, None)
         ask("all topics of an unknown group", f"{group_id}-none", None)
-    if asker.version >= 7:
+    if client.version >= 7:
         ask("what is stable", group_id, both, require_stable=True)
-    if asker.version >= 9:
+    if client.version >= 9:
         group = {
             "group_id": group_id,
             "topics": both,
             "member_id": "nobody",
             "member_epoch": 1,
         }
-        asker.ask("an unknown member", groups=[group])
+        client.ask("an unknown member", groups=[group])
     if has_groups:
         groups = [
             {"group_id": group_id, "topics": both},
             {"group_id": f"{group_id}-none", "topics": None},
         ]
-        asker.ask("two groups", groups=groups)
+        client.ask("two groups", groups=groups)
 
 
-def delete_groups(asker: Asker) -> None:
-    name = asker.topic()
-    group_id = f"{asker.name}-simple"
-    coordinator(asker, group_id)
-    commit(asker, group_id, name)
-    commit(asker, "", name)
-    full, _ = stable(asker, "-full")
-    asker.ask("a group with members", groups_names=[full])
-    asker.ask("a group", groups_names=[group_id])
-    asker.ask("the same again", groups_names=[group_id])
-    asker.ask("an empty group id", groups_names=[""])
-    asker.ask("no group", groups_names=[])
+def delete_groups(client: RecordingClient) -> None:
+    name = client.topic()
+    group_id = f"{client.name}-simple"
+    coordinator(client, group_id)
+    commit(client, group_id, name)
+    commit(client, "", name)
+    full, _ = stable(client, "-full")
+    client.ask("a group with members", groups_names=[full])
+    client.ask("a group", groups_names=[group_id])
+    client.ask("the same again", groups_names=[group_id])
+    client.ask("an empty group id", groups_names=[""])
+    client.ask("no group", groups_names=[])
 
 
-def offset_delete(asker: Asker) -> None:
-    name = asker.topic()
-    group_id = f"{asker.name}-simple"
-    coordinator(asker, group_id)
-    commit(asker, group_id, name)
-    full, _ = stable(asker, "-full")
+def offset_delete(client: RecordingClient) -> None:
+    name = client.topic()
+    group_id = f"{client.name}-simple"
+    coordinator(client, group_id)
+    commit(client, group_id, name)
+    full, _ = stable(client, "-full")
 
     def ask(step: str, group_id: str, topic: str = name, partition: int = 0) -> None:
         topics = [{"name": topic, "partitions": [{"partition_index": partition}]}]
-        asker.ask(step, group_id=group_id, topics=topics)
+        client.ask(step, group_id=group_id, topics=topics)
 
     ask("of an unknown group", f"{group_id}-none")
     ask("of an empty group id", "")
@@ -376,9 +380,9 @@ def offset_delete(asker: Asker) -> None:
     ask("the same again", group_id)
 
 
-def _wait_for_group(asker: Asker, group_id: str) -> None:
+def _wait_for_group(client: RecordingClient, group_id: str) -> None:
     def ask() -> tuple[int, Any]:
-        answer = asker.other(
+        answer = client.ask_unrecorded(
             wire.CONSUMER_GROUP_HEARTBEAT,
             1,
             group_id=group_id,
@@ -387,64 +391,66 @@ def _wait_for_group(asker: Asker, group_id: str) -> None:
         )
         return answer.error_code, answer
 
-    asker.other(wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0)
-    asker.until_ready(ask)
+    client.ask_unrecorded(
+        wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0
+    )
+    client.until_ready(ask)
 
 
-def consumer_group_heartbeat(asker: Asker) -> None:
+def consumer_group_heartbeat(client: RecordingClient) -> None:
     """test_interop_consumer_groups.py tests the steps of this protocol; this script
     covers both versions, and refused requests.
     """
-    group_id = asker.name
-    _wait_for_group(asker, group_id)
+    group_id = client.name
+    _wait_for_group(client, group_id)
     joining = {
         "rebalance_timeout_ms": 30_000,
         "subscribed_topic_names": ["t"],
         "topic_partitions": [],
     }
-    asker.ask("an empty group id", **joining, group_id="", member_id="A")
-    asker.ask("an unknown member", group_id=group_id, member_id="A", member_epoch=3)
-    asker.ask("no id", **joining, group_id=group_id, member_id="")
-    asker.ask(
+    client.ask("an empty group id", **joining, group_id="", member_id="A")
+    client.ask("an unknown member", group_id=group_id, member_id="A", member_epoch=3)
+    client.ask("no id", **joining, group_id=group_id, member_id="")
+    client.ask(
         "no subscription",
         group_id=group_id,
         member_id="A",
         rebalance_timeout_ms=30_000,
         topic_partitions=[],
     )
-    asker.ask(
+    client.ask(
         "another assignor",
         **joining,
         group_id=group_id,
         member_id="A",
         server_assignor="sticky",
     )
-    asker.ask("joins", **joining, group_id=group_id, member_id="A")
-    asker.ask("beats", group_id=group_id, member_id="A", member_epoch=1)
-    asker.ask("an epoch to come", group_id=group_id, member_id="A", member_epoch=8)
-    classic, _ = stable(asker, "-classic")
-    asker.ask("joins a classic group", **joining, group_id=classic, member_id="A")
-    asker.ask("leaves", group_id=group_id, member_id="A", member_epoch=-1)
+    client.ask("joins", **joining, group_id=group_id, member_id="A")
+    client.ask("beats", group_id=group_id, member_id="A", member_epoch=1)
+    client.ask("an epoch to come", group_id=group_id, member_id="A", member_epoch=8)
+    classic, _ = stable(client, "-classic")
+    client.ask("joins a classic group", **joining, group_id=classic, member_id="A")
+    client.ask("leaves", group_id=group_id, member_id="A", member_epoch=-1)
 
 
-def consumer_group_describe(asker: Asker) -> None:
-    group_id = asker.name
-    _wait_for_group(asker, group_id)
+def consumer_group_describe(client: RecordingClient) -> None:
+    group_id = client.name
+    _wait_for_group(client, group_id)
     joining = {
         "rebalance_timeout_ms": 30_000,
         "subscribed_topic_names": ["t"],
         "topic_partitions": [],
     }
-    made = asker.other(
+    made = client.ask_unrecorded(
         wire.CONSUMER_GROUP_HEARTBEAT, 1, **joining, group_id=group_id, member_id="A"
     )
     assert made.error_code == 0, made
-    asker.ask("a group", group_ids=[group_id])
-    asker.ask("an unknown group", group_ids=[f"{group_id}-none"])
-    asker.ask("an empty group id", group_ids=[""])
-    classic, _ = stable(asker, "-classic")
-    asker.ask("a classic group", group_ids=[classic])
-    asker.ask(
+    client.ask("a group", group_ids=[group_id])
+    client.ask("an unknown group", group_ids=[f"{group_id}-none"])
+    client.ask("an empty group id", group_ids=[""])
+    classic, _ = stable(client, "-classic")
+    client.ask("a classic group", group_ids=[classic])
+    client.ask(
         "with operations", group_ids=[group_id], include_authorized_operations=True
     )
 

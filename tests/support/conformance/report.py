@@ -19,7 +19,14 @@ from netshim import wire
 from netshim.handlers import HANDLERS
 from netshim.wire.codec import Api
 from support.client import Client
-from support.conformance import Asker, Script, admin, data, groups, transactions
+from support.conformance import (
+    RecordingClient,
+    Script,
+    admin,
+    data,
+    groups,
+    transactions,
+)
 from support.vectors import DATA
 
 PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
@@ -125,43 +132,45 @@ def ask_all(
     """
     found: Answers = {}
     if admin is None:
-        _draw_producer_id(port)
+        _allocate_producer_id(port)
     for api in apis:
         for version in range(api.min_version, api.max_version + 1):
-            asker = Asker(port, api, version, admin)
+            client = RecordingClient(port, api, version, admin)
             try:
                 for script in SCRIPTS[api]:
                     try:
-                        script(asker)
+                        script(client)
                     except (AssertionError, AttributeError, IndexError):
                         if admin is None:
                             raise
             finally:
-                asker.close()
-            found[asker.name] = asker.recorded
+                client.close()
+            found[client.name] = client.recorded
     return found
 
 
-def _draw_producer_id(port: int) -> None:
+def _allocate_producer_id(port: int) -> None:
     """Allocate a producer id. The first id of a broker is 0, which is indistinguishable
     from no id.
     """
-    asker = Asker(port, wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID.max_version)
+    client = RecordingClient(
+        port, wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID.max_version
+    )
     try:
-        asker.other(
+        client.ask_unrecorded(
             wire.INIT_PRODUCER_ID, 2, transactional_id=None, transaction_timeout_ms=0
         )
     finally:
-        asker.close()
+        client.close()
 
 
-def keep(theirs: Answers) -> None:
+def save(theirs: Answers) -> None:
     """Write Kafka's responses. The same responses give the same bytes."""
     text = json.dumps(theirs, sort_keys=True, separators=(",", ":"))
     ANSWERS.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
-def kept() -> Answers:
+def load() -> Answers:
     found: Answers = json.loads(gzip.decompress(ANSWERS.read_bytes()))
     return found
 
@@ -182,14 +191,14 @@ def differences(ours: Answers, theirs: Answers) -> list[tuple[str, int, str, str
                         api,
                         int(version),
                         step,
-                        "; ".join(_places("", first, another)[:4]),
+                        "; ".join(_differing_values("", first, another)[:4]),
                     )
                 )
     return found
 
 
-def _places(path: str, entry: Any, another: Any) -> list[str]:
-    """Return each place in which two responses differ: the place, our value, Kafka's
+def _differing_values(path: str, entry: Any, another: Any) -> list[str]:
+    """Return each path at which two responses differ: the path, our value, Kafka's
     value.
     """
     if entry == another:
@@ -202,7 +211,7 @@ def _places(path: str, entry: Any, another: Any) -> list[str]:
         return [
             text
             for key in entry
-            for text in _places(f"{path}.{key}", entry[key], another[key])
+            for text in _differing_values(f"{path}.{key}", entry[key], another[key])
         ]
     if (
         isinstance(entry, list)
@@ -212,7 +221,7 @@ def _places(path: str, entry: Any, another: Any) -> list[str]:
         return [
             text
             for at, each in enumerate(entry)
-            for text in _places(f"{path}[{at}]", each, another[at])
+            for text in _differing_values(f"{path}[{at}]", each, another[at])
         ]
     return [f"{path}: {str(entry)[:120]}, Kafka {str(another)[:120]}"]
 

@@ -6,17 +6,17 @@ from typing import Any
 
 from netshim import wire
 from netshim.wire import codes
-from support.conformance import Asker, Script
+from support.conformance import RecordingClient, Script
 from support.conformance.data import batch
 from support.conformance.groups import coordinator, stable
 
 _TIMEOUT_MS = 60_000
 
 
-def begun(asker: Asker, suffix: str = "") -> dict[str, Any]:
+def begun(client: RecordingClient, suffix: str = "") -> dict[str, Any]:
     """Return the ids of a transactional producer without an open transaction."""
-    transactional_id = f"{asker.name}{suffix}"
-    asker.other(
+    transactional_id = f"{client.name}{suffix}"
+    client.ask_unrecorded(
         wire.FIND_COORDINATOR, 4, coordinator_keys=[transactional_id], key_type=1
     )
 
@@ -26,7 +26,9 @@ def begun(asker: Asker, suffix: str = "") -> dict[str, Any]:
             "transaction_timeout_ms": _TIMEOUT_MS,
             "producer_id": -1,
         }
-        answer = asker.other(wire.INIT_PRODUCER_ID, 3, **fields, producer_epoch=-1)
+        answer = client.ask_unrecorded(
+            wire.INIT_PRODUCER_ID, 3, **fields, producer_epoch=-1
+        )
         code = (
             codes.COORDINATOR_NOT_AVAILABLE
             if answer.error_code == codes.CONCURRENT_TRANSACTIONS
@@ -34,7 +36,7 @@ def begun(asker: Asker, suffix: str = "") -> dict[str, Any]:
         )
         return code, answer
 
-    answer = asker.until_ready(ask)
+    answer = client.until_ready(ask)
     assert answer.error_code == 0, answer
     return {
         "transactional_id": transactional_id,
@@ -43,13 +45,13 @@ def begun(asker: Asker, suffix: str = "") -> dict[str, Any]:
     }
 
 
-def _added(asker: Asker, ids: dict[str, Any], topic: str) -> None:
+def _added(client: RecordingClient, ids: dict[str, Any], topic: str) -> None:
     """Add a partition to the transaction."""
 
     def ask() -> tuple[int, Any]:
         fields = {f"v3_and_below_{key}": value for key, value in ids.items()}
         topics = [{"name": topic, "partitions": [0]}]
-        answer = asker.other(
+        answer = client.ask_unrecorded(
             wire.ADD_PARTITIONS_TO_TXN, 3, **fields, v3_and_below_topics=topics
         )
         code = _added_code(answer)
@@ -59,7 +61,7 @@ def _added(asker: Asker, ids: dict[str, Any], topic: str) -> None:
             else code
         ), code
 
-    assert asker.until_ready(ask) == 0
+    assert client.until_ready(ask) == 0
 
 
 def _added_code(answer: Any) -> int:
@@ -81,14 +83,14 @@ def _records(ids: dict[str, Any], sequence: int = 0) -> bytes:
     )
 
 
-def init_producer_id(asker: Asker) -> None:
-    ids = begun(asker, "-first")
-    asker.ask(
+def init_producer_id(client: RecordingClient) -> None:
+    ids = begun(client, "-first")
+    client.ask(
         "without a transactional id",
         transactional_id=None,
         transaction_timeout_ms=_TIMEOUT_MS,
     )
-    asker.ask(
+    client.ask(
         "an empty transactional id",
         transactional_id="",
         transaction_timeout_ms=_TIMEOUT_MS,
@@ -98,30 +100,32 @@ def init_producer_id(asker: Asker) -> None:
         ("a timeout below zero", -1),
         ("a long timeout", 2_000_000_000),
     ):
-        asker.ask(step, transactional_id=asker.name, transaction_timeout_ms=timeout_ms)
-    asker.ask(
-        "a new one", transactional_id=asker.name, transaction_timeout_ms=_TIMEOUT_MS
+        client.ask(
+            step, transactional_id=client.name, transaction_timeout_ms=timeout_ms
+        )
+    client.ask(
+        "a new one", transactional_id=client.name, transaction_timeout_ms=_TIMEOUT_MS
     )
-    asker.ask(
+    client.ask(
         "the same again",
-        transactional_id=asker.name,
+        transactional_id=client.name,
         transaction_timeout_ms=_TIMEOUT_MS,
     )
-    if asker.version >= 3:
+    if client.version >= 3:
         same = {**ids, "transaction_timeout_ms": _TIMEOUT_MS}
-        asker.ask("with its epoch", **same)
-        asker.ask("with its former epoch", **same)
-        asker.ask("with an epoch to come", **{**same, "producer_epoch": 9})
-        asker.ask(
+        client.ask("with its epoch", **same)
+        client.ask("with its former epoch", **same)
+        client.ask("with an epoch to come", **{**same, "producer_epoch": 9})
+        client.ask(
             "with another id", **{**same, "producer_id": ids["producer_id"] + 1_000}
         )
-        asker.ask("an id without an epoch", **{**same, "producer_epoch": -1})
-        asker.ask("an epoch without an id", **{**same, "producer_id": -1})
+        client.ask("an id without an epoch", **{**same, "producer_epoch": -1})
+        client.ask("an epoch without an id", **{**same, "producer_id": -1})
 
 
-def add_partitions(asker: Asker) -> None:
-    name = asker.topic()
-    ids = begun(asker)
+def add_partitions(client: RecordingClient) -> None:
+    name = client.topic()
+    ids = begun(client)
 
     def ask(
         step: str,
@@ -132,20 +136,20 @@ def add_partitions(asker: Asker) -> None:
     ) -> None:
         producer_fields = {**ids, **more}
         topics = [{"name": topic, "partitions": [*partitions]}]
-        if asker.version >= 4:
+        if client.version >= 4:
             transaction = {**producer_fields, "verify_only": verifies, "topics": topics}
-            asker.ask(step, transactions=[transaction])
+            client.ask(step, transactions=[transaction])
         else:
             fields = {
                 f"v3_and_below_{key}": value for key, value in producer_fields.items()
             }
-            asker.ask(step, **fields, v3_and_below_topics=topics)
+            client.ask(step, **fields, v3_and_below_topics=topics)
 
-    if asker.version >= 4:
+    if client.version >= 4:
         ask("verified before it is added", verifies=True)
     ask("a partition")
     ask("the same again")
-    if asker.version >= 4:
+    if client.version >= 4:
         ask("verified", verifies=True)
         ask("one of two verified", partitions=(0, 1), verifies=True)
         ask("an epoch to come verified", verifies=True, producer_epoch=99)
@@ -155,79 +159,79 @@ def add_partitions(asker: Asker) -> None:
     ask("an older epoch", producer_epoch=ids["producer_epoch"] - 1)
     ask("an epoch to come", producer_epoch=ids["producer_epoch"] + 5)
     ask("another producer", producer_id=ids["producer_id"] + 1_000)
-    ask("an unknown transactional id", transactional_id=f"{asker.name}-none")
+    ask("an unknown transactional id", transactional_id=f"{client.name}-none")
     ask("an empty transactional id", transactional_id="")
 
 
-def add_offsets(asker: Asker) -> None:
-    ids = begun(asker)
-    group_id = f"{asker.name}-group"
-    coordinator(asker, group_id)
-    asker.ask("a group", **ids, group_id=group_id)
-    asker.ask("the same again", **ids, group_id=group_id)
-    asker.ask("an empty group id", **ids, group_id="")
-    asker.ask(
+def add_offsets(client: RecordingClient) -> None:
+    ids = begun(client)
+    group_id = f"{client.name}-group"
+    coordinator(client, group_id)
+    client.ask("a group", **ids, group_id=group_id)
+    client.ask("the same again", **ids, group_id=group_id)
+    client.ask("an empty group id", **ids, group_id="")
+    client.ask(
         "an epoch to come",
         **{**ids, "producer_epoch": ids["producer_epoch"] + 5},
         group_id=group_id,
     )
-    asker.ask(
+    client.ask(
         "another producer",
         **{**ids, "producer_id": ids["producer_id"] + 1_000},
         group_id=group_id,
     )
-    asker.ask(
+    client.ask(
         "an unknown transactional id",
-        **{**ids, "transactional_id": f"{asker.name}-none"},
+        **{**ids, "transactional_id": f"{client.name}-none"},
         group_id=group_id,
     )
 
 
-def end_txn(asker: Asker) -> None:
-    name = asker.topic()
-    ids = begun(asker)
-    asker.ask("nothing to commit", **ids, committed=True)
-    asker.ask("nothing to abort", **ids, committed=False)
+def end_txn(client: RecordingClient) -> None:
+    name = client.topic()
+    ids = begun(client)
+    client.ask("nothing to commit", **ids, committed=True)
+    client.ask("nothing to abort", **ids, committed=False)
     for committed in (True, False):
         kind = "commit" if committed else "abort"
-        ids = begun(asker, f"-{kind}")
-        _added(asker, ids, name)
+        ids = begun(client, f"-{kind}")
+        _added(client, ids, name)
         part = {"index": 0, "records": _records(ids)}
-        done = asker.other(
+        done = client.ask_unrecorded(
             wire.PRODUCE, 9,
             transactional_id=ids["transactional_id"], acks=-1, timeout_ms=30_000,
             topic_data=[{"name": name, "partition_data": [part]}],
         )  # fmt: skip
         assert done.responses[0].partition_responses[0].error_code == 0, done
-        asker.ask(
+        client.ask(
             f"{kind}: an epoch to come",
             **{**ids, "producer_epoch": 9},
             committed=committed,
         )
-        asker.ask(
+        client.ask(
             f"{kind}: another producer",
             **{**ids, "producer_id": ids["producer_id"] + 999},
             committed=committed,
         )
-        asker.ask(kind, **ids, committed=committed)
-        _ended(asker, ids)
-        asker.ask(f"{kind} again", **ids, committed=committed)
-        asker.ask(f"{kind}, then the other", **ids, committed=not committed)
-    asker.ask(
+        client.ask(kind, **ids, committed=committed)
+        _ended(client, ids)
+        client.ask(f"{kind} again", **ids, committed=committed)
+        client.ask(f"{kind}, then the other", **ids, committed=not committed)
+    client.ask(
         "an unknown transactional id",
-        **{**ids, "transactional_id": f"{asker.name}-none"},
+        **{**ids, "transactional_id": f"{client.name}-none"},
         committed=True,
     )
-    asker.ask(
+    client.ask(
         "an empty transactional id", **{**ids, "transactional_id": ""}, committed=True
     )
 
 
-def _ended(asker: Asker, ids: dict[str, Any]) -> None:
+def _ended(client: RecordingClient, ids: dict[str, Any]) -> None:
     """Wait until the markers are written."""
 
     def ask() -> tuple[int, Any]:
-        answer = asker.other(
+        answer = client.ask_unrecorded(
             wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[ids["transactional_id"]]
         )
         is_over = not answer.transaction_states[0].transaction_state.startswith(
@@ -235,14 +239,14 @@ def _ended(asker: Asker, ids: dict[str, Any]) -> None:
         )
         return (0 if is_over else codes.COORDINATOR_NOT_AVAILABLE), None
 
-    asker.until_ready(ask)
+    client.until_ready(ask)
 
 
-def txn_offset_commit(asker: Asker) -> None:
-    name = asker.topic()
-    ids = begun(asker)
-    group_id, member_id = stable(asker, "-group")
-    asker.other(wire.ADD_OFFSETS_TO_TXN, 3, **ids, group_id=group_id)
+def txn_offset_commit(client: RecordingClient) -> None:
+    name = client.topic()
+    ids = begun(client)
+    group_id, member_id = stable(client, "-group")
+    client.ask_unrecorded(wire.ADD_OFFSETS_TO_TXN, 3, **ids, group_id=group_id)
 
     def ask(
         step: str,
@@ -257,9 +261,9 @@ def txn_offset_commit(asker: Asker) -> None:
             "committed_metadata": text,
         }
         fields = {**ids, "group_id": group_id, **more}
-        if asker.version >= 3:
+        if client.version >= 3:
             fields = {"generation_id": -1, "member_id": "", **fields}
-        asker.ask(step, topics=[{"name": topic, "partitions": [part]}], **fields)
+        client.ask(step, topics=[{"name": topic, "partitions": [part]}], **fields)
 
     ask("an offset")
     ask("a long text", text="x" * 5_000)
@@ -268,19 +272,19 @@ def txn_offset_commit(asker: Asker) -> None:
     ask("an epoch to come", producer_epoch=ids["producer_epoch"] + 5)
     ask("another producer", producer_id=ids["producer_id"] + 1_000)
     ask("an empty group id", group_id="")
-    if asker.version >= 3:
+    if client.version >= 3:
         ask("a member", generation_id=1, member_id=member_id)
         ask("another generation", generation_id=7, member_id=member_id)
         ask("an unknown member", generation_id=1, member_id="nobody")
 
 
-def describe_producers(asker: Asker) -> None:
-    name = asker.topic()
-    ids = begun(asker)
-    _added(asker, ids, name)
+def describe_producers(client: RecordingClient) -> None:
+    name = client.topic()
+    ids = begun(client)
+    _added(client, ids, name)
     part = {"index": 0, "records": _records(ids)}
     topics = [{"name": name, "partition_data": [part]}]
-    asker.other(
+    client.ask_unrecorded(
         wire.PRODUCE,
         9,
         transactional_id=ids["transactional_id"],
@@ -288,54 +292,54 @@ def describe_producers(asker: Asker) -> None:
         timeout_ms=30_000,
         topic_data=topics,
     )
-    asker.ask(
+    client.ask(
         "a transaction that is open", topics=[{"name": name, "partition_indexes": [0]}]
     )
-    asker.ask("no producer", topics=[{"name": name, "partition_indexes": [1]}])
-    asker.ask("no such partition", topics=[{"name": name, "partition_indexes": [7]}])
-    asker.ask(
+    client.ask("no producer", topics=[{"name": name, "partition_indexes": [1]}])
+    client.ask("no such partition", topics=[{"name": name, "partition_indexes": [7]}])
+    client.ask(
         "no such topic", topics=[{"name": f"{name}-none", "partition_indexes": [0]}]
     )
 
 
-def describe_transactions(asker: Asker) -> None:
-    name = asker.topic()
-    ids = begun(asker)
+def describe_transactions(client: RecordingClient) -> None:
+    name = client.topic()
+    ids = begun(client)
     mine = [ids["transactional_id"]]
-    asker.ask("nothing open", transactional_ids=mine)
-    _added(asker, ids, name)
-    asker.ask("one that is open", transactional_ids=mine)
-    asker.ask("an unknown transactional id", transactional_ids=[f"{asker.name}-none"])
-    asker.ask("an empty transactional id", transactional_ids=[""])
-    asker.ask("none", transactional_ids=[])
+    client.ask("nothing open", transactional_ids=mine)
+    _added(client, ids, name)
+    client.ask("one that is open", transactional_ids=mine)
+    client.ask("an unknown transactional id", transactional_ids=[f"{client.name}-none"])
+    client.ask("an empty transactional id", transactional_ids=[""])
+    client.ask("none", transactional_ids=[])
 
 
-def list_transactions(asker: Asker) -> None:
-    name = asker.topic()
-    ids = begun(asker)
-    _added(asker, ids, name)
+def list_transactions(client: RecordingClient) -> None:
+    name = client.topic()
+    ids = begun(client)
+    _added(client, ids, name)
     filters: list[tuple[str, dict[str, Any]]] = [
         ("one that is open", {"state_filters": ["Ongoing"]}),
         ("of a producer", {"producer_id_filters": [ids["producer_id"]]}),
         ("of a producer without transactions", {"producer_id_filters": [123_456_789]}),
         ("a state that is not there", {"state_filters": ["Sleeping"]}),
     ]
-    if asker.version >= 1:
+    if client.version >= 1:
         filters.append(("those that are old", {"duration_filter": 600_000}))
-    if asker.version >= 2:
+    if client.version >= 2:
         filters += [
             (f"by {pattern}", {"transactional_id_pattern": pattern})
             for pattern in ("List.*-2", "(")
         ]
     for step, fields in filters:
-        answer = asker.ask(step, **fields)
-        _, recorded = asker.recorded.pop()
+        answer = client.ask(step, **fields)
+        _, recorded = client.recorded.pop()
         if answer is not None:
             states = recorded["transaction_states"]
             recorded["transaction_states"] = [
-                each for each in states if each["transactional_id"] == asker.name
+                each for each in states if each["transactional_id"] == client.name
             ]
-        asker.recorded.append((step, recorded))
+        client.recorded.append((step, recorded))
 
 
 SCRIPTS: dict[Any, list[Script]] = {
