@@ -22,7 +22,11 @@ from logcore.replication import electing, following, identity, leading, state
 from netshim.cluster.transaction_shards import TransactionShard, TransactionShards
 from netshim.refused_batches import RefusedBatches
 from support.replica_topics import TopicsWorld, run_topics
-from support.replica_transactions import DataWorld, HomeWorld, run_transactions
+from support.replica_transactions import (
+    DataWorld,
+    StatePartitionWorld,
+    run_transactions,
+)
 from support.replica_world import (
     Disk,
     InvariantBroken,
@@ -106,27 +110,35 @@ def find(bug: Bug, schedules: int | None = None) -> tuple[int, str] | None:
 
 
 #: Faults that make the rare states of one kind of bug frequent.
-MOVES = Options(
-    faults=("move_leader", "pause@leader", "storm", "leave@leader", "kill@leader"),
+LEADER_MOVES = Options(
+    faults=(
+        "move_leader",
+        "pause@leader",
+        "lossy_network",
+        "leave@leader",
+        "kill@leader",
+    ),
     fault_count=12,
 )
-MOVES_ONLY = Options(faults=("move_leader", "move_leader", "storm"), fault_count=14)
-DEAF = Options(
+LEADER_MOVES_ONLY = Options(
+    faults=("move_leader", "move_leader", "lossy_network"), fault_count=14
+)
+LOST_ANSWERS = Options(
     faults=("cut_answers@leader", "cut", "cut_one_way", "kill@leader"), fault_count=12
 )
-DEAF_OFTEN = Options(
+LOST_ANSWERS_OFTEN = Options(
     faults=("cut_answers@leader", "cut_answers@leader", "cut", "pause", "kill@leader"),
     fault_count=16,
 )
 #: The leader moves only after its session has expired.
-SILENT = Options(
+EXPIRED_SESSIONS = Options(
     faults=("long_pause@leader", "cut_answers@leader", "cut"), fault_count=14
 )
-UNREAD = Options(faults=("move_leader", "cut"), fault_count=10)
+MOVES_AND_CUTS = Options(faults=("move_leader", "cut"), fault_count=10)
 LEAVING = Options(faults=("leave@leader", "cut_answers@leader"), fault_count=10)
-POWER = Options(faults=("kill", "kill", "power_all"), fault_count=10, sync_ms=200)
+POWER_CUTS = Options(faults=("kill", "kill", "power_all"), fault_count=10, sync_ms=200)
 ELECTIONS = Options(faults=("power", "kill@leader", "move_leader"), fault_count=12)
-ALONE = Options(faults=("kill", "kill", "wipe"), fault_count=10, min_isr=1)
+ONE_IN_SYNC = Options(faults=("kill", "kill", "wipe"), fault_count=10, min_isr=1)
 WIPES = Options(
     faults=("wipe", "wipe", "kill", "kill", "cut"), fault_count=10, loss=0.2
 )
@@ -152,7 +164,7 @@ ASSIGNED_AGAIN = Options(
     fault_count=25,
 )
 
-CREATED_OFTEN = Options(
+RECREATED_TOPICS = Options(
     faults=("delete_topic", "delete_topic", "move_leader", "pause", "kill"),
     fault_count=14,
 )
@@ -205,14 +217,14 @@ BUGS = [
                 "None",
             ),
         ),
-        MOVES,
+        LEADER_MOVES,
     ),
     Bug(
         "the controller's state is written without version",
         "R01 R02 R04 R07 R08",
         200,
         ((World.control, "new, process.version", "new, None"),),
-        MOVES,
+        LEADER_MOVES,
     ),
     Bug(
         "the session is not checked at a write, and the version neither",
@@ -231,7 +243,7 @@ BUGS = [
                 "pass",
             ),
         ),
-        SILENT,
+        EXPIRED_SESSIONS,
     ),
     Bug(
         "a new leader takes its log end for the high watermark",
@@ -297,7 +309,7 @@ BUGS = [
                 "if False:",
             ),
         ),
-        POWER,
+        POWER_CUTS,
     ),
     Bug(
         "a leader does not check for divergence",
@@ -326,7 +338,7 @@ BUGS = [
                 "        return advance_high_watermark(leader), refusal",
             ),
         ),
-        MOVES_ONLY,
+        LEADER_MOVES_ONLY,
     ),
     Bug(
         "a follower's high watermark is above its end",
@@ -363,7 +375,7 @@ BUGS = [
                 "members = set(leader.proposal.state.isr)",
             ),
         ),
-        DEAF,
+        LOST_ANSWERS,
     ),
     Bug(
         "a proposed member does not count",
@@ -376,7 +388,7 @@ BUGS = [
                 "if False:",
             ),
         ),
-        DEAF_OFTEN,
+        LOST_ANSWERS_OFTEN,
     ),
     Bug(
         "a follower joins the ISR below the epoch start (KAFKA-7128)",
@@ -461,7 +473,7 @@ BUGS = [
                 "replace_isr(move_leader(state, broker), isr, 2)",
             ),
         ),
-        ALONE,
+        ONE_IN_SYNC,
     ),
     Bug(
         "the epoch of a registration is not read back",
@@ -545,7 +557,7 @@ BUGS = [
                 "        process.state, process.version = found, version",
             ),
         ),
-        UNREAD,
+        MOVES_AND_CUTS,
     ),
     Bug(
         "a coordinator loads only up to the high watermark",
@@ -593,7 +605,7 @@ BUGS = [
                 "    self.at(150, process, forget)",
             ),
         ),
-        DEAF_OFTEN,
+        LOST_ANSWERS_OFTEN,
     ),
     Bug(
         "the first fetch of a life is sent without a sync",
@@ -606,7 +618,7 @@ BUGS = [
                 "log_end",
             ),
         ),
-        POWER,
+        POWER_CUTS,
     ),
     Bug(
         "a leader counts records that it has not synced",
@@ -619,14 +631,14 @@ BUGS = [
                 "log_end",
             ),
         ),
-        POWER,
+        POWER_CUTS,
     ),
     Bug(
         "a fetch of another epoch is served",
         "R01 R02 R03 R07",
         2000,
         ((leading.refuse_fetch, "if error is not None:", "if False:"),),
-        MOVES,
+        LEADER_MOVES,
     ),
     Bug(
         "the broker epoch of a fetch is not checked",
@@ -833,7 +845,7 @@ BUGS = [
         100,
         (
             (
-                HomeWorld.store,
+                StatePartitionWorld.store,
                 "if not self.produce(process, waits=True, content=content, done=done):",
                 "if self.produce(process, waits=True, content=content):\n"
                 "        done()\n"
@@ -860,9 +872,13 @@ BUGS = [
         "R12",
         150,
         (
-            (HomeWorld.load, "or process.high_watermark < leader.epoch_start", ""),
             (
-                HomeWorld.load,
+                StatePartitionWorld.load,
+                "or process.high_watermark < leader.epoch_start",
+                "",
+            ),
+            (
+                StatePartitionWorld.load,
                 "for record in process.disk.records:",
                 "for record in process.disk.records[:process.high_watermark]:",
             ),
@@ -1012,7 +1028,7 @@ BUGS = [
                 "if True:",
             ),
         ),
-        CREATED_OFTEN,
+        RECREATED_TOPICS,
         run=run_topics,
     ),
 ]

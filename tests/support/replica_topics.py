@@ -53,7 +53,7 @@ from support.replica_world import (
 FAULTS = (
     "delete_topic", "delete_topic", "delete_topic", "kill", "kill@leader", "power",
     "pause", "pause@leader", "long_pause", "long_pause@leader", "cut", "cut_registry",
-    "cut_registry@leader", "cut_one_way", "move_leader", "storm",
+    "cut_registry@leader", "cut_one_way", "move_leader", "lossy_network",
 )  # fmt: skip
 #: The longest time between the reads of two nodes.
 _READ_MS = 40
@@ -63,8 +63,8 @@ _READ_MS = 40
 class CheckedTopic:
     """The state of the checks for one topic."""
 
-    shown: list[Any] = attrs.field(factory=list)
-    shown_epoch: int = -1
+    visible_records: list[Any] = attrs.field(factory=list)
+    visible_epoch: int = -1
     acknowledged_end: int = 0
     appenders: dict[int, tuple[int, int]] = attrs.field(factory=dict)
     committed_floor: int = -1
@@ -134,8 +134,8 @@ class TopicView:
 class TopicsWorld(World):
     """One topic name, its topics one after the other, and the checks of R14."""
 
-    shown = _checked_topic_field("shown")
-    shown_epoch = _checked_topic_field("shown_epoch")
+    visible_records = _checked_topic_field("visible_records")
+    visible_epoch = _checked_topic_field("visible_epoch")
     acknowledged_end = _checked_topic_field("acknowledged_end")
     appenders = _checked_topic_field("appenders")
     committed_floor = _checked_topic_field("committed_floor")
@@ -199,7 +199,7 @@ class TopicsWorld(World):
         registry.last_id += 1
         registry.set_topic(registry.last_id, self.now_ms)
         self.creations += 1
-        self.note("topic {} is created", registry.last_id)
+        self.trace("topic {} is created", registry.last_id)
         self.changed_registry()
 
     def control(self, process: Process) -> None:
@@ -246,7 +246,7 @@ class TopicsWorld(World):
             registry.set_topic(None, self.now_ms)
         elif step == 3:
             registry.is_deleting = False
-            self.note("the topic is deleted")
+            self.trace("the topic is deleted")
 
     # -- the view of a process ---------------------------------------------------------
 
@@ -259,7 +259,7 @@ class TopicsWorld(World):
                 registry.renew(process.session, self.now_ms)
             live = registry.live()
             topic_ms = self.now_ms - int(self.chance.random() * _READ_MS)
-            notes_ms = topic_ms - int(self.chance.random() * _READ_MS)
+            deletions_ms = topic_ms - int(self.chance.random() * _READ_MS)
             topic_id = registry.topic_at(max(0, topic_ms))
             found, version = None, -1
             if topic_id == registry.topic_id:
@@ -267,7 +267,9 @@ class TopicsWorld(World):
         process.live = live
         view = self.view_of(process)
         view.deleted_ids = frozenset(
-            each for each, at_ms in registry.deleted_ids.items() if at_ms <= notes_ms
+            each
+            for each, at_ms in registry.deleted_ids.items()
+            if at_ms <= deletions_ms
         )
         view.topic_id = topic_id
         process.state, process.version = found, version
@@ -297,9 +299,11 @@ class TopicsWorld(World):
         view, disk = self.view_of(process), self.disk_of(process)
         view.is_placing = False
         if disk.topic_id is not None:
-            fate = replica_treatment(disk.topic_id, view.topic_id, view.deleted_ids)
-            if fate is not ReplicaTreatment.KEEP:
-                self.note("broker {} removes topic {}", process.broker, disk.topic_id)
+            treatment = replica_treatment(
+                disk.topic_id, view.topic_id, view.deleted_ids
+            )
+            if treatment is not ReplicaTreatment.KEEP:
+                self.trace("broker {} removes topic {}", process.broker, disk.topic_id)
                 process.cuts += 1
                 process.high_watermark = 0
                 disk.restart_at(0)
@@ -385,12 +389,12 @@ class TopicsWorld(World):
             topic_id,
         )
 
-    def show(self, process: Process, high_watermark: int) -> None:
+    def check_high_watermark(self, process: Process, high_watermark: int) -> None:
         self.topic_id = self.view_of(process).topic_id
         before = max(process.high_watermark, process.disk.start)
         for record in process.disk.records[before:high_watermark]:
             self.check_topic(process, record)
-        super().show(process, high_watermark)
+        super().check_high_watermark(process, high_watermark)
 
     def answer_waiters(self, process: Process) -> None:
         self.topic_id = self.view_of(process).topic_id

@@ -84,7 +84,7 @@ FAULTS = (
     "kill", "kill@leader", "kill@leader", "power", "power@leader", "power_all", "pause",
     "pause@leader", "long_pause@leader", "cut", "cut_one_way", "cut_registry@leader",
     "cut_answers@leader", "move_leader", "move_leader", "move_leader", "leave@leader",
-    "storm",
+    "lossy_network",
 )  # fmt: skip
 #: Faults of one partition; the others happen to a broker in all its partitions.
 _FAULTS_OF_ONE = frozenset(
@@ -117,7 +117,7 @@ class PartitionWorld(World):
         beside = next(iter(all_of.partitions()), None)
         super().__init__(0, all_of.options, all_of.steps, beside)
 
-    def note(self, text: str, *values: object) -> None:
+    def trace(self, text: str, *values: object) -> None:
         if self.steps is not None:
             label = "{}-{}".format(*self.name)
             self.steps.append(f"{self.now_ms:5} ms  {label}: {text.format(*values)}")
@@ -136,18 +136,18 @@ class PartitionWorld(World):
 
 
 class CoordinatorMemory:
-    """The coordinator in one process, while it leads the home partition."""
+    """The coordinator in one process, while it leads the state partition."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.machine: TransactionMachine | None = None
         self.effects: deque[Effect] = deque()
-        self.is_acting = False
+        self.is_executing = False
         #: The latest timer of each id.
         self.timers: dict[str, object] = {}
 
 
-class HomeWorld(PartitionWorld):
+class StatePartitionWorld(PartitionWorld):
     """The partition of `__transaction_state`, and its coordinators."""
 
     def memory_of(self, process: Process) -> CoordinatorMemory | None:
@@ -192,7 +192,7 @@ class HomeWorld(PartitionWorld):
             for name, value in values.items()
             if value is not None
         }
-        self.note("broker {} coordinates {}", process.broker, found)
+        self.trace("broker {} coordinates {}", process.broker, found)
         memory.machine = TransactionMachine()
         self.act(process, memory, memory.machine.load(found, self.now_ms))
 
@@ -211,17 +211,17 @@ class HomeWorld(PartitionWorld):
     ) -> None:
         """Carry out effects in their order, also those of nested transitions."""
         memory.effects.extend(effects)
-        if memory.is_acting:
+        if memory.is_executing:
             return
-        memory.is_acting = True
+        memory.is_executing = True
         while memory.effects:
-            self.carry_out(process, memory, memory.effects.popleft())
-        memory.is_acting = False
+            self.execute(process, memory, memory.effects.popleft())
+        memory.is_executing = False
         if memory.machine is not None and memory.machine.is_over:
             memory.machine = None
             self.at(LOAD_AGAIN_MS, process, self.load, process, memory)
 
-    def carry_out(
+    def execute(
         self, process: Process, memory: CoordinatorMemory, effect: Effect
     ) -> None:
         machine = memory.machine
@@ -272,7 +272,7 @@ class HomeWorld(PartitionWorld):
                 )
 
         content = Stored(effect.transactional_id, value)
-        self.note("broker {} stores {}", process.broker, effect.stored)
+        self.trace("broker {} stores {}", process.broker, effect.stored)
         if not self.produce(process, waits=True, content=content, done=done):
             done(failed=True)
 
@@ -361,8 +361,8 @@ class SimulatedPeers:
         world.at(ANSWER_MS, process, finish, LogcoreError("no answer"))
 
     def request(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
-        home = self.world.all_of.home
-        self.call(home, broker, home.on_question, question, done)
+        state_partition = self.world.all_of.state_partition
+        self.call(state_partition, broker, state_partition.on_question, question, done)
 
     def send_markers(
         self, broker: int, markers: Any, done: Callable[[Any], None]
@@ -599,7 +599,7 @@ class TransactionalClient:
     def send(self) -> None:
         """Send the request to the coordinator, and repeat it after a while."""
         world = self.world
-        process = world.home.pick_process()
+        process = world.state_partition.pick_process()
         if process is None:
             return
         self.tries += 1
@@ -612,7 +612,7 @@ class TransactionalClient:
                 world.at(1 + int(world.chance.random() * 10), answered, result)
 
         assert self.request is not None
-        world.home.ask(process, self.request, reply)
+        world.state_partition.ask(process, self.request, reply)
 
     def answered(self, tried: int, result: Any) -> None:
         if tried != self.tries or not self.is_waiting:
@@ -621,7 +621,9 @@ class TransactionalClient:
         if result in _AGAIN:
             return
         request, self.request = self.request, None
-        self.world.home.note("{} answers {} with {}", self.name, request, result)
+        self.world.state_partition.trace(
+            "{} answers {} with {}", self.name, request, result
+        )
         if isinstance(result, TransactionError):
             # A fatal error of a client. Another one begins in its place.
             self.identity = None
@@ -670,10 +672,10 @@ class TransactionWorld:
         self.options = options or Options(faults=FAULTS, fault_count=2 + seed % 8)
         self.steps = steps
         self._worlds: list[PartitionWorld] = []
-        self.home = HomeWorld(self, ("__transaction_state", 0))
-        self.chance = self.home.chance
+        self.state_partition = StatePartitionWorld(self, ("__transaction_state", 0))
+        self.chance = self.state_partition.chance
         self.chance.seed(seed)
-        self._worlds.append(self.home)
+        self._worlds.append(self.state_partition)
         self.data: list[DataWorld] = []
         for number in range(2):
             self.data.append(DataWorld(self, ("t", number)))
@@ -701,11 +703,11 @@ class TransactionWorld:
         return next(each for each in self._worlds if each.name == partition)
 
     def at(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
-        self.home.at(delay_ms, None, call, *args)
+        self.state_partition.at(delay_ms, None, call, *args)
 
     def run(self) -> TransactionWorld:
         self.plan()
-        events = self.home.events
+        events = self.state_partition.events
         try:
             while not self.is_done():
                 self.now_ms, call, args = pop_event(events)
@@ -740,7 +742,7 @@ class TransactionWorld:
         victim = self.chance.choice(list(chosen.processes.values()))
         if of_leader:
             victim = chosen.pick_process() or victim
-        chosen.note("fault {} of broker {}", name, victim.broker)
+        chosen.trace("fault {} of broker {}", name, victim.broker)
         for world in [chosen] if name in _FAULTS_OF_ONE else self._worlds:
             process = world.processes[victim.broker]
             if process.is_up:
@@ -804,7 +806,7 @@ class TransactionWorld:
 def open_in(data: DataWorld) -> set[int]:
     """Return the producers with an open transaction below the high watermark."""
     found: set[int] = set()
-    for record in data.shown:
+    for record in data.visible_records:
         match record.content:
             case Batch(producer_id=producer_id):
                 found.add(producer_id)
@@ -818,7 +820,7 @@ def open_in(data: DataWorld) -> set[int]:
 def ended_in(data: DataWorld) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether the marker after it commits."""
     batches: dict[int, list[Batch]] = {}
-    for record in data.shown:
+    for record in data.visible_records:
         match record.content:
             case Batch() as batch:
                 batches.setdefault(batch.producer_id, []).append(batch)

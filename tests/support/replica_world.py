@@ -405,7 +405,7 @@ class Process:
         self.is_leaving = False
         #: The facts for the answer to the last fetch of each follower, if it had no
         #: news. A fetch session does not handle such a fetch again.
-        self.quiet: dict[int, object] = {}
+        self.idle_fetches: dict[int, object] = {}
 
 
 @attrs.frozen
@@ -430,7 +430,7 @@ FAULTS = (
     "kill", "kill", "kill@leader", "power", "power@leader", "power_all", "wipe", "pause",
     "pause", "pause@leader", "long_pause@leader", "cut", "cut_one_way",
     "cut_registry", "cut_registry@leader", "cut_answers@leader", "move_leader", "move_leader",
-    "leave", "leave@leader", "storm", "delete_records",
+    "leave", "leave@leader", "lossy_network", "delete_records",
 )  # fmt: skip
 #: Without syncs a power cut loses records by design.
 WITHOUT_SYNCS = tuple(
@@ -519,10 +519,10 @@ class World:
         self.disks = 0
         self.processes: dict[int, Process] = {}
         # The state of the checks.
-        #: The records below the highest high watermark that any broker has shown.
-        self.shown: list[Any] = []
-        #: The latest leader epoch in which a broker has shown one.
-        self.shown_epoch = -1
+        #: The records below the highest high watermark of any broker so far.
+        self.visible_records: list[Any] = []
+        #: The latest leader epoch in which a broker had a high watermark.
+        self.visible_epoch = -1
         #: The end of the records that were acknowledged with acks=all.
         self.acknowledged_end = 0
         self.acknowledged = 0
@@ -539,7 +539,7 @@ class World:
         self.may_lose_records = False
         self.producers = [IdempotentProducer(1), IdempotentProducer(2)]
         #: The offset of each batch below a high watermark.
-        self.shown_batches: dict[Hashable, int] = {}
+        self.visible_batches: dict[Hashable, int] = {}
         #: The highest log start: batches below it may be forgotten.
         self.deleted_below = 0
         #: R15: whether the clients are idle, and the time by which replicas are equal.
@@ -576,7 +576,7 @@ class World:
         self.check_logs()
         return self
 
-    def note(self, text: str, *values: object) -> None:
+    def trace(self, text: str, *values: object) -> None:
         if self.steps is not None:
             self.steps.append(f"{self.now_ms:5} ms  {text.format(*values)}")
 
@@ -636,7 +636,7 @@ class World:
         before = self.processes.get(broker)
         process = Process(broker, before.life + 1 if before else 1, disk)
         self.processes[broker] = process
-        self.note("broker {} starts, end {}", broker, disk.end)
+        self.trace("broker {} starts, end {}", broker, disk.end)
         self.at(self.chance.randint(1, 60), process, self.poll, process)
 
     def kill(
@@ -648,7 +648,7 @@ class World:
         disk = process.disk
         if power:
             disk.lose_power(self.chance)
-        self.note(
+        self.trace(
             "broker {} dies, end {}, power cut {}, wiped {}",
             process.broker,
             disk.end,
@@ -711,7 +711,7 @@ class World:
             # The answer to an earlier create was lost. The epoch in the node counts.
             epoch = found.epoch
         process.epoch = epoch
-        self.note("broker {} registered with epoch {}", process.broker, epoch)
+        self.trace("broker {} registered with epoch {}", process.broker, epoch)
 
     def expire_sessions(self, process: Process) -> None:
         """Every broker does this, also before it registers: the session that its own
@@ -730,7 +730,7 @@ class World:
                     self.register(process)
             self.read_registry(process)
         except SessionExpiredError:
-            self.note("broker {} lost its session", process.broker)
+            self.trace("broker {} lost its session", process.broker)
             process.session = None
             return False
         except (RegistryUnavailableError, NodeExistsError):
@@ -759,7 +759,7 @@ class World:
         process.waiters = []
         process.commits = None
         if process.disk.end:
-            self.note("broker {} removes its replica", process.broker)
+            self.trace("broker {} removes its replica", process.broker)
             process.cuts += 1
             process.disk.restart_at(0)
             process.high_watermark = 0
@@ -828,13 +828,13 @@ class World:
         try:
             version = self.registry.set_state(session, new, expected)
         except (SessionExpiredError, BadVersionError) as error:
-            self.note(
+            self.trace(
                 "the registry refuses a write of broker {}: {!r}", process.broker, error
             )
             self.send(REGISTRY, process.broker, self.on_written, process.life, None, -1)
             return
         self.may_lose_records |= new.is_recovering
-        self.note(
+        self.trace(
             "broker {} wrote version {}: {}",
             process.broker,
             version,
@@ -874,7 +874,7 @@ class World:
                     process, leading.read_state(process.leader, found, process.version)
                 )
                 return
-            self.note("broker {} resigns", broker)
+            self.trace("broker {} resigns", broker)
             process.leader = None
             process.waiters = []
             process.commits = None
@@ -927,14 +927,14 @@ class World:
         disk = process.disk
         disk.durable_end = disk.end
         disk.begin_epoch(found.leader_epoch)
-        self.note(
+        self.trace(
             "broker {} leads epoch {} from {}",
             process.broker,
             found.leader_epoch,
             disk.end,
         )
         self.check_leader(process, found.leader_epoch)
-        process.quiet = {}
+        process.idle_fetches = {}
         process.leader = leading.take_over(
             found,
             process.version,
@@ -947,7 +947,7 @@ class World:
             now_ms=self.now_ms,
         )
         self.load_coordinator(process)
-        self.show(process, process.leader.high_watermark)
+        self.check_high_watermark(process, process.leader.high_watermark)
 
     # -- the leader --------------------------------------------------------------------
 
@@ -955,7 +955,7 @@ class World:
         """Take the next leader of a leader and carry out its effects."""
         process.leader = leader
         if leader.high_watermark != process.high_watermark:
-            self.show(process, leader.high_watermark)
+            self.check_high_watermark(process, leader.high_watermark)
             self.answer_waiters(process)
         if leader.proposal is not None and not process.is_proposing:
             process.is_proposing = True
@@ -985,7 +985,8 @@ class World:
         if self.may_lose_records:
             return
         require(
-            waiter.end <= len(self.shown) and self.shown[waiter.end - 1] == record,
+            waiter.end <= len(self.visible_records)
+            and self.visible_records[waiter.end - 1] == record,
             "R01",
             "record {} was acknowledged at offset {} and is not committed",
             record,
@@ -1024,7 +1025,7 @@ class World:
         )
         disk = process.disk
         disk.append(record)
-        self.note("broker {} appends {} at {}", process.broker, record, disk.end - 1)
+        self.trace("broker {} appends {} at {}", process.broker, record, disk.end - 1)
         if commit >= 0 and process.commits is not None:
             process.commits.append((disk.end, commit))
         if waits:
@@ -1116,7 +1117,7 @@ class World:
                 self.sync(process)
         elif process.follower is not None:
             process.follower = following.synced(process.follower, disk.durable_end)
-            self.show(process, process.follower.high_watermark)
+            self.check_high_watermark(process, process.follower.high_watermark)
             self.follow(process)
 
     def on_fetch(self, process: Process, fetch: FollowerFetch, life: int) -> None:
@@ -1128,7 +1129,10 @@ class World:
         else:
             refusal = None
             facts = fetch, leader.state, disk.end, process.high_watermark, process.live
-            if not self.has_sessions or process.quiet.get(fetch.replica) != facts:
+            if (
+                not self.has_sessions
+                or process.idle_fetches.get(fetch.replica) != facts
+            ):
                 leader, refusal = leading.fetched(
                     leader,
                     fetch,
@@ -1139,11 +1143,11 @@ class World:
                 if refusal is None and process.session is not None:
                     leader = leading.expand_isr(leader, fetch, process.live)
                 self.update(process, leader)
-                is_quiet = (
+                is_idle_fetch = (
                     fetch.offset >= disk.end and fetch.replica in leader.state.isr
                 )
-                if refusal is None and is_quiet:
-                    process.quiet[fetch.replica] = facts
+                if refusal is None and is_idle_fetch:
+                    process.idle_fetches[fetch.replica] = facts
             if refusal is not None:
                 answer = LeaderResponse(
                     refusal.error, refusal.diverging, log_start=disk.start
@@ -1206,12 +1210,12 @@ class World:
                 case following.TruncateToEpoch(epoch, end):
                     process.cuts += 1
                     disk.truncate_to_epoch(epoch, end)
-                    self.note("broker {} truncates to {}", process.broker, disk.end)
+                    self.trace("broker {} truncates to {}", process.broker, disk.end)
                     self.check_truncation(process)
                 case following.RestartLog(offset):
                     process.cuts += 1
                     disk.restart_at(offset)
-                    self.note(
+                    self.trace(
                         "broker {} restarts its log at {}", process.broker, offset
                     )
                     self.check_truncation(process)
@@ -1233,7 +1237,7 @@ class World:
                 process.follower, disk.start, disk.end, disk.last_epoch
             )
             process.follower = follower
-        self.show(process, follower.high_watermark)
+        self.check_high_watermark(process, follower.high_watermark)
         if follower.durable_end < follower.log_end:
             self.follow(process)
         else:
@@ -1273,14 +1277,14 @@ class World:
 
     def pick_process(self) -> Process | None:
         """Return a process that believes that it leads, if there is one."""
-        believers = [
+        leaders = [
             each
             for each in self.processes.values()
             if each.leader is not None
             and each.is_up
             and each.paused_until <= self.now_ms
         ]
-        return self.chance.choice(believers) if believers else None
+        return self.chance.choice(leaders) if leaders else None
 
     def client(self) -> None:
         drawn = self.chance.random()
@@ -1426,7 +1430,7 @@ class World:
         self.at(FAULTS_END_MS, None, self.heal)
 
     def fault(self, name: str) -> None:
-        self.note("fault {}", name)
+        self.trace("fault {}", name)
         running = [each for each in self.processes.values() if each.is_up]
         if not running:
             return
@@ -1501,7 +1505,7 @@ class World:
         """The registry carries out the calls of a broker, which gets no answer."""
         self.cut_links({(REGISTRY, victim.broker)})
 
-    def fault_storm(self, victim: Process) -> None:
+    def fault_lossy_network(self, victim: Process) -> None:
         """Lose, delay and double a third of the messages for a while."""
         self.loss = 0.3
         self.at(400, None, self.calm)
@@ -1536,7 +1540,7 @@ class World:
             target = None
         changed = electing.reassign(found, target, set(self.processes))
         assert isinstance(changed, LeaderAndIsr)
-        self.note("broker {} reassigns to {}", victim.broker, target)
+        self.trace("broker {} reassigns to {}", victim.broker, target)
         self.write_state(victim, changed, victim.version)
 
     def fault_leave(self, victim: Process) -> None:
@@ -1565,7 +1569,7 @@ class World:
             process.leader = process.leader._replace(log_start=process.disk.start)
 
     def heal(self) -> None:
-        self.note("all faults end")
+        self.trace("all faults end")
         self.is_healed = True
         self.cuts.clear()
         self.loss = 0.0
@@ -1577,7 +1581,7 @@ class World:
 
     # -- checks ------------------------------------------------------------------------
 
-    def show(self, process: Process, high_watermark: int) -> None:
+    def check_high_watermark(self, process: Process, high_watermark: int) -> None:
         """Take a new high watermark of a broker, and check the records below it."""
         before = process.high_watermark
         if high_watermark == before:
@@ -1604,21 +1608,21 @@ class World:
         )
         leader = process.leader or process.follower
         assert leader is not None
-        self.shown_epoch = max(self.shown_epoch, leader.state.leader_epoch)
-        shown = self.shown
+        self.visible_epoch = max(self.visible_epoch, leader.state.leader_epoch)
+        visible_records = self.visible_records
         for offset in range(max(before, disk.start), high_watermark):
             record = disk.records[offset]
-            if offset == len(shown):
-                shown.append(record)
+            if offset == len(visible_records):
+                visible_records.append(record)
                 self.check_batch(offset, record)
             require(
-                record == shown[offset],
+                record == visible_records[offset],
                 "R02",
-                "broker {} shows {} at offset {}, and {} was shown there",
+                "broker {} shows {} at offset {}, and {} was visible there",
                 process.broker,
                 record,
                 offset,
-                shown[offset],
+                visible_records[offset],
             )
 
     def check_batch(self, offset: int, record: Record) -> None:
@@ -1628,7 +1632,7 @@ class World:
             return
         for process in self.processes.values():
             self.deleted_below = max(self.deleted_below, process.disk.start)
-        before = self.shown_batches.setdefault(batch.name, offset)
+        before = self.visible_batches.setdefault(batch.name, offset)
         require(
             before == offset or before < self.deleted_below,
             "R11",
@@ -1641,9 +1645,9 @@ class World:
     def check_leader(self, process: Process, epoch: int) -> None:
         """Check the log of a new leader."""
         disk = process.disk
-        shown = self.shown
+        visible_records = self.visible_records
         self.check_logs()
-        if self.may_lose_records or epoch < self.shown_epoch:
+        if self.may_lose_records or epoch < self.visible_epoch:
             # A broker that was paused may begin an epoch which is already over.
             return
         require(
@@ -1655,16 +1659,16 @@ class World:
             self.acknowledged_end,
         )
         require(
-            disk.end >= len(shown),
+            disk.end >= len(visible_records),
             "R02",
-            "broker {} leads with end {}, and {} was shown",
+            "broker {} leads with end {}, and {} was visible",
             process.broker,
             disk.end,
-            len(shown),
+            len(visible_records),
         )
         start = disk.start
         require(
-            disk.records[start : len(shown)] == shown[start:],
+            disk.records[start : len(visible_records)] == visible_records[start:],
             "R02",
             "broker {} leads with other records",
             process.broker,
@@ -1699,14 +1703,14 @@ class World:
         if not found.isr and not found.elr:
             return True
         if self.is_acknowledged_since_heal:
-            is_settled = not found.adding and not found.removing
+            is_complete = not found.adding and not found.removing
             require(
-                not is_settled or len(found.replicas) == self.options.replicas,
+                not is_complete or len(found.replicas) == self.options.replicas,
                 "R16",
                 "{} is settled with another number of replicas",
                 found,
             )
-            if is_settled and found.isr.keys() == set(found.replicas):
+            if is_complete and found.isr.keys() == set(found.replicas):
                 return self.is_equal()
             self.equal_by_ms = None
             if self.stopped:

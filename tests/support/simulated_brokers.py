@@ -415,7 +415,7 @@ class BrokerLife:
         try:
             self.node.join({"PLAINTEXT": address})
         except LogcoreError as error:
-            self._world.complain(f"broker {self.number} cannot join: {error!r}")
+            self._world.report_violation(f"broker {self.number} cannot join: {error!r}")
             return
         self.is_listening = True
 
@@ -424,7 +424,7 @@ class BrokerLife:
         if self._world.brokers[self.number].has_bad_disk:
             self.has_failed = True
         else:
-            self._world.complain(f"broker {self.number} ends: {error!r}")
+            self._world.report_violation(f"broker {self.number} ends: {error!r}")
 
     def _loop(self) -> None:
         tick_ms = 0
@@ -452,14 +452,16 @@ class BrokerLife:
     def _maintained(self, result: Any) -> None:
         self._is_ticking = False
         if isinstance(result, Exception) and not isinstance(result, LogcoreError):
-            self._world.complain(f"maintenance of broker {self.number}: {result!r}")
+            self._world.report_violation(
+                f"maintenance of broker {self.number}: {result!r}"
+            )
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
             step()
         except Exception as error:
             text = "".join(traceback.format_exception(error))
-            self._world.complain(f"broker {self.number}: {text}")
+            self._world.report_violation(f"broker {self.number}: {text}")
 
     def _work(self) -> None:
         while True:
@@ -525,7 +527,7 @@ class BrokerLife:
 
 
 class SimulatedBroker:
-    """A broker over all its lives. Its disk survives them."""
+    """A broker in all its processes, one after the other. Its disk survives them."""
 
     def __init__(self, world: World, number: int) -> None:
         self._world = world

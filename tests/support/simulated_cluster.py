@@ -61,12 +61,14 @@ from support.simulated_threads import SimulatedThreads, SimulationStuck
 #: The topic of producers and consumers. It may be deleted and created again.
 TOPIC: Final = "t"
 #: The topic of transactions and of committed offsets, which are deleted with it.
-KEPT_TOPIC: Final = "kept"
+PERMANENT_TOPIC: Final = "kept"
 GROUP: Final = "g"
 #: Of each topic.
 PARTITIONS: Final = 2
-MOST_PARTITIONS: Final = 4
-ALL_PARTITIONS: Final = tuple(itertools.product((TOPIC, KEPT_TOPIC), range(PARTITIONS)))
+MAX_PARTITIONS: Final = 4
+ALL_PARTITIONS: Final = tuple(
+    itertools.product((TOPIC, PERMANENT_TOPIC), range(PARTITIONS))
+)
 #: The number of clients in the network.
 CLIENTS: Final = 0
 #: Time of the faults, and the limit for the recovery afterwards.
@@ -83,7 +85,7 @@ _RETRIED_BY_TRANSACTIONS: Final = (
 
 
 class World:
-    """A cluster, and the facts that its clients know. See the top of this module."""
+    """A cluster, and the values that its clients have stored or read. See the top of this module."""
 
     def __init__(self, threads: SimulatedThreads) -> None:
         self.threads = threads
@@ -93,10 +95,10 @@ class World:
         self.registry_disk = SimulatedDisk({"/registry": None})
         self.network = SimulatedNetwork(self)
         self.brokers = {number: SimulatedBroker(self, number) for number in BROKERS}
-        self.complaints: list[str] = []
+        self.violations: list[str] = []
         threads.on_time = self._advance
         #: Values by topic id and partition, and by offset: acknowledged or read.
-        self.facts: dict[tuple[bytes, int], dict[int, bytes]] = {}
+        self.stored_values: dict[tuple[bytes, int], dict[int, bytes]] = {}
         #: The greatest committed offset that a client has seen.
         self.committed = -1
         self.is_over = False
@@ -109,8 +111,8 @@ class World:
         self.parts: dict[bytes, frozenset[int]] = {}
         self.ended_transactions = 0
         #: Values that idempotent producers have sent, which may be stored once only.
-        self.once: set[bytes] = set()
-        self.story: list[str] = []
+        self.idempotent_values: set[bytes] = set()
+        self.steps: list[str] = []
 
     def _advance(self, passed_ms: int) -> None:
         for disk in (
@@ -119,24 +121,24 @@ class World:
         ):
             disk.advance(passed_ms)
 
-    def complain(self, text: str) -> None:
+    def report_violation(self, text: str) -> None:
         """Report an event that no broker may cause."""
-        self.complaints.append(text)
+        self.violations.append(text)
 
-    def publish_changes(self, text: str) -> None:
-        """Add a line to the story of this schedule."""
-        self.story.append(f"{self.threads.now_ms:6} ms  {text}")
+    def trace(self, text: str) -> None:
+        """Add a line to the steps of this schedule."""
+        self.steps.append(f"{self.threads.now_ms:6} ms  {text}")
 
     def explain(
         self, error: InvariantBroken, seed: int, faults: Sequence[str] | None
     ) -> None:
-        """Add the seed and the story to an error."""
+        """Add the seed and the steps to an error."""
         error.add_note(f"repeat with run_schedule({seed}, {faults})")
-        error.add_note("\n".join(self.story))
+        error.add_note("\n".join(self.steps))
 
     def report(self, operation: str, path: str) -> None:
         """Let all watches of the registry report an operation."""
-        for life in self.lives():
+        for life in self.running_brokers():
             for watch in life.files.watches:
                 watch.report(operation, path)
 
@@ -146,8 +148,8 @@ class World:
             if isinstance(error, InvariantBroken):
                 raise error
             raise InvariantBroken("R00", f"{name}: {error!r}") from error
-        for complaint in self.complaints:
-            raise InvariantBroken("R00", complaint)
+        for violation in self.violations:
+            raise InvariantBroken("R00", violation)
 
     def until(self, condition: Callable[[], bool], rule: str, failure: str) -> None:
         """Wait until a condition holds."""
@@ -160,7 +162,7 @@ class World:
 
     def is_recovered(self) -> bool:
         """Return whether all brokers see all replicas in sync."""
-        for life in self.lives():
+        for life in self.running_brokers():
             states = [state.state for state in life.view.states.values()]
             if len(states) < 2 * PARTITIONS or not all(
                 state.leader in BROKERS
@@ -174,20 +176,22 @@ class World:
         """Return the ends of all logs by broker."""
         return [
             [life.logdir.partition(*key).log_end_offset for key in ALL_PARTITIONS]
-            for life in self.lives()
+            for life in self.running_brokers()
         ]
 
-    def lives(self) -> list[BrokerLife]:
+    def running_brokers(self) -> list[BrokerLife]:
         return [
             broker.life for broker in self.brokers.values() if broker.life is not None
         ]
 
-    # -- facts -------------------------------------------------------------------------
+    # -- stored values -------------------------------------------------------------------------
 
-    def learn(self, topic_id: bytes, partition: int, offset: int, value: bytes) -> None:
+    def record_value(
+        self, topic_id: bytes, partition: int, offset: int, value: bytes
+    ) -> None:
         """Record that an offset has a value. It must never have another one."""
-        facts = self.facts.setdefault((topic_id, partition), {})
-        known = facts.setdefault(offset, value)
+        values = self.stored_values.setdefault((topic_id, partition), {})
+        known = values.setdefault(offset, value)
         require(
             known == value,
             "R02",
@@ -320,7 +324,7 @@ class SimulatedProducer(RepeatingClient):
             ]
             self._sent += count
             if self._is_idempotent:
-                world.once |= {*self._batch}
+                world.idempotent_values |= {*self._batch}
         producer_id, epoch = self._producer or (-1, -1)
         records = recordbatch.encode(
             [(None, value) for value in self._batch],
@@ -346,7 +350,7 @@ class SimulatedProducer(RepeatingClient):
         if answer.error_code in (0, codes.DUPLICATE_SEQUENCE_NUMBER):
             if answer.base_offset >= 0:
                 for at, value in enumerate(self._batch):
-                    world.learn(
+                    world.record_value(
                         topic_id, self._partition, answer.base_offset + at, value
                     )
             world.acknowledged += len(self._batch)
@@ -411,7 +415,9 @@ class SimulatedConsumer(RepeatingClient):
             for record in batch.records():
                 if record.offset >= self._offset:
                     value = bytes(record.value or b"")
-                    self.world.learn(topic_id, self._partition, record.offset, value)
+                    self.world.record_value(
+                        topic_id, self._partition, record.offset, value
+                    )
                     self.world.reads += 1
                     self._offset = record.offset + 1
         if self.rng.random() < 0.1:
@@ -440,7 +446,7 @@ class SimulatedCommitter(RepeatingClient):
                 group_id=GROUP,
                 generation_id_or_member_epoch=-1,
                 member_id="",
-                topics=[kind.Topic(name=KEPT_TOPIC, partitions=[part])],
+                topics=[kind.Topic(name=PERMANENT_TOPIC, partitions=[part])],
             ),
             max_version=8,
         )
@@ -463,7 +469,7 @@ class SimulatedOffsetReader(RepeatingClient):
             wire.OFFSET_FETCH,
             kind(
                 group_id=GROUP,
-                topics=[kind.Topic(name=KEPT_TOPIC, partition_indexes=[0])],
+                topics=[kind.Topic(name=PERMANENT_TOPIC, partition_indexes=[0])],
             ),
             max_version=7,
         )
@@ -485,7 +491,7 @@ class SimulatedOffsetReader(RepeatingClient):
 
 
 class TransactionalProducer(RepeatingClient):
-    """Commits and aborts transactions in both partitions of KEPT_TOPIC."""
+    """Commits and aborts transactions in both partitions of PERMANENT_TOPIC."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -542,7 +548,7 @@ class TransactionalProducer(RepeatingClient):
     def _add_partitions(self, partitions: list[int]) -> bool:
         assert self._producer is not None
         kind = wire.ADD_PARTITIONS_TO_TXN.Request
-        topic = kind.Topic(name=KEPT_TOPIC, partitions=partitions)
+        topic = kind.Topic(name=PERMANENT_TOPIC, partitions=partitions)
         found = self.ask(
             self.coordinator(1, self.name),
             wire.ADD_PARTITIONS_TO_TXN,
@@ -570,7 +576,7 @@ class TransactionalProducer(RepeatingClient):
             producer_epoch=self._producer[1],
             base_sequence=self._sequences[partition],
         )
-        leader, _ = self.find(partition, KEPT_TOPIC)
+        leader, _ = self.find(partition, PERMANENT_TOPIC)
         kind = wire.PRODUCE.Request
         part = kind.Topic.Partition(index=partition, records=records)
         response = self.ask(
@@ -580,7 +586,7 @@ class TransactionalProducer(RepeatingClient):
                 transactional_id=self.name,
                 acks=-1,
                 timeout_ms=1_500,
-                topic_data=[kind.Topic(name=KEPT_TOPIC, partition_data=[part])],
+                topic_data=[kind.Topic(name=PERMANENT_TOPIC, partition_data=[part])],
             ),
             max_version=11 if self._version == 1 else 12,
         )
@@ -627,7 +633,7 @@ def run_schedule(seed: int, faults: Sequence[str] | None = None) -> World:
     `faults` are names of methods of Faults. Without them, the seed chooses.
 
     Raises:
-        InvariantBroken: with the seed and the story of the schedule.
+        InvariantBroken: with the seed and the steps of the schedule.
     """
     with SimulatedThreads(seed) as threads:
         world = World(threads)
@@ -704,9 +710,9 @@ class _LoggedErrors(logging.Handler):
             return  # its threads may find locks that other killed threads hold
         if record.exc_info is not None:
             text = "".join(traceback.format_exception(*record.exc_info))
-            self._world.complain(f"{record.getMessage()}: {text}")
+            self._world.report_violation(f"{record.getMessage()}: {text}")
         else:
-            self._world.publish_changes(f"logged: {record.getMessage()}")
+            self._world.trace(f"logged: {record.getMessage()}")
 
 
 def _run(world: World, faults: Sequence[str] | None) -> None:
@@ -716,14 +722,14 @@ def _run(world: World, faults: Sequence[str] | None) -> None:
     admin = Client(world, "admin")
     world.until(
         lambda: (
-            len(world.lives()) == len(BROKERS)
-            and all(life.is_listening for life in world.lives())
+            len(world.running_brokers()) == len(BROKERS)
+            and all(life.is_listening for life in world.running_brokers())
         ),
         "R09",
         "the brokers do not start",
     )
     assert admin.create_topic(TOPIC, PARTITIONS)
-    assert admin.create_topic(KEPT_TOPIC, PARTITIONS)
+    assert admin.create_topic(PERMANENT_TOPIC, PARTITIONS)
     producers = [
         SimulatedProducer(world, partition, is_idempotent=is_idempotent)
         for partition in range(PARTITIONS)
@@ -741,7 +747,7 @@ def _run(world: World, faults: Sequence[str] | None) -> None:
         for client in clients
     ]
     Faults(world, admin).run(faults)
-    world.publish_changes("the faults are over")
+    world.trace("the faults are over")
     world.until(world.is_recovered, "R10", "not all replicas are in sync")
     before = [producer.acknowledged for producer in producers]
     world.until(
@@ -830,7 +836,7 @@ class Faults:
         """Start brokers again that ended because a log has failed."""
         for broker in self._world.brokers.values():
             if broker.life is not None and broker.life.has_failed:
-                self._world.publish_changes(f"broker {broker.number} has ended")
+                self._world.trace(f"broker {broker.number} has ended")
                 broker.kill()
                 self._restart_later(broker)
 
@@ -844,21 +850,19 @@ class Faults:
 
     def kill(self) -> None:
         broker = self._any_broker()
-        self._world.publish_changes(f"broker {broker.number} is killed")
+        self._world.trace(f"broker {broker.number} is killed")
         broker.kill()
         self._restart_later(broker)
 
     def cut_power(self) -> None:
         broker = self._any_broker()
         broker.cut_power()
-        self._world.publish_changes(
-            f"broker {broker.number} has no power: {broker.disk.history}"
-        )
+        self._world.trace(f"broker {broker.number} has no power: {broker.disk.history}")
         self._restart_later(broker)
 
     def cut_all_power(self) -> None:
         world = self._world
-        world.publish_changes("all brokers have no power")
+        world.trace("all brokers have no power")
         for broker in world.brokers.values():
             broker.cut_power()
             self._restart_later(broker)
@@ -868,7 +872,7 @@ class Faults:
         if self._can_wipe:
             self._can_wipe = False
             broker = self._any_broker()
-            self._world.publish_changes(f"broker {broker.number} gets an empty disk")
+            self._world.trace(f"broker {broker.number} gets an empty disk")
             broker.wipe()
             self._restart_later(broker)
 
@@ -876,9 +880,7 @@ class Faults:
         broker = self._any_broker()
         duration_ms = self._world.rng.choice([200, 800, 1_500, 4_000])
         if broker.life is not None:
-            self._world.publish_changes(
-                f"broker {broker.number} is paused for {duration_ms} ms"
-            )
+            self._world.trace(f"broker {broker.number} is paused for {duration_ms} ms")
             broker.life.process.paused_until_ms = (
                 self._world.threads.now_ms + duration_ms
             )
@@ -887,7 +889,7 @@ class Faults:
         """Pause a broker between a proposal and the change of the registry."""
         life = self._any_broker().life
         if life is not None:
-            self._world.publish_changes(
+            self._world.trace(
                 f"broker {life.number} is paused before its next proposal"
             )
             life.files.pause_before_change_ms = self._world.rng.choice(
@@ -897,7 +899,7 @@ class Faults:
     def move_back(self) -> None:
         """Assign a replica again as soon as it was unassigned."""
         world, partition = self._world, self._world.rng.randrange(PARTITIONS)
-        self._world.publish_changes(f"partition {partition} is moved and moved back")
+        self._world.trace(f"partition {partition} is moved and moved back")
         if not self._reassign(world.rng.sample(BROKERS, 2), partition):
             return
         limit_ms = world.threads.now_ms + 1_000
@@ -905,7 +907,7 @@ class Faults:
         def is_moved() -> bool:
             return any(
                 len(stored.state.replicas) == 2
-                for life in world.lives()
+                for life in world.running_brokers()
                 if (stored := life.view.states.get((TOPIC, partition)))
             )
 
@@ -918,7 +920,7 @@ class Faults:
         links = {(first, second)}
         if world.rng.random() < 0.5:
             links.add((second, first))
-        world.publish_changes(f"cut links: {sorted(links)}")
+        world.trace(f"cut links: {sorted(links)}")
         world.network.cut |= links
         threads = world.threads
         threads.at(
@@ -930,7 +932,7 @@ class Faults:
         broker = self._any_broker()
         life = broker.life
         if life is not None and life.is_listening:
-            self._world.publish_changes(f"broker {broker.number} stops")
+            self._world.trace(f"broker {broker.number} stops")
             life.stop()
             self._world.until(lambda: life.has_stopped, "R00", "a broker does not stop")
             broker.kill()
@@ -938,7 +940,7 @@ class Faults:
 
     def delete_topic(self) -> None:
         kind = wire.DELETE_TOPICS.Request
-        self._world.publish_changes("the topic is deleted")
+        self._world.trace("the topic is deleted")
         with contextlib.suppress(RemoteUnavailableError):
             self._admin.ask_any(
                 wire.DELETE_TOPICS,
@@ -956,8 +958,8 @@ class Faults:
 
     def add_partitions(self) -> None:
         """Add partitions, which no client uses, to the topic."""
-        count = self._world.rng.randint(PARTITIONS + 1, MOST_PARTITIONS)
-        self._world.publish_changes(f"the topic gets {count} partitions")
+        count = self._world.rng.randint(PARTITIONS + 1, MAX_PARTITIONS)
+        self._world.trace(f"the topic gets {count} partitions")
         kind = wire.CREATE_PARTITIONS.Request
         topic = kind.Topic(name=TOPIC, count=count, assignments=None)
         with contextlib.suppress(RemoteUnavailableError):
@@ -976,9 +978,7 @@ class Faults:
             at=rng.randint(1, 5),
             times=rng.choice([1, 3]),
         )
-        self._world.publish_changes(
-            f"the disk of broker {broker.number} fails: {fault}"
-        )
+        self._world.trace(f"the disk of broker {broker.number} fails: {fault}")
         broker.fail_disk(FaultPlan(fault))
 
     def elect_leaders(self) -> None:
@@ -994,7 +994,7 @@ class Faults:
         replicas: list[int] | None = rng.sample(BROKERS, rng.choice([2, 3, 3]))
         if rng.random() < 0.3:
             replicas = None
-        self._world.publish_changes(f"reassignment: {replicas}")
+        self._world.trace(f"reassignment: {replicas}")
         self._reassign(replicas, rng.randrange(PARTITIONS))
 
     def _reassign(
@@ -1004,7 +1004,7 @@ class Faults:
         kind = wire.ALTER_PARTITION_REASSIGNMENTS.Request
         parts = [
             kind.Topic.Partition(partition_index=number, replicas=replicas)
-            for number in range(MOST_PARTITIONS)
+            for number in range(MAX_PARTITIONS)
             if partition in (None, number)
         ]
         try:
@@ -1035,7 +1035,7 @@ def _compare_logs(world: World) -> None:
     for key in ALL_PARTITIONS:
         contents = {
             life.number: _content(world.brokers[life.number].disk, life.number, key)
-            for life in world.lives()
+            for life in world.running_brokers()
         }
         require(len({*contents.values()}) == 1, "R15", "the logs of {} differ", key)
         (content,) = {*contents.values()}
@@ -1045,36 +1045,36 @@ def _compare_logs(world: World) -> None:
             if not batch.is_control
             for record in batch.records()
         }
-        topic_id = world.lives()[0].logdir.topic_id(key[0]).bytes
-        facts = world.facts.get((topic_id, key[1]), {})
+        topic_id = world.running_brokers()[0].logdir.topic_id(key[0]).bytes
+        expected_values = world.stored_values.get((topic_id, key[1]), {})
         wrong = {
             offset: (value, found.get(offset))
-            for offset, value in facts.items()
+            for offset, value in expected_values.items()
             if found.get(offset) != value
         }
         require(not wrong, "R01", "{} has other values: {}", key, wrong)
         former = {
             value
-            for (other_id, number), values in world.facts.items()
+            for (other_id, number), values in world.stored_values.items()
             if other_id != topic_id and number == key[1]
             for value in values.values()
         }
         left = former.intersection(found.values())
         require(not left, "R14", "{} has records of a former topic: {}", key, left)
-        twice = [
+        duplicates = [
             value
             for value, count in Counter(found.values()).items()
-            if count > 1 and value in world.once
+            if count > 1 and value in world.idempotent_values
         ]
-        require(not twice, "R11", "{} has these values twice: {}", key, twice)
+        require(not duplicates, "R11", "{} has these values twice: {}", key, duplicates)
 
 
 def _check_transactions(world: World) -> None:
     """Check R12 with the committed records of the leaders."""
     visible: Counter[tuple[bytes, int]] = Counter()
     for number in range(PARTITIONS):
-        key = KEPT_TOPIC, number
-        leader = world.lives()[0].view.states[key].state.leader
+        key = PERMANENT_TOPIC, number
+        leader = world.running_brokers()[0].view.states[key].state.leader
         life = world.brokers[leader].life
         assert life is not None
         log = life.logdir.partition(*key)
@@ -1087,21 +1087,21 @@ def _check_transactions(world: World) -> None:
             visible[bytes(record.value or b""), number] += 1
     for value, outcome in world.transactions.items():
         parts = {number for number in range(PARTITIONS) if visible[value, number]}
-        wanted = [set(world.parts.get(value, ()))]
+        expected_parts = [set(world.parts.get(value, ()))]
         if outcome is False:
-            wanted = [set()]
+            expected_parts = [set()]
         elif outcome is None:
-            wanted.append(set())
+            expected_parts.append(set())
         require(
-            parts in wanted,
+            parts in expected_parts,
             "R12",
             "{} is visible in {} and should be in {}",
             value,
             parts,
-            wanted,
+            expected_parts,
         )
-        twice = [number for number in parts if visible[value, number] > 1]
-        require(not twice, "R12", "{} is twice in {}", value, twice)
+        duplicates = [number for number in parts if visible[value, number] > 1]
+        require(not duplicates, "R12", "{} is twice in {}", value, duplicates)
 
 
 def _content(disk: SimulatedDisk, broker: int, key: tuple[str, int]) -> bytes:

@@ -60,13 +60,13 @@ class SimulatedProcess:
 
 @attrs.define(eq=False)
 class _Thread:
-    """A thread that waits while its `baton` is locked."""
+    """A thread that waits while its `run_lock` is locked."""
 
     name: str
     process: SimulatedProcess | None
     #: None once it has ended.
     work: Callable[[], object] | None = None
-    baton: Any = attrs.field(factory=_thread.allocate_lock)
+    run_lock: Any = attrs.field(factory=_thread.allocate_lock)
     #: The condition that it waits for. None if it only waits to be chosen.
     condition: Callable[[], bool] | None = None
     deadline_ms: int | None = None
@@ -89,7 +89,7 @@ class SimulatedThreads:
         #: Called with the milliseconds by which time has passed.
         self.on_time: Callable[[int], None] = lambda passed_ms: None
         self._main = _Thread("main", None)
-        self._main.baton.acquire()
+        self._main.run_lock.acquire()
         self._current = self._main
         self._threads = [self._main]
         self._idents = {_thread.get_ident()}
@@ -209,7 +209,7 @@ class SimulatedThreads:
     ) -> _Thread:
         """Start a thread of a process."""
         thread = _Thread(name, process, work)
-        thread.baton.acquire()
+        thread.run_lock.acquire()
         self._threads.append(thread)
         _thread.start_new_thread(self._run, (thread,))
         return thread
@@ -224,7 +224,7 @@ class SimulatedThreads:
     # -- scheduling --------------------------------------------------------------------
 
     def _run(self, thread: _Thread) -> None:
-        thread.baton.acquire()
+        thread.run_lock.acquire()
         self._idents.add(_thread.get_ident())
         try:
             if not thread.is_killed and thread.work is not None:
@@ -241,15 +241,15 @@ class SimulatedThreads:
         self._threads.remove(thread)
         self._idents.discard(_thread.get_ident())
         self._current = self._choose()
-        self._current.baton.release()
+        self._current.run_lock.release()
 
     def _switch(self, thread: _Thread) -> None:
         """Let the next thread run. Returns when this one is chosen again."""
         chosen = self._choose()
         if chosen is not thread:
             self._current = chosen
-            chosen.baton.release()
-            thread.baton.acquire()
+            chosen.run_lock.release()
+            thread.run_lock.acquire()
         if self._stuck is not None and thread is self._main:
             raise self._stuck
 
@@ -270,17 +270,17 @@ class SimulatedThreads:
             ready = [thread for thread in self._threads if self._is_ready(thread)]
             if ready:
                 return self.rng.choice(ready)
-            moments = [
-                moment
+            wake_times_ms = [
+                wake_time_ms
                 for thread in self._threads
-                if (moment := self._next_moment(thread)) is not None
+                if (wake_time_ms := self._wake_time_ms(thread)) is not None
             ]
             if self._due:
-                moments.append(self._due[0][0])
-            if not moments:
+                wake_times_ms.append(self._due[0][0])
+            if not wake_times_ms:
                 self._stuck = SimulationStuck(f"all threads wait: {self._waiting()}")
                 return self._main
-            self._pass(max(0, min(moments) - self.now_ms))
+            self._pass(max(0, min(wake_times_ms) - self.now_ms))
 
     def _is_ready(self, thread: _Thread) -> bool:
         process = thread.process
@@ -290,7 +290,7 @@ class SimulatedThreads:
             return True
         return thread.deadline_ms is not None and thread.deadline_ms <= self.now_ms
 
-    def _next_moment(self, thread: _Thread) -> int | None:
+    def _wake_time_ms(self, thread: _Thread) -> int | None:
         process = thread.process
         if process is not None and process.paused_until_ms > self.now_ms:
             return process.paused_until_ms

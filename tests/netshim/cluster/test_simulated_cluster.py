@@ -1,7 +1,7 @@
 """Whole brokers in a simulation: random faults break no promise, and seeded bugs are found.
 
 `make slow` runs 400 schedules; LOGCORE_CLUSTER_SCHEDULES chooses another number. A
-failure prints its seed and its story; run_schedule() with that seed repeats it.
+failure prints its seed and its steps; run_schedule() with that seed repeats it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_many_faults_break_no_promise(part: int) -> None:
 
 def test_schedule_repeats_exactly() -> None:
     first, second = (run_schedule(5) for _ in range(2))
-    assert first.story == second.story
+    assert first.steps == second.steps
     assert first.threads.steps == second.threads.steps
 
 
