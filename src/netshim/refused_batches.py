@@ -11,6 +11,9 @@ Rules:
 - If the log has no batch of the producer, it accepts any sequence. Even then, a batch
   that follows a refused one is not stored. Otherwise, the refused one would be out of
   order when it is sent again.
+- A refused batch is remembered until as many batches as may be in flight have followed
+  it, also after it was stored: a copy of it on an earlier connection may be stored
+  between two batches that follow it.
 
 Kafka does not have this rule.
 """
@@ -100,29 +103,29 @@ class RefusedBatches:
     ) -> int:
         """Return the code of the refused batch that a batch follows, else 0.
 
-        The refused batch is forgotten once it is sent again, or at a new epoch.
+        The refused batch is forgotten at a new epoch, or when its time is over.
         """
         source = key, producer_id
         refused = self._refused.get(source)
         if refused is None or epoch < refused.epoch:
             return codes.NONE
         distance = refused.distance_to(sequence)
-        if now_ms >= refused.until_ms or epoch > refused.epoch or not distance:
+        if now_ms >= refused.until_ms or epoch > refused.epoch:
             del self._refused[source]
             return codes.NONE
-        if distance > INT32_MAX // 2:
-            return codes.NONE  # such as a late batch of an earlier connection
+        # The batch itself, or a late batch of an earlier connection.
+        if not distance or distance > INT32_MAX // 2:
+            return codes.NONE
         return refused.code
 
-    def record_result(self, key: Key, producer_id: int, *, is_stored: bool) -> None:
-        """Record the result of a batch for which code_for() returned a code.
+    def count_following(self, key: Key, producer_id: int) -> None:
+        """Count a batch for which code_for() returned a code.
 
-        The refused batch is forgotten after a batch that was stored, or after the last
-        one that may be in flight.
+        The refused batch is forgotten after the last one that may be in flight.
         """
         source = key, producer_id
         refused = self._refused.get(source)
         if refused is not None:
             refused.remaining_batches -= 1
-            if is_stored or not refused.remaining_batches:
+            if not refused.remaining_batches:
                 del self._refused[source]

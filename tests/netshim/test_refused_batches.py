@@ -103,6 +103,25 @@ def test_batches_after_a_refused_batch_are_not_out_of_order(
     ]
 
 
+def test_copy_of_a_refused_batch_does_not_change_the_code_of_those_in_flight(
+    clustered: tuple[GroupHarness, ChangingLeadership],
+) -> None:
+    """A copy on an earlier connection may be stored between two batches in flight. The
+    batches before them were refused, so those after it are not out of order.
+    """
+    group_harness, leadership = clustered
+    assert produce(group_harness, 0) == (codes.NONE, 0)
+    leadership.refusal = NotEnoughReplicasError
+    assert produce(group_harness, 1)[0] == codes.NOT_ENOUGH_REPLICAS
+    leadership.refusal = None
+    assert produce(group_harness, 2)[0] == codes.NOT_ENOUGH_REPLICAS
+    assert produce(group_harness, 1) == (codes.NONE, 1)
+    assert produce(group_harness, 3)[0] == codes.NOT_ENOUGH_REPLICAS
+    assert [produce(group_harness, each) for each in (1, 2, 3)] == [
+        (codes.NONE, each) for each in (1, 2, 3)
+    ]
+
+
 def test_batch_that_is_missing_for_long_is_out_of_order(
     clustered: tuple[GroupHarness, ChangingLeadership],
 ) -> None:

@@ -1066,6 +1066,8 @@ class World:
             return code
         disk = process.disk
         followed = refused.code_for(*sequence_key, self.now_ms)
+        if followed:
+            refused.count_following(KEY, batch.producer_id)
         try:
             if followed and batch.producer_id not in disk.producers:
                 raise OutOfOrderSequenceError("the first batch is missing")
@@ -1077,13 +1079,9 @@ class World:
                 is_transactional=batch.is_transactional,
             )
         except OutOfOrderSequenceError:
-            if followed:
-                refused.record_result(KEY, batch.producer_id, is_stored=False)
             return followed or codes.OUT_OF_ORDER_SEQUENCE_NUMBER
         except (InvalidProducerEpochError, InvalidTransactionStateError):
             return codes.INVALID_PRODUCER_EPOCH
-        if followed:
-            refused.record_result(KEY, batch.producer_id, is_stored=True)
         if duplicate is None:
             self.produce(process, waits=True, content=batch, done=done)
             return codes.NONE

@@ -515,10 +515,9 @@ class _MultiPartitionProduce:
         `followed` is the code of a refused batch that this one follows, or 0.
         """
         if followed:
-            self.state.refused_batches.record_result(
-                (topic, result.index),
-                _PRODUCER.unpack_from(records, _PRODUCER_POSITION)[0],
-                is_stored=isinstance(receipt, Receipt),
+            producer_id, _ = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+            self.state.refused_batches.count_following(
+                (topic, result.index), producer_id
             )
             if isinstance(receipt, OutOfOrderSequenceError):
                 self.refuse(
