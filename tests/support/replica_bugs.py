@@ -24,6 +24,7 @@ from netshim.refused_batches import RefusedBatches
 from support.replica_topics import TopicsWorld, run_topics
 from support.replica_transactions import (
     DataWorld,
+    SimulatedPeers,
     StatePartitionWorld,
     run_transactions,
 )
@@ -161,6 +162,9 @@ ASSIGNED_AGAIN = Options(
     faults=("reassign",) * 8 + ("pause@leader",) * 4 + ("move_leader",),
     fault_count=25,
 )
+
+#: With a higher loss, few transactions end.
+LATE_REQUESTS = Options(faults=("move_leader",), fault_count=1, loss=0.03)
 
 RECREATED_TOPICS = Options(
     faults=("delete_topic", "delete_topic", "move_leader", "pause", "kill"),
@@ -863,6 +867,20 @@ BUGS = [
                 "elif False:",
             ),
         ),
+        run=run_transactions,
+    ),
+    Bug(
+        "a request that was given up arrives later",
+        "R12",
+        3_000,
+        (
+            (
+                SimulatedPeers.call,
+                "is_open=lambda: not is_answered",
+                "is_open=lambda: True",
+            ),
+        ),
+        LATE_REQUESTS,
         run=run_transactions,
     ),
     Bug(

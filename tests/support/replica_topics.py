@@ -316,7 +316,12 @@ class TopicsWorld(World):
     # -- messages ----------------------------------------------------------------------
 
     def send(
-        self, source: int, target: int, call: Callable[..., None], *args: Any
+        self,
+        source: int,
+        target: int,
+        call: Callable[..., None],
+        *args: Any,
+        **options: Any,
     ) -> None:
         """Add the topic id to fetches, and to writes of the state."""
         if call == self.on_fetch:
@@ -328,7 +333,7 @@ class TopicsWorld(World):
         elif call == self.on_written:
             call = self.on_written_of
             args = (*args, self.registry.topic_id)
-        super().send(source, target, call, *args)
+        super().send(source, target, call, *args, **options)
 
     def on_fetch_of(
         self, process: Process, fetch: FollowerFetch, life: int, topic_id: int | None

@@ -340,7 +340,11 @@ class SimulatedPeers:
         message: Any,
         done: Callable[[Any], None],
     ) -> None:
-        """Send a request, and call done() with its answer or with a LogcoreError."""
+        """Send a request, and call done() with its answer or with a LogcoreError.
+
+        As with SourceConnection.close(), a request that was given up does not arrive
+        later.
+        """
         world, process = self.world, self.process
         is_answered = False
 
@@ -357,7 +361,14 @@ class SimulatedPeers:
         def reply(source: int, found: Any) -> None:
             world.send(source, process.broker, arrived, found)
 
-        target_world.send(process.broker, target, handler, message, reply)
+        target_world.send(
+            process.broker,
+            target,
+            handler,
+            message,
+            reply,
+            is_open=lambda: not is_answered,
+        )
         world.at(ANSWER_MS, process, finish, LogcoreError("no answer"))
 
     def request(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:

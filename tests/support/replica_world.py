@@ -581,9 +581,17 @@ class World:
             self.steps.append(f"{self.now_ms:5} ms  {text.format(*values)}")
 
     def send(
-        self, source: int, target: int, call: Callable[..., None], *args: Any
+        self,
+        source: int,
+        target: int,
+        call: Callable[..., None],
+        *args: Any,
+        is_open: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Deliver a message to the process that runs on `target` at that time."""
+        """Deliver a message to the process that runs on `target` at that time.
+
+        It is dropped if `is_open` is false when it arrives: its connection was aborted.
+        """
         if (source, target) in self.cuts:
             return
         chance = self.chance
@@ -597,11 +605,17 @@ class World:
             delay_ms = 1 + int(chance.random() * 8)
             if self.loss and chance.random() < self.loss:
                 delay_ms += int(chance.random() * 1_200)
-            self.at(delay_ms, None, self.deliver, target, call, args)
+            self.at(delay_ms, None, self.deliver, target, call, args, is_open)
 
     def deliver(
-        self, target: int, call: Callable[..., None], args: tuple[Any, ...]
+        self,
+        target: int,
+        call: Callable[..., None],
+        args: tuple[Any, ...],
+        is_open: Callable[[], bool],
     ) -> None:
+        if not is_open():
+            return
         if target == REGISTRY:
             call(*args)
             return

@@ -305,7 +305,9 @@ class TransactionShard(TransactionHost):
         def sent(code_by_partition: dict[Partition, int] | LogcoreError) -> None:
             if isinstance(code_by_partition, LogcoreError):
                 # The broker may have written them nevertheless. A second marker is
-                # harmless.
+                # harmless if the broker gets both requests before it answers the second
+                # one. A later one would end the next transaction, if the client keeps
+                # its epoch (before KIP-890): SourceConnection.close() prevents that.
                 finish(partitions)
                 return
             # A partition that the leader does not know may be new to it. If it was

@@ -18,6 +18,7 @@ import hmac
 import os
 import socket
 import ssl
+import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ _MECHANISMS: Final = ("PLAIN", *_SCRAM)
 _MAX_RESPONSE_BYTES: Final = 512 << 20
 #: Limit of each wait for the socket.
 _TIMEOUT_S: Final = 30.0
+#: The value of SO_LINGER with which close() discards bytes not sent yet: on, 0 s.
+_ABORT: Final = struct.pack("ii", 1, 0)
 
 
 class LoginError(ShippingError):
@@ -186,7 +189,16 @@ class SourceConnection:
         return sock
 
     def close(self) -> None:
-        """Close the connection. A request without a response is given up."""
+        """Close the connection. A request without a response is given up.
+
+        Bytes of such a request that are not sent yet are discarded. Otherwise, the
+        system would send them until it gives up, which takes minutes. The broker could
+        then execute the request after the caller has repeated it in another connection
+        and has acted on its response.
+        """
+        if self._waiting:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         self._sock.close()
 
     def interrupt(self) -> None:
@@ -237,18 +249,18 @@ class SourceConnection:
         frame = wire.encode_request(
             api, version, self._correlation_id, _CLIENT, request
         )
+        self._waiting.append((self._correlation_id, api, version))
         try:
             self._sock.sendall(frame)
         except OSError as error:
             raise self._unavailable(error) from error
-        self._waiting.append((self._correlation_id, api, version))
 
     def receive(self) -> Any:
         """Return the response to the oldest request without one.
 
         Raises the errors of request().
         """
-        expected, api, version = self._waiting.pop(0)
+        expected, api, version = self._waiting[0]
         try:
             frame = self._frame()
             correlation_id, response = wire.decode_response(api, version, frame)
@@ -260,6 +272,7 @@ class SourceConnection:
             raise
         if correlation_id != expected:
             raise self._unavailable("a response to another request")
+        del self._waiting[0]
         return response
 
     def _frame(self) -> memoryview:

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,19 @@ from logcore import InvalidConfigError, ReadOnlyLogError
 from logcore.errors import (
     DivergedError,
     RemoteTopicError,
+    RemoteUnavailableError,
     ShippingError,
     ShippingGapError,
 )
 from logcore.logdir import LogDir
+from netshim import wire
 from netshim.command import main
 from netshim.follow import Follower, Source, promote
-from netshim.follow.connection import LoginError, SourceConnection
+from netshim.follow.connection import (
+    ClientSettings,
+    LoginError,
+    SourceConnection,
+)
 from netshim.secured_testing import SecuredKafka
 from netshim.testing import Kafka
 
@@ -412,6 +419,40 @@ def test_peer_that_is_not_a_broker_is_reported(copy: LogDir, answer: bytes) -> N
             follower.step()
             assert follower.metrics().state == "waiting"
         peer.join()
+
+
+def test_request_without_a_response_is_not_sent_after_the_close() -> None:
+    """The broker would execute it after the caller has repeated it elsewhere."""
+    # The buffers of both sockets hold less than this request.
+    topics = [wire.METADATA.Request.Topic(name="t" * 30_000)] * 1_000
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        port = server.getsockname()[1]
+        connecting = pool.submit(SourceConnection, "127.0.0.1", port, ClientSettings())
+        peer, _ = server.accept()
+        with peer:
+            peer.recv(1_000)
+            served = wire.API_VERSIONS.Response(
+                api_keys=[
+                    wire.API_VERSIONS.Response.ApiKey(
+                        api_key=wire.METADATA.key, min_version=0, max_version=13
+                    )
+                ]
+            )
+            frame = wire.encode_response(wire.API_VERSIONS, 0, 1, served)
+            peer.sendall(b"".join(frame))
+            connection = connecting.result()
+            request = wire.METADATA.Request(topics=topics)
+            requesting = pool.submit(connection.request, wire.METADATA, request)
+            assert peer.recv(1)
+            connection.interrupt()
+            assert isinstance(requesting.exception(), RemoteUnavailableError)
+            with pytest.raises(ConnectionResetError):
+                while peer.recv(1 << 16):
+                    pass
 
 
 def test_commands_follow_and_promote(kafka: Kafka, tmp_path: Path) -> None:
