@@ -43,9 +43,13 @@ from netshim.wire.codec import (
 from netshim.wire.compiler import Buffer, Malformed, skip_tags
 from netshim.wire.table import *  # noqa: F403  (all messages, by Kafka's names; table.__all__ lists them)
 
+#: API key, version, correlation id, and the size of the client id.
 _REQUEST_HEADER: Final = struct.Struct(">hhih")
+#: Size and correlation id.
 _RESPONSE_HEADER: Final = struct.Struct(">ii")
+#: The same with empty tagged fields, which are one zero byte.
 _FLEXIBLE_RESPONSE_HEADER: Final = struct.Struct(">iix")
+#: Version in front of a message in encode_versioned().
 _VERSION: Final = struct.Struct(">h")
 
 
@@ -126,6 +130,7 @@ def decode_header(frame: memoryview) -> Header:
             raise ProtocolError(
                 f"request header, client_id: {error}", position=10
             ) from None
+    # A slice may end after the frame without an error, so the size is checked here.
     if body_start > len(frame) or size_bytes < -1:
         raise ProtocolError(
             "request header: client_id is cut off",
@@ -133,6 +138,7 @@ def decode_header(frame: memoryview) -> Header:
             expected=f"-1 to {len(frame) - 10}",
             found=size_bytes,
         )
+    # Whether a version that is not served has tagged fields is unknown.
     served = api.min_version <= api_version <= api.max_version
     if served and api.flexible is not None and api_version >= api.flexible:
         # The tagged fields are usually empty: one byte, 0.
@@ -224,6 +230,7 @@ def encode_request(
                 api.key, version, correlation_id, -1 if name is None else len(name)
             ),
             name or b"",
+            # The empty tagged fields of the header.
             b"\0" if api.is_flexible(version) else b"",
             *api.request.encode(version, body),
         )
@@ -248,6 +255,7 @@ def decode_response(
         )
     correlation_id = int.from_bytes(view[:4], "big", signed=True)
     body_start = 4
+    # See encode_response() about ApiVersions.
     if api.is_flexible(version) and api is not table.API_VERSIONS:
         try:
             body_start = skip_tags(view, body_start, len(view))

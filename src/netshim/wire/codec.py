@@ -70,8 +70,10 @@ class Message(Generic[ValueT]):
         self.min_version, self.max_version = served
         #: "request", "response" or "".
         self.kind = kind
+        #: First version with compact lengths. Above all versions if there is none.
         self._flexible = LAST + 1 if flexible is None else flexible
         self._table = table
+        #: By version, filled at their first use.
         self._encoders: dict[int, Callable[..., list[Buffer]]] = {}
         self._decoders: dict[int, Callable[..., Any]] = {}
         #: File name of generated code -> the field of each line.
@@ -138,6 +140,7 @@ class Message(Generic[ValueT]):
         decode = self._decoders.get(version) or self._compile(
             version, Decoder, self._decoders
         )
+        # A string is decoded from bytes in half the time, but records would be copied.
         content = memoryview(data) if self.has_records else bytes(data)
         try:
             value, remaining = decode(content, position, len(content), max_elements)
@@ -165,6 +168,7 @@ class Message(Generic[ValueT]):
         if not self.min_version <= version <= self.max_version:
             raise ValueError(f"{self!r} has no version {version}")
         writer = compiler(self.schema, version, self.is_flexible(version))
+        # Unique, because _locate_error() finds the fields by this name.
         filename = f"<netshim.wire {compiler.__name__} {self._title(version, '')}>"
         self._fields[filename] = writer.source.fields
         functions[version] = writer.source.function(filename)
@@ -179,6 +183,7 @@ class Message(Generic[ValueT]):
         """
         field = ""
         position = None
+        # The last frame of generated code counts. Helpers that it calls have no fields.
         for frame, line in _frames(error):
             fields = self._fields.get(frame.f_code.co_filename)
             if fields:

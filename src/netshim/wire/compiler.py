@@ -76,6 +76,7 @@ def decode_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
         pos += 1
         value |= (byte & 127) << shift
         if byte < 128:
+            # The fifth byte has room for 35 bits.
             if value > 0xFFFFFFFF:
                 break
             return value, pos
@@ -182,6 +183,7 @@ class _Source:
         self.depth = 1
         #: Global names of the function: the common ones and its constants.
         self.names: dict[str, Any] = dict(_NAMESPACE)
+        #: Number of temporary variables so far.
         self._count = 0
 
     def add(self, line: str) -> None:
@@ -251,6 +253,7 @@ class _Compiler:
                 return 1
             return 4
         if field.struct:
+            # A null struct is one byte.
             if field.is_nullable_in(self.version) and not element:
                 return 1
             inner = sum(
@@ -298,6 +301,7 @@ class Decoder(_Compiler):
         if self.targets:
             # One call for all of them: a call takes more time than the fields.
             packing = struct.Struct(self.format)
+            # The name contains the format, so that equal formats share one function.
             name = "U" + self.format[1:].replace("?", "t")
             self.source.names[name] = packing.unpack_from
             self.add(f"{', '.join(self.targets)}, = {name}(data, pos)")
@@ -361,12 +365,14 @@ class Decoder(_Compiler):
                 with self.block(f"{word} {tag} == {field.tag}:"):
                     self.field(field, f"{value}.{field.name}")
                     self.flush()
+                    # Otherwise, the remaining bytes would be ignored.
                     with self.block(f"if pos != {end}:"):
                         self.add(
                             f"raise Malformed('a tagged field differs from its declared size', {end}, pos)"
                         )
                 word = "elif"
                 self.source.path.pop()
+            # An unknown tag is skipped, because newer peers may send it.
             self.add(f"pos = {end}")
 
     def field(self, field: Field, target: str) -> None:
@@ -407,6 +413,7 @@ class Decoder(_Compiler):
         # A varint of one byte is the usual case. 0 is null, so the count is one less.
         self.add("n = data[pos] - 1")
         self.add("pos += 1")
+        # The first byte was 128 or more, so the varint has more bytes.
         with self.block("if n > 126:"):
             self.add("n, pos = varint(data, pos - 1)")
             self.add("n -= 1")
@@ -472,6 +479,7 @@ class Decoder(_Compiler):
                 "raise Malformed(f'an array of {n} elements, too many in all', f'{left + n} at most', n)"
             )
         code = _FIXED.get(field.type)
+        # One unpack for all elements. A uuid ("16s") has a count in its code already.
         if code and len(code) == 1:
             self.add(
                 f"{target} = list(unpack_from(f'>{{n}}{code}', data, pos)) if n else []"
@@ -528,6 +536,7 @@ class Encoder(_Compiler):
             name = "P" + self.format[1:].replace("?", "t")
             self.source.names[name] = struct.Struct(self.format).pack
             self.parts.append(f"{name}({', '.join(self.arguments)})")
+        # Only pad bytes, of empty tagged sections.
         elif len(self.format) > 1:
             self.parts.append(repr(bytes(len(self.format) - 1)))
         self.arguments = []
@@ -586,6 +595,7 @@ class Encoder(_Compiler):
                 return f"{name} == []"
             return f"(not {name})"
         if field.struct:
+            # A new value has the shared default itself, so `is` usually decides.
             shared_default = self.source.constant("D", field.struct.shared_default)
             return f"({name} is {shared_default} or {name} == {shared_default})"
         if field.type == "uuid":
@@ -617,14 +627,13 @@ class Encoder(_Compiler):
         with self.block(f"if {name} is None:"):
             self.add("out += (b'\\xff',)")
         with self.block("else:"):
+            # One byte precedes a nullable struct: 1 for a value, 0xFF (-1) for null.
             self.part("b'\\1'")
             self.struct(schema, name)
             self.flush()
 
     def length(self, code: str, count: str) -> None:
-        """Write a length. `count` is larger by one if null is possible, because 0 means
-        null.
-        """
+        """Write a length. `count` is an expression for the length plus one, or 0 for null."""
         if self.flexible:
             self.part(f"UV[{count}]")
         else:
@@ -664,6 +673,7 @@ class Encoder(_Compiler):
         if nullable:
             with self.block(f"if {name} is None:"):
                 self.add(f"{name}, {name}n = (), 0")
+        # Bytes need no call of split_records().
         with self.block(f"{'el' if nullable else ''}if {name}.__class__ is bytes:"):
             self.add(f"{name}n = len({name}) + 1")
             self.add(f"{name} = ({name},)")

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 #: The largest version. Versions are int16.
 LAST: Final = 32767
+#: Kafka's ZERO_UUID, which means none.
 NO_UUID: Final = bytes(16)
 
 
@@ -193,6 +194,7 @@ def make_class(schema: Struct, qualname: str) -> type[Any]:
     inner: dict[str, type[Any]] = {}
     for slot, field in enumerate(schema.fields):
         if field.struct:
+            # A struct that is used twice has one class.
             if field.struct.cls is object:
                 make_class(field.struct, f"{qualname}.{field.struct.name}")
             inner[field.struct.name] = field.struct.cls
@@ -233,6 +235,7 @@ def make_class(schema: Struct, qualname: str) -> type[Any]:
         return bool(values(self) == values(other))
 
     def __repr__(self: object) -> str:
+        # Fields with defaults are omitted, because most fields of a response have them.
         defaults = values(cls())
         changed = [
             f"{n}={v!r}"
@@ -247,11 +250,14 @@ def make_class(schema: Struct, qualname: str) -> type[Any]:
         "__qualname__": qualname,
         "__init__": namespace["__init__"],
         "__eq__": __eq__,
+        # Values can be changed, so they have no hash.
         "__hash__": None,
         "__repr__": __repr__,
         **inner,
     }
     cls = schema.cls = type(qualname.rpartition(".")[2], (), members)
+    # Only values without arrays and structs can be shared, because inner values could
+    # be changed.
     if not inner and not any(field.is_array for field in schema.fields):
         schema.shared_default = cls()
         schema.shared_default.__class__ = type(

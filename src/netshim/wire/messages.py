@@ -23,10 +23,12 @@ def _all_messages() -> list[Message[Any]]:
     return [*bodies, *(entry for entry in entries if isinstance(entry, Message))]
 
 
+#: By the names in messages.pyi, such as FetchRequest.
 _MESSAGES: Final = {message.type_name: message for message in _all_messages()}
 
 
 def __getattr__(name: str) -> type[Any]:
+    # Called by Python for names that the module does not define (PEP 562).
     message = _MESSAGES.get(name)
     if message is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
