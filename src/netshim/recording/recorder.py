@@ -90,14 +90,22 @@ class TrafficRecorder:
         except BaseException:
             fs.close(self._handle)
             raise
+        #: Position of the next block in the file. Only the recorder's thread changes
+        #: it.
         self._position = len(header)
+        #: The times of records count from here.
         self._started_ns = clock_ns()
         # The lock protects the fields below. The thread waits for records and blocks.
         self._changed = threading.Condition(threading.Lock())
+        #: Records that belong to no full block yet.
         self._block = bytearray()
+        #: Full blocks, oldest first.
         self._full: deque[bytearray] = deque()
+        #: Bytes of _block, of _full, and of the block that is being written.
         self._pending_bytes = 0
+        #: Number of the latest connection.
         self._connections = 0
+        #: Whether records are accepted. It never becomes true again.
         self._is_recording = True
         self._thread = threading.Thread(
             target=self._run, name="netshim-recorder", daemon=True
@@ -142,6 +150,8 @@ class TrafficRecorder:
         with self._changed:
             if not self._is_recording:
                 return
+            # Checked before the append, so that a frame larger than the limit can be
+            # recorded.
             if self._pending_bytes > self._max_pending_bytes:
                 self._stop(
                     ResourceError(
@@ -194,6 +204,8 @@ class TrafficRecorder:
     def _run(self) -> None:
         try:
             while True:
+                # Blocks are never synced: a power cut may remove the last ones. A
+                # reader accepts an incomplete last block.
                 block = self._next_block()
                 if block is None:
                     break
@@ -293,6 +305,7 @@ class ConnectionRecorder:
             if authentication is not None and authentication.expects_token:
                 self._expects_token = True
             elif int.from_bytes(frame[:2], "big") in secrets.SECRET_RESPONSES:
+                # The correlation id follows the API key and the version.
                 self._secret_ids.add(bytes(frame[4:8]))
         header = size.to_bytes(4, "big")
         self._recorder.append(
@@ -308,6 +321,7 @@ class ConnectionRecorder:
             return
         flags = 0
         if self._expects_token or self._secret_ids:
+            # The frame begins with its size, so the correlation id is at byte 4.
             frame = b"".join(buffers)
             is_token = self._expects_token
             self._expects_token = False

@@ -2,15 +2,15 @@
 
 Rules:
 - Zeros replace the removed bytes, so that a frame keeps its size.
-- Requests of the APIs in SECRET_REQUESTS keep only their header: with its client id,
-  but without its tagged fields.
-- Before authentication, only ApiVersions is recorded as it is. Bare tokens, and frames
-  of APIs that are not known, become zeros as a whole.
+- Requests of the APIs in SECRET_REQUESTS keep only their header, without its tagged
+  fields.
+- Before authentication, only ApiVersions is recorded as it is. Tokens without a header,
+  and frames of unknown APIs, become zeros as a whole.
 - Responses that may contain tokens keep their header and their error code.
 - Requests that change the configuration keep only their header if they name a setting
   of Kafka that contains a password or a key.
 
-The records of topics are not searched, and are recorded.
+Records of topics are recorded without a search for secrets.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from netshim.session import Authentication
 #: CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken and
 #: DescribeDelegationToken. netshim does not serve them, but clients may send them.
 _DELEGATION_TOKENS: Final = frozenset((38, 39, 40, 41))
+#: APIs whose requests contain passwords, their salted hashes, or tokens.
 SECRET_REQUESTS: Final = _DELEGATION_TOKENS | {
     wire.SASL_HANDSHAKE.key,
     wire.SASL_AUTHENTICATE.key,
     wire.ALTER_USER_SCRAM_CREDENTIALS.key,
 }
+#: APIs whose responses contain tokens, or values that help to guess a SCRAM password.
 SECRET_RESPONSES: Final = _DELEGATION_TOKENS | {wire.SASL_AUTHENTICATE.key}
+#: APIs whose requests contain settings, which may be passwords.
 _CONFIG_APIS: Final = frozenset(
     (
         wire.CREATE_TOPICS.key,
@@ -62,6 +65,7 @@ def bytes_to_keep(frame: memoryview, authentication: Authentication | None) -> i
     if key not in wire.APIS or (is_unauthenticated and key != wire.API_VERSIONS.key):
         return 0
     if key in _CONFIG_APIS:
+        # The request is not decoded: a malformed one may contain secrets, too.
         content = bytes(frame)
         if any(setting in content for setting in _SECRET_SETTINGS):
             return _request_header_bytes(frame)
@@ -70,6 +74,7 @@ def bytes_to_keep(frame: memoryview, authentication: Authentication | None) -> i
 
 def _request_header_bytes(frame: memoryview) -> int:
     """Return the size of a request's header without tagged fields; 0 if malformed."""
+    # A size of -1 means that the client has no id.
     client_bytes = max(0, int.from_bytes(frame[8:10], "big", signed=True))
     size = _REQUEST_HEADER_BYTES + client_bytes
     return size if size <= len(frame) else 0

@@ -48,6 +48,7 @@ VERSION: Final = 1
 #: Flag of a frame without its secrets.
 REDACTED: Final = 1
 
+#: The three headers of the format above. `>` adds no padding.
 _FILE_HEADER: Final = struct.Struct(">8sIq")
 _BLOCK_HEADER: Final = struct.Struct(">III")
 RECORD_HEADER: Final = struct.Struct(">IBBIq")
@@ -133,6 +134,7 @@ class TrafficFile:
         self.is_complete = False
         self._handle = fs.open(self.path)
         try:
+            #: Wall clock at the start of the recording, in milliseconds since 1970.
             self.start_ms = self._read_header()
         except BaseException:
             fs.close(self._handle)
@@ -177,9 +179,13 @@ class TrafficFile:
         while position < size:
             header = self._fs.pread(self._handle, _BLOCK_HEADER.size, position)
             if len(header) < _BLOCK_HEADER.size:
+                # The recorder was killed while it wrote this block, or is still writing
+                # it.
                 break
             body_bytes, content_bytes, crc = _BLOCK_HEADER.unpack(header)
             start = position + _BLOCK_HEADER.size
+            # The checksum does not cover the block's header, so a damaged size could
+            # cause a large allocation.
             if not body_bytes or not 0 < content_bytes <= _MAX_BLOCK_BYTES:
                 raise RecordingError(
                     "a block of an impossible size",
@@ -188,6 +194,7 @@ class TrafficFile:
                     expected=f"1 to {_MAX_BLOCK_BYTES} bytes",
                     found=f"{body_bytes} bytes with a content of {content_bytes}",
                 )
+            # Only a part of the content was written.
             if start + body_bytes > size:
                 break
             body = self._fs.pread(self._handle, body_bytes, start)
@@ -246,10 +253,13 @@ class TrafficFile:
             )
             if kind is TrafficKind.OPEN:
                 try:
+                    # Decoded here, so that fields() never fails for a record that a
+                    # caller receives.
                     record.fields()
                 except (ValueError, AttributeError):
                     raise self._malformed("malformed JSON", position, at) from None
             yield record
+            # False again if a record follows END.
             self.is_complete = kind is TrafficKind.END
             at = stop
 
