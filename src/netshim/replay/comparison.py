@@ -64,7 +64,9 @@ _NOT_READY: Final = frozenset(
         codes.LEADER_NOT_AVAILABLE,
     )
 )
+#: Attribute of a batch whose timestamps are times of the append (LogAppendTime).
 _APPEND_TIME: Final = 0x08
+#: Format version of batches in which a broker changes fields, see _comparable_bytes().
 _LATEST_MAGIC: Final = 2
 
 
@@ -99,6 +101,7 @@ def should_retry(api: Api[Any, Any], recorded: Any, replayed: Any) -> bool:
     ):
         if recorded_partition.error_code or replayed_partition.error_code:
             continue
+        # Requests of other connections may still have to append records.
         if any(
             getattr(replayed_partition, name) < getattr(recorded_partition, name)
             for name in _END_OFFSETS
@@ -216,6 +219,8 @@ class _Comparison:
         for recorded_entry, replayed_entry in self._ids.pairs(
             schema, recorded, replayed
         ):
+            # The replayed entry supplies the label if the recorded broker returned
+            # none.
             entry_path = f"{path}[{_label(schema, replayed_entry if recorded_entry is None else recorded_entry)}]"
             if recorded_entry is None:
                 self._add_difference(entry_path, "absent", "present")
@@ -228,6 +233,7 @@ class _Comparison:
         self, field: Field, recorded: list[Any], replayed: list[Any], path: str
     ) -> None:
         """Compare aborted transactions. There may be more than in the recording."""
+        # Offsets are equal in both logs; producer ids are not.
         expected = {
             (self._ids.mapped("producer_id", entry), entry.first_offset)
             for entry in recorded
@@ -247,6 +253,7 @@ class _Comparison:
                 list(read_batches(recorded)),
                 list(read_batches(replayed)),
             )
+        # Damaged records have no fields that could be compared.
         except LogcoreError:
             if bytes(recorded) != bytes(replayed):
                 self._add_difference(
@@ -259,6 +266,8 @@ class _Comparison:
                 f"{len(recorded_batches)} batches",
                 f"{len(replayed_batches)} batches",
             )
+        # A fetch may end earlier in the recording. Further replayed batches are
+        # ignored.
         for recorded_batch, replayed_batch in zip(
             recorded_batches, replayed_batches, strict=False
         ):
@@ -280,6 +289,7 @@ class _Comparison:
 def _comparable_bytes(batch: RecordBatch) -> bytes:
     """Return the bytes of a batch without the fields that a broker writes."""
     raw = bytearray(batch.data)
+    # Older formats have neither an epoch of the leader nor a producer id.
     if batch.magic < _LATEST_MAGIC:
         return bytes(raw)
     raw[12:16] = bytes(4)  # the epoch of the leader
@@ -294,6 +304,7 @@ def _comparable_bytes(batch: RecordBatch) -> bytes:
 
 
 def _is_present(value: Any) -> bool:
+    # An id of zeros is no id.
     if isinstance(value, bytes):
         return any(value)
     return value >= 0 if isinstance(value, int) else bool(value)

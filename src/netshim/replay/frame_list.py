@@ -1,4 +1,4 @@
-"""Rows about the frames of a recording, for people and for queries."""
+"""Converts the frames of a recording to rows, for display and for queries."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def _request(
     size = max(0, int.from_bytes(frame[8:10], "big", signed=True))
     client_id = str(frame[10 : 10 + size], "utf-8", "replace")
     if record.is_redacted and not any(frame):
+        # A frame of zeros would be decoded as a Produce, whose API key is 0.
         api = None
     waiting[correlation_id] = api, version, client_id
     if len(waiting) > _MAX_WAITING:  # requests without a response
@@ -76,8 +77,10 @@ def _response(
 ) -> dict[str, Any]:
     frame = record.frame
     correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+    # A recording may begin between a request and its response.
     api, version, client_id = waiting.pop(correlation_id, (None, -1, ""))
     error = None
+    # The redacted response of SaslAuthenticate keeps its error code.
     if api is not None and record.is_redacted:
         error_bytes = _FLEXIBLE_SASL_ERROR if api.is_flexible(version) else _SASL_ERROR
         code = int.from_bytes(frame[error_bytes], "big", signed=True)

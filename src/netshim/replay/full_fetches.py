@@ -30,10 +30,11 @@ _SESSIONS_SINCE: Final = 7
 
 @attrs.define(eq=False)
 class _RecordedSession:
-    """A session, and the latest responses for its partitions, without their records."""
+    """A session of the recording, and the latest responses for its partitions."""
 
     session: FetchSession
-    fields: dict[PartitionKey, Any] = attrs.field(factory=dict)
+    #: The latest response for each partition, without its records.
+    latest_parts: dict[PartitionKey, Any] = attrs.field(factory=dict)
 
     def expand(self, response: Any) -> None:
         """Add the partitions without changes to a response, in the order of requests."""
@@ -53,10 +54,12 @@ class _RecordedSession:
                 key = name, requested.partition
                 part = sent_partitions.get(key)
                 if part is None:
-                    part = self.fields.get(key)
+                    part = self.latest_parts.get(key)
                 else:
                     # A later response may leave this partition out.
-                    self.fields[key] = _without_records(part)
+                    self.latest_parts[key] = _without_records(part)
+                # A broker leaves out a partition whose offsets have not changed since
+                # its last response (KIP-227).
                 if part is not None:
                     parts.append(part)
             response.responses.append(
@@ -90,6 +93,7 @@ class _Expansion:
     """One pass through a recording."""
 
     def __init__(self) -> None:
+        #: By the session id that the recorded broker has issued.
         self._sessions: dict[int, _RecordedSession] = {}
         #: Requests of sessions without a response: the version and the session.
         self._waiting: dict[tuple[int, int], tuple[int, _RecordedSession]] = {}
@@ -118,20 +122,20 @@ class _Expansion:
             request = wire.decode_request(header, frame)
         except wire.ProtocolError:
             return record
-        number, epoch = request.session_id, request.session_epoch
-        # This is already a fetch without a session.
-        if (number, epoch) == (NO_SESSION, FINAL_EPOCH):
+        session_id, epoch = request.session_id, request.session_epoch
+        # A fetch without a session is replayed unchanged.
+        if (session_id, epoch) == (NO_SESSION, FINAL_EPOCH):
             return record
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             # The request ends its former session.
-            self._sessions.pop(number, None)
+            self._sessions.pop(session_id, None)
             recorded_session = _RecordedSession(
                 FetchSession(
                     NO_SESSION, replica_of(request), version >= _IDS_SINCE, 0, 0
                 )
             )
-        elif number in self._sessions:
-            recorded_session = self._sessions[number]
+        elif session_id in self._sessions:
+            recorded_session = self._sessions[session_id]
         else:  # the recorded broker refused this request, too
             return record
         recorded_session.session.update(request)
@@ -139,6 +143,7 @@ class _Expansion:
             key = record.connection, header.correlation_id
             self._waiting[key] = version, recorded_session
         request.session_id, request.session_epoch = NO_SESSION, FINAL_EPOCH
+        # The session contains the partitions of this request and of all earlier ones.
         request.topics = recorded_session.session.listed()
         request.forgotten_topics_data = []
         payload = wire.encode_request(
@@ -151,15 +156,17 @@ class _Expansion:
         pending = self._waiting.pop((record.connection, correlation_id), None)
         if pending is None:
             return record
-        version, session = pending
+        version, recorded_session = pending
         try:
             _, response = wire.decode_response(wire.FETCH, version, record.frame)
         except (wire.ProtocolError, ValueError):
             return record
+        # An error such as INVALID_FETCH_SESSION_EPOCH concerns the whole response.
         if response.error_code:
             return record
         if response.session_id != NO_SESSION:
-            self._sessions[response.session_id] = session
-        session.expand(response)
+            # The response to the first request contains the id of the session.
+            self._sessions[response.session_id] = recorded_session
+        recorded_session.expand(response)
         buffers = wire.encode_response(wire.FETCH, version, correlation_id, response)
         return attrs.evolve(record, payload=b"".join(map(bytes, buffers)))

@@ -64,8 +64,11 @@ _NO_ID: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 #: Maximum number of recorded ids. Beyond it, the oldest are dropped.
 _MAX_IDS: Final = 1_000_000
+#: Producer id and epoch of a batch.
 _PRODUCER: Final = struct.Struct(">qh")
+#: Position of the producer id in a batch.
 _PRODUCER_POSITION: Final = 43
+#: The format of batches with producer ids (KIP-98).
 _LATEST_MAGIC: Final = 2
 
 #: Kind, owner or None, and recorded value.
@@ -76,6 +79,8 @@ class IdMapping:
     """Ids of the recorded broker with the ids that replace them."""
 
     def __init__(self) -> None:
+        #: Oldest first. No key is None; replacement() searches for None if a field
+        #: holds no id.
         self._new_ids: dict[_Key | None, Any] = {}
 
     # -- responses ---------------------------------------------------------------------
@@ -97,6 +102,7 @@ class IdMapping:
                         del self._new_ids[next(iter(self._new_ids))]
             elif field.is_array:
                 for pair in self.pairs(field.struct, recorded_value, replayed_value):
+                    # An element that only one broker returned has no counterpart.
                     if None not in pair:
                         self.record_ids(field.struct, *pair)
             else:
@@ -113,6 +119,8 @@ class IdMapping:
         owners, kind = _OWNED[name]
         for owner in owners:
             owned_by = getattr(value, owner, None)
+            # A negative epoch or generation means none, or that the member leaves
+            # (KIP-848).
             if owned_by not in (None, "", -1) and field_value >= 0:
                 return kind, owned_by, field_value
         return None
@@ -148,6 +156,7 @@ class IdMapping:
         for entry in replayed:
             identity = tuple(getattr(entry, name) for name in names)
             unmatched.setdefault(identity, []).append(entry)
+        # Step 1: pair elements whose identity is equal after the mapping of ids.
         recorded_alone = []
         for entry in recorded:
             identity = tuple(self.mapped(name, entry) for name in names)
@@ -156,6 +165,8 @@ class IdMapping:
                 yield entry, candidates.pop(0)
             else:
                 recorded_alone.append(entry)
+        # Step 2: pair the others without regard to ids that this response has
+        # introduced.
         remaining = [entry for candidates in unmatched.values() for entry in candidates]
         for entry in recorded_alone:
             plain_identity = self._plain_identity(names, entry)
@@ -183,9 +194,9 @@ class IdMapping:
     # -- requests ----------------------------------------------------------------------
 
     def rewrite(self, header: wire.Header, frame: memoryview) -> bytes:
-        """Return a recorded request for the other broker.
+        """Return a recorded request with the ids of the replay's broker.
 
-        A request without known ids, or that cannot be decoded, is returned unchanged.
+        A malformed request, or one without known ids, is returned unchanged.
         """
         api = wire.APIS[header.api_key]
         try:
@@ -199,6 +210,8 @@ class IdMapping:
 
     def _rewrite(self, schema: Struct, value: Any) -> bool:
         """Replace the ids in a request, and return whether there were any."""
+        # Assigned after the loop, because the recorded id of a member or producer
+        # selects its generation or epoch.
         changes: dict[str, Any] = {}
         is_changed = False
         for field in schema.fields:
@@ -209,6 +222,7 @@ class IdMapping:
                         field.struct, struct
                     )
             elif field.type == "records":
+                # Batches contain the id and the epoch of their producer.
                 changes[field.name] = self._records(field_value)
             elif field.name in _LEADER_EPOCHS:
                 changes[field.name] = -1
@@ -242,6 +256,7 @@ class IdMapping:
                     batch.producer_epoch,
                 )
                 _PRODUCER.pack_into(raw, _PRODUCER_POSITION, producer, epoch)
+                # The checksum covers the id of the producer.
                 stamp_crc(raw)
                 changed[start : start + batch.size_bytes] = raw
         except LogcoreError:

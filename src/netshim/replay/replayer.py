@@ -52,6 +52,7 @@ _MAX_HALF_CLOSED: Final = 100
 class ResponseDifference:
     """A response that differs from the recorded one."""
 
+    #: Number of the recorded connection.
     connection: int
     #: Recorded time of the request, in nanoseconds.
     time_ns: int
@@ -68,6 +69,7 @@ class ApiCount:
     versions: set[int] = attrs.Factory(set)
     requests: int = 0
     responses: int = 0
+    #: Responses that differ from the recorded ones.
     differences: int = 0
 
 
@@ -77,6 +79,7 @@ class ReplayReport:
 
     #: By the name of the API.
     apis: dict[str, ApiCount] = attrs.Factory(dict)
+    #: Recorded connections that have sent a request.
     connections: int = 0
     #: Requests that were not sent, because the recording has no secrets.
     redacted: int = 0
@@ -152,6 +155,8 @@ class _ReplayConnection:
 
     def add(self, correlation_id: int, request: _SentRequest) -> None:
         """Expect a response to a request that is sent next."""
+        # A client may use a correlation id again. The request becomes the latest of the
+        # table.
         self._lost_reasons.pop(correlation_id, None)
         self.sent.pop(correlation_id, None)
         self.sent[correlation_id] = request
@@ -182,6 +187,7 @@ class _ReplayConnection:
             except OSError:
                 return self._lose(_CLOSED)
             received_id = int.from_bytes(frame[:4], "big", signed=True)
+            # Others are late responses to requests that forget() has removed.
             if received_id in self.sent:
                 self._responses[received_id] = frame
         return self._responses.pop(correlation_id)
@@ -190,6 +196,7 @@ class _ReplayConnection:
         parts = []
         remaining = size
         while remaining:
+            # A limit for one call, because recv() allocates that many bytes first.
             data = self._sock.recv(min(remaining, 1 << 20))
             if not data:
                 raise ConnectionError
@@ -232,11 +239,15 @@ class TrafficReplayer:
     _sleep: Callable[[float], None] = attrs.field(
         default=time.sleep, kw_only=True, alias="sleep"
     )
+    #: Filled by the responses so far.
     _ids: IdMapping = attrs.field(init=False, factory=IdMapping)
+    #: Connections whose recording has not ended yet, by their number.
     _connections: dict[int, _ReplayConnection] = attrs.field(init=False, factory=dict)
+    #: Connections that send no more requests, oldest first.
     _half_closed: deque[_ReplayConnection] = attrs.field(init=False, factory=deque)
     #: APIs whose time limit has passed.
     _timed_out_apis: set[str] = attrs.field(init=False, factory=set)
+    #: Number of requests that were sent on all connections.
     _sent_count: int = attrs.field(init=False, default=0)
     result: ReplayReport = attrs.field(init=False, factory=ReplayReport)
 
@@ -316,6 +327,8 @@ class TrafficReplayer:
                 content = self._ids.rewrite(header, frame)
             else:
                 content = bytes(frame)
+        # The positions of the version and of the correlation id are equal in all
+        # headers.
         version = int.from_bytes(content[2:4], "big", signed=True)
         correlation_id = int.from_bytes(content[4:8], "big", signed=True)
         data = len(content).to_bytes(4, "big") + content
@@ -336,6 +349,7 @@ class TrafficReplayer:
 
     def _receive(self, record: TrafficRecord) -> None:
         """Wait for the response to a request that has one in the recording."""
+        # None if no request of the connection was sent.
         connection = self._connections.get(record.connection)
         frame = record.frame
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
