@@ -71,11 +71,14 @@ class ActiveRule:
     @property
     def hits(self) -> int:
         """Number of requests on which the rule has acted."""
+        # Written by the broker's thread. A reader sees the number before or after a
+        # hit.
         return self._rule.hits
 
     @property
     def requests(self) -> list[ObservedRequest]:
         """The latest requests on which the rule has acted, at most 1,000."""
+        # Copied by the broker's thread, which appends requests to it.
         return self._thread.call(lambda: list(self._rule.requests))
 
     def wait(self, hits: int = 1, timeout: float = 10.0) -> None:
@@ -144,6 +147,7 @@ class DiskRule:
 
     def remove(self) -> None:
         """End the rule."""
+        # Calls that are being delayed continue to wait.
         self._fs.remove_faults(self._plan)
 
 
@@ -163,6 +167,7 @@ class FaultControl:
         self, thread: BrokerThread, broker: FaultyBroker, logdir: LogDir | None = None
     ) -> None:
         """Create an instance. Users call Kafka.faults()."""
+        # The broker stores requests from now on, even without a rule.
         thread.call(lambda: plan_of(broker))
         self._thread = thread
         self._broker = broker
@@ -270,9 +275,11 @@ class FaultControl:
         Raises InvalidConfigError for an unknown operation or error, and if the broker
         was started with files of another kind.
         """
+        # An unknown name of an error gives None, which is refused below.
         action: int | Slow | None = getattr(errno, error or "", None)
         if error is None and delay_ms is not None:
             action = Slow(_checked_delay(delay_ms))
+            # Both arguments together are refused, so a delay must not remain.
             delay_ms = None
         if not isinstance(action, int | Slow) or delay_ms is not None:
             raise InvalidConfigError(
@@ -290,6 +297,7 @@ class FaultControl:
         except ValueError as unknown:
             raise InvalidConfigError(str(unknown)) from None
         rule = DiskRule(fs, plan)
+        # Listed first, as in _add().
         self._rules.append(rule)
         fs.add_faults(plan, self._logdir.path)
         return rule
@@ -311,6 +319,7 @@ def _checked_delay(delay_ms: int) -> int:
     Raises:
         InvalidConfigError: it is not a number of ms, or longer than a day.
     """
+    # A bool is an int, too.
     if type(delay_ms) is not int or not 0 <= delay_ms <= _MAX_DELAY_MS:
         raise InvalidConfigError(
             "a delay in ms", expected=f"0 to {_MAX_DELAY_MS}", found=repr(delay_ms)

@@ -74,6 +74,7 @@ class AdvertisedNode:
 
     node_id: int
     listeners: Sequence[Listener]
+    #: A node that is stopped has no port. Others lead its partitions.
     is_running: bool = True
 
 
@@ -86,6 +87,7 @@ class AdvertisedNodes:
     def __init__(self, nodes: Sequence[AdvertisedNode]) -> None:
         #: The nodes by their ids.
         self.all = {node.node_id: node for node in nodes}
+        #: Ids in the order in which leaders are assigned.
         self._order = list(self.all)
         #: The node id by each port.
         self._by_port = {
@@ -125,6 +127,7 @@ class AdvertisedNodes:
         return self.leader((topic, state.coordinator_partition(topic, name)))
 
     def _next_running(self, first: int) -> int:
+        # Kafka elects another replica. Here, all nodes have replicas of all partitions.
         at = self._order.index(first)
         for node_id in self._order[at:] + self._order[:at]:
             if self.all[node_id].is_running:
@@ -160,18 +163,23 @@ class AdvertisedNodes:
         if key in _OF_PARTITIONS:
             return self._handle_partitions(handler, request, call, state, node_id)
         serve = partial(handler, request, call, state)
+        # In Kafka, both lists contain only the groups or transactions that the node
+        # coordinates. Clients send the request to every node.
         if key == wire.LIST_GROUPS.key:
             return map_response(serve(), partial(self._local_groups, node_id, state))
         if key == wire.LIST_TRANSACTIONS.key:
             return map_response(
                 serve(), partial(self._local_transactions, node_id, state)
             )
+        # Every node serves the other APIs, such as Metadata and FindCoordinator.
         if key not in _OF_GROUPS and key not in _OF_TRANSACTIONS:
             return serve()
         observed = observe_request(wire.APIS[key].name, request, call, state)
         topic, names = OFFSETS_TOPIC, observed.groups
         if key in _OF_TRANSACTIONS:
             topic, names = TRANSACTIONS_TOPIC, observed.transactional_ids
+        # A request for groups of several coordinators is refused as a whole. Kafka's
+        # clients send none.
         if any(self.coordinator(name, topic, state) != node_id for name in names):
             return refusal_response(request, codes.NOT_COORDINATOR, call, state)
         return serve()
@@ -239,12 +247,18 @@ class AdvertisedTopology(SoleTopology):
         listener = next(
             listener for listener in node.listeners if listener.name == session.listener
         )
+        # Without an advertised address, the client reaches all nodes at the host that
+        # it used for this one.
         host, port = listener.advertised or (session.host, listener.port)
         return BrokerAddress(node.node_id, host, port)
 
     def partition(self, topic: str, number: int) -> PartitionReplicas:
         leader = self._nodes.leader((topic, number))
-        replicas = [leader, *(number for number in self._nodes.all if number != leader)]
+        # Kafka lists the preferred leader first.
+        replicas = [
+            leader,
+            *(node_id for node_id in self._nodes.all if node_id != leader),
+        ]
         offline = [
             replica for replica in replicas if not self._nodes.all[replica].is_running
         ]
@@ -265,6 +279,7 @@ class AdvertisedTopology(SoleTopology):
     def check_placement(self, placement: Placement) -> tuple[int, str | None]:
         assignments = placement.assignments or {}
         nodes = self._nodes.all
+        # The base class accepts only the number of a sole broker.
         if any(not {*replicas} <= nodes.keys() for replicas in assignments.values()):
             return codes.INVALID_REPLICA_ASSIGNMENT, f"the brokers are {list(nodes)}"
         return super().check_placement(attrs.evolve(placement, assignments=None))

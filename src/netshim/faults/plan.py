@@ -71,6 +71,7 @@ class _RulesOfApi:
             return [rule for _, rule in self._without_topic]
         numbered = self._without_topic
         for topic in {topic for topic, _ in observed.partitions}:
+            # Not `+=`, which would change the list of the index.
             numbered = numbered + self._by_topic.get(topic, [])
         return [rule for _, rule in sorted(numbered, key=itemgetter(0))]
 
@@ -127,6 +128,8 @@ class RequestFaultPlan:
                 (topic, None) for topic in state.logdir.topics()
             )
         self.requests.append(observed)
+        # Step 1: count the request for each rule that matches, and choose the one that
+        # acts.
         chosen = None
         index = self._index.get(api.name)
         if index is None:
@@ -140,6 +143,7 @@ class RequestFaultPlan:
                 rule.hit(observed)
                 if not is_observer:
                     chosen = rule
+        # Step 2: call the handler, unless the rule prevents it.
         if chosen is None:
             response = handler(request, call, state)
         else:
@@ -187,6 +191,7 @@ def _lose(
     observed: ObservedRequest,
 ) -> PendingResponse:
     """Serve a request, and return a response that is never sent."""
+    # Parked, so that it does not count as a request in progress until the rule ends.
     lost = PendingResponse(is_parked=True)
     served = PendingResponse()
 
@@ -264,6 +269,7 @@ def _respond_with_error(
 
 
 def _truncate(value: Any, after_bytes: int, call: Call) -> Any:
+    # Without a response, there are no bytes to send.
     if value is None or isinstance(value, Exception):
         return CloseConnection("a fault rule closes the connection")
     # No request of the connection is served after the cut.
@@ -280,6 +286,7 @@ def _record(observed: ObservedRequest, response: Any) -> Any:
         full_response, CloseConnection
     ):
         observed.codes = (codes.UNKNOWN_SERVER_ERROR,)
+    # Recorded earlier if the response was lost, see _lose().
     elif observed.codes is None:
         observed.codes = tuple(
             getattr(part, name) for part, name in error_fields(full_response)
@@ -292,6 +299,7 @@ def _mark_topics(response: Any, rule: FaultRule, code: int) -> Any:
     for topic in getattr(response, "topics", ()):
         if not rule.selects(topic.name, None):
             continue
+        # The filter `topic` alone selects the whole topic.
         if "partition" not in rule.filters:
             topic.error_code = code
             # As in Kafka, a topic with an error has no partitions.

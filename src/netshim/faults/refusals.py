@@ -38,6 +38,7 @@ from netshim.state import BrokerState, Call
 #: topic in a request without partitions.
 Selects = Callable[[str | None, int | None], bool]
 Handler = Callable[[Any, Call, BrokerState], Any]
+#: Replaces the messages of access control in refusals.
 _MESSAGE: Final = "a test has asked for this error"
 
 
@@ -75,12 +76,12 @@ def refusal_response(
 ) -> Any:
     """Return the response that refuses a request with a code.
 
-    The guards of access control define the form of a refusal. `rules` returns the
-    permissions of the pretended user that it refuses.
+    The guards of access control define the form of a refusal. They check the request of
+    an imaginary user, and `rules` returns the rules for this user.
     """
     api = wire.APIS[call.api_key]
     name_of = state.topic_ids.name_of
-    # A pretended user without rights, except for those of `rules`.
+    # The imaginary user.
     requester = Requester(
         rules=rules,
         principal="",
@@ -130,6 +131,7 @@ def _joined(response: Any, refused: Any) -> Any:
 
     If the API has errors for whole requests only, the refusal is the response.
     """
+    # A Produce with acks=0 has no response to which errors could be added.
     if response is None or isinstance(response, Exception):
         return response
     lists = [getattr(refused, slot) for slot in refused.__slots__]
@@ -148,6 +150,7 @@ def _split(
 
     A part is None if it has no partitions.
     """
+    # Shallow copies. The lists that are split are replaced, never changed.
     parts: tuple[Any, Any] = (copy.copy(request), copy.copy(request))
     is_used = [False, False]
     for field in ("groups", "markers", "resources", *TOPIC_FIELDS):
@@ -187,6 +190,7 @@ def _split_topic(topic: Any, selects: Selects, name: str | None) -> tuple[Any, A
         if selected:
             selected_topic = copy.copy(topic)
             setattr(selected_topic, field, selected)
+        # A topic without partitions is passed to the handler.
         if rest or not selected:
             rest_topic = copy.copy(topic)
             setattr(rest_topic, field, rest)
@@ -225,6 +229,7 @@ def _join(response: Any, refused: Any) -> None:
 
 def _identity(part: Any) -> tuple[Any, ...] | None:
     """Return the name or id of an entry of a response, or None if it has neither."""
+    # Versions with topic ids have no names of topics.
     topic_id = bytes(getattr(part, "topic_id", b""))
     if any(topic_id):
         return (topic_id,)

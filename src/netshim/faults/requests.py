@@ -92,7 +92,9 @@ def observe_request(
         groups.append(value if isinstance(value, str) else value.group_id)
     ids = _values(request, fields.transactional_ids)
     if fields.has_keys:
+        # Version 4 and later have a list of keys (KIP-699).
         keys = request.coordinator_keys or [request.key]
+        # The type is 0 for groups, and 1 for transactional ids.
         if request.key_type == 0:
             groups += keys
         else:
@@ -117,7 +119,7 @@ def observe_request(
 
 @attrs.frozen
 class _NameFields:
-    """The fields of a type that contain names, each an attribute."""
+    """Names of the attributes of a type that contain ids, topics or partitions."""
 
     groups: tuple[str, ...]
     transactional_ids: tuple[str, ...]
@@ -125,7 +127,9 @@ class _NameFields:
     has_keys: bool
     #: Values that contain topics themselves.
     inner: tuple[str, ...]
+    #: Resources in requests about settings, which may be topics.
     resources: tuple[str, ...]
+    #: Topics, as names or as structs with partitions.
     topics: tuple[str, ...]
     #: The fields with the id, the name and the partitions of a topic.
     topic_id: tuple[str, ...]
@@ -142,6 +146,7 @@ _FIELDS_OF_TYPE: Final[dict[type, _NameFields]] = {}
 def _fields_of(type_: type) -> _NameFields:
     """Return the fields of a type, looked up once."""
     fields = _FIELDS_OF_TYPE.get(type_)
+    # Cached, because a plan observes every request.
     if fields is None:
         fields = _FIELDS_OF_TYPE[type_] = _find_fields(type_)
     return fields
@@ -204,6 +209,7 @@ def topic_name(topic: Any, name_of: Callable[[bytes], str | None]) -> str | None
     """Return the name of a topic in a request, or None if its id is unknown."""
     if isinstance(topic, str):
         return topic
+    # An id of zeros means that the topic is identified by its name.
     fields = _fields_of(type(topic))
     if fields.topic_id and any(topic.topic_id):
         return name_of(bytes(topic.topic_id))
@@ -290,6 +296,7 @@ def filters_of(api: str) -> list[str]:
     request = next(entry for entry in wire.APIS.values() if entry.name == api).Request
     fields = request.__slots__
     markers = getattr(request, "Marker", None)
+    # WriteTxnMarkers lists topics in each marker.
     topic_type = getattr(request, "Topic", getattr(markers, "Topic", None))
     if api in _WITHOUT_TOPICS:
         topic_type = None

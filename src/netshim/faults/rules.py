@@ -57,7 +57,7 @@ class LoseResponse:
 class Disconnect:
     """Close the connection after this number of bytes of the response.
 
-    Without any byte, the request is not served.
+    With 0 bytes, the request is not served.
     """
 
     after_bytes: int
@@ -79,7 +79,7 @@ Action = Answer | Delay | LoseResponse | Disconnect | Observe | Intercept
 
 
 class FaultRule:
-    """One rule of a plan. Plans create it."""
+    """One rule of a plan."""
 
     def __init__(
         self,
@@ -119,10 +119,13 @@ class FaultRule:
         self.only_topic = self.filters.get("topic")
         if self.only_topic is not None and _WILDCARDS.search(self.only_topic):
             self.only_topic = None
+        #: How often the rule acts at most. None for no limit.
         self._times = times
+        #: Matching requests that pass before the rule acts for the first time.
         self._after = after
         self._every = every
         self._probability = probability
+        #: Not shared with other rules, so that the choice repeats with the seed.
         self._random = random.Random(seed)
         #: Number of requests that match the filters.
         self._matched = 0
@@ -172,6 +175,7 @@ class FaultRule:
 
     def acts(self) -> bool:
         """Count a request that matches, and return whether the rule acts on it."""
+        # A rule that has ended counts no more requests.
         if self._times is not None and self.hits >= self._times:
             return False
         self._matched += 1
@@ -189,6 +193,8 @@ class FaultRule:
 
     def release(self) -> None:
         """Serve the requests that are delayed, and close silent connections."""
+        # Removed before its call, so that a timer of the rule does not serve the
+        # request again.
         while self.waiting:
             self.waiting.pop(0)()
 
