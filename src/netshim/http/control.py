@@ -68,6 +68,8 @@ class _RequestError(Exception):
     ) -> None:
         super().__init__(error)
         self.status = status
+        # Values that the request may contain, for the response. None if they are not a
+        # short list.
         self.known = allowed
 
 
@@ -162,6 +164,7 @@ class ControlApi:
 
     async def _poll(self, request: Request, check: Callable[[], _T]) -> _T:
         """Return the result of check() once it raises no AssertionError."""
+        # The condition is checked at least once, also with a timeout of 0.
         deadline = time.monotonic() + _number(request, "timeout", 10.0, _MAX_WAIT_S)
         while True:
             try:
@@ -203,6 +206,7 @@ class ControlApi:
             if method == "POST":
                 body: dict[str, Any] = {"application/json": {"schema": {}}}
                 operation["requestBody"] = {"content": body}
+            # OpenAPI has no types in paths: "{number:int}" becomes "{number}".
             template = _PARAMETER.sub(r"{\1}", path)
             paths.setdefault(template, {})[method.lower()] = operation
         bearer = {"token": {"type": "http", "scheme": "bearer"}}
@@ -300,6 +304,7 @@ class ControlApi:
 
         def check() -> None:
             # wait() of one rule raises an error that lists the latest requests.
+            # The hits of all rules of the request count.
             if rules.hits < hits:
                 rules.rules[0].wait(hits, timeout=0)
 
@@ -408,6 +413,7 @@ class ControlApi:
             members = int(_number(request, "members", 0, 1e6))
         await self._poll(
             request,
+            # _poll() waits, so that the thread is free between two checks.
             lambda: self._kafka.wait_for_group(
                 group, state=state, members=members, timeout=0
             ),
@@ -429,6 +435,7 @@ class ControlApi:
     async def append(self, request: Request) -> Any:
         """Append records: one JSON object in each line."""
         lines = (await self._body(request)).splitlines()
+        # All lines are parsed first, so that a malformed line stores no record.
         rows = [_record(_parsed(line)) for line in lines if line.strip()]
         return await asyncio.to_thread(self._append, request.path_params["topic"], rows)
 
@@ -546,6 +553,7 @@ def _number(request: Request, name: str, default: float, maximum: float) -> floa
         value = default if text is None else float(text)
     except ValueError:
         value = -1
+    # This is true for NaN, too.
     if not 0 <= value <= maximum:
         raise InvalidConfigError(
             name, expected=f"a number from 0 to {maximum:g}", found=repr(text)
@@ -567,6 +575,7 @@ def _add_rule(control: FaultControl, description: Any) -> ActiveRule | DiskRule:
     values = [options.pop(name) for name in _ACTIONS[action]]
     try:
         rule: ActiveRule | DiskRule = getattr(control, action)(*values, **options)
+    # The methods of FaultControl check values, but not all types.
     except (TypeError, AttributeError) as error:
         raise _RequestError(400, f"a value has the wrong type: {error}") from error
     return rule
@@ -584,6 +593,7 @@ def _record(row: Any) -> dict[str, Any]:
                 raise _RequestError(400, f"expected a text as {name}")
             arguments[name] = row[name].encode()
     if "partition" in row:
+        # A bool is an int, too.
         if type(row["partition"]) is not int:
             raise _RequestError(400, "expected a number as partition")
         arguments["partition"] = row["partition"]

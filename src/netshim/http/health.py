@@ -2,7 +2,7 @@
 
 - `/health`: 200 while the event loop runs. A supervisor restarts a broker whose loop hangs.
 - `/ready`: 200 if the broker can serve clients, else 503 with the reasons. A load balancer
-  sends no clients to it until then.
+  sends no clients to a broker that is not ready.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ async def not_ready_reasons(server: Server) -> list[str]:
     """Return why a broker is not ready."""
     if server.stalled_s is None:
         return ["the broker is starting or stopping"]
+    # Checked first, because a call in a stuck event loop would wait until its timeout.
     reasons = unhealthy_reasons(server)
     if reasons:
         return reasons
     calls = BrokerCalls(server.loop)
     reasons = await calls.call(lambda: _reasons_of_state(server))
+    # The size of the disk and its free space.
     free_bytes = server.logdir.space()[1]
     if free_bytes < MIN_FREE_BYTES:
         reasons.append(
@@ -54,6 +56,7 @@ def _reasons_of_state(server: Server) -> list[str]:
         for (topic, number), log in state.logdir.host.known_logs().items()
         if log.has_failed
     ]
+    # Always a member if the broker has no cluster.
     if not state.topology.is_member:
         reasons.append(
             "the broker is not registered in the cluster, or its registry does not answer"

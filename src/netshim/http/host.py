@@ -58,6 +58,7 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
         raise InvalidConfigError(
             option, expected="[HOST:]PORT, a port from 0 to 65535", found=repr(text)
         )
+    # IPv6 addresses are in brackets, as in URLs.
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -125,6 +126,7 @@ class HttpHost:
         #: The server and the socket of each port.
         self._servers: list[tuple[uvicorn.Server, socket.socket]] = []
         #: Runs the event loop of all servers.
+        #: None until start(), and if there are no ports.
         self._thread: threading.Thread | None = None
         #: The functions of repeat(), with their intervals.
         self._repeated: list[tuple[float, Callable[[], None]]] = []
@@ -208,6 +210,7 @@ class HttpHost:
             server.should_exit = True
         if self._thread is not None:
             self._thread.join()
+        # Without start(), no server has closed its socket.
         for _, sock in self._servers:
             sock.close()
         self._servers.clear()
@@ -243,6 +246,7 @@ class BrokerCalls:
 
         Raises the errors of call().
         """
+        # Set by the broker's thread, and awaited in the loop of the page.
         result: Future[_T] = Future()
 
         def finish(value: _T) -> None:

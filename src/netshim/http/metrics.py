@@ -46,7 +46,9 @@ _OPEN: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
 class BrokerStatus:
     """Values from the broker's thread. The values of one chunk belong to one moment."""
 
+    #: By listener.
     connections: Mapping[_Labels, int]
+    #: Partitions of all topics of the directory.
     partitions: int
     open_logs: int
     #: Logs whose last write or sync failed.
@@ -57,19 +59,23 @@ class BrokerStatus:
     #: Records between the committed offset and the high watermark, by group, topic and
     #: partition.
     lags: Mapping[_Labels, int]
+    #: Transactions with a status of _OPEN. 0 in a shared directory.
     open_transactions: int
     #: Partitions whose in-sync replicas are not all replicas.
     under_replicated_partitions: int
     #: Partitions without a leader.
     offline_partitions: int
+    #: Since the start of the broker, like the two numbers below.
     appends: int
     isr_changes: int
     elections: int
+    #: By mechanism.
     failed_authentications: Mapping[_Labels, int]
     #: Requests that exceeded a quota, by its key.
     throttled: Mapping[_Labels, int]
     #: The longest step of the event loop since the last scrape.
     longest_step_s: float
+    #: Errors in work that no client waits for.
     incidents: tuple[Incident, ...]
 
 
@@ -92,6 +98,7 @@ def _committed(group: Group) -> Iterator[tuple[Key, int]]:
 
 def group_keys(state: BrokerState) -> Steps[list[Key]]:
     """Return the partitions with committed offsets, at most MAX_SERIES."""
+    # A dict, because several groups may read a partition.
     keys: dict[Key, None] = {}
     chunk_counter = ChunkCounter()
     for group in _groups(state):
@@ -129,6 +136,7 @@ def collect_status(server: Server) -> Steps[BrokerStatus]:
             if chunk_counter.is_over():
                 yield
             partitions_count += 1
+            # Without a cluster, the only broker leads all partitions.
             if state.leadership.is_clustered:
                 replicas = state.topology.partition(name, number)
                 offline_partitions += replicas.leader < 0
@@ -176,6 +184,7 @@ def _members_of(group: Group) -> int:
 
 
 def _open_transactions(state: BrokerState) -> int:
+    # find_stored() calls finish() before it returns, except in a shared directory.
     counts: list[int] = []
     if not state.is_shared:
 
@@ -202,6 +211,7 @@ class BrokerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status, counts = self._status, self._counts
+        # Copied, because the broker's thread counts requests at the same time.
         requests: dict[_Labels, int] = {
             (api, name_of(code)): count
             for (api, code), count in counts.requests.copy().items()
@@ -336,6 +346,7 @@ _counter: Final = partial(_family, CounterMetricFamily)
 
 def _histograms(name: str, text: str, values: Mapping[str, Histogram]) -> Metric:
     family = HistogramMetricFamily(f"netshim_{name}", text, labels=("api",))
+    # A copy, because the broker's thread adds APIs.
     for api, histogram in list(values.items()):
         family.add_metric([api], *_buckets(histogram))
     return family
@@ -343,6 +354,7 @@ def _histograms(name: str, text: str, values: Mapping[str, Histogram]) -> Metric
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     """Return the cumulative buckets and the sum of a histogram."""
+    # Prometheus counts in each bucket all values up to its bound.
     total = 0
     buckets = []
     for bound, count in zip(

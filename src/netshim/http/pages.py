@@ -35,6 +35,7 @@ def operation_routes(server: Server) -> list[Route]:
             status = await BrokerCalls(server.loop).receive(_request_status(server))
             if isinstance(status, Exception):  # of a step in the broker's thread
                 raise status
+            # In the HTTP thread, because the call may block on the disk.
             disk = server.logdir.space()
         except (LogcoreError, OSError, RuntimeError, TimeoutError) as error:
             return JSONResponse({"reasons": [f"no metrics: {error}"]}, 503)
@@ -66,6 +67,8 @@ def _request_status(
 ) -> Callable[[Callable[[BrokerStatus], None]], None]:
     """Return a function for the broker's thread that passes the status to a callback."""
 
+    # Steps: load the groups, list the partitions with committed offsets, open their
+    # logs, and collect the values.
     def request(callback: Callable[[BrokerStatus], None]) -> None:
         state = server.broker.state
 
@@ -85,6 +88,7 @@ def _request_status(
 
         pending = PendingResponse()
         pending.then(callback)
+        # The groups of a shared directory are not loaded by this broker.
         if state.is_shared:
             loaded(False)
         else:
