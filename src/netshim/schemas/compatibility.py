@@ -53,6 +53,8 @@ def compare(
     """
     if level == "NONE" or not earlier:
         return Comparison(True)
+    # BACKWARD compares with the latest version, and BACKWARD_TRANSITIVE with all
+    # versions.
     base, _, transitive = level.partition("_")
     versions = earlier if transitive else earlier[-1:]
     if any(compared_schema.type != new.type for compared_schema in versions):
@@ -78,6 +80,7 @@ def not_checked(schema_type: str) -> str:
 
 def _problems(reader: ComparedSchema, writer: ComparedSchema) -> list[str]:
     """Return why readers with one schema cannot read values of the other."""
+    # Imported only if Avro schemas are compared, because the import takes some 70 ms.
     from avro.compatibility import (
         ReaderWriterCompatibilityChecker,
         SchemaCompatibilityType,
@@ -112,6 +115,7 @@ def parsed_avro(text: str, references: Resolved) -> Any:
 
     names = Names()
     try:
+        # Each schema can refer to the names of the schemas before it.
         for _, source in references:
             make_avsc_object(parse_json(source), names)
         return make_avsc_object(parse_json(text), names)

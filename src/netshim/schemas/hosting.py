@@ -29,6 +29,7 @@ def add_registry(
             expected=install_command("http,schemas"),
             found=f"no {', '.join(missing)}",
         )
+    # The store appends to the log of this broker, which need not lead the partition.
     if server.is_clustered:
         raise InvalidConfigError(
             f"{option} is not supported in a cluster yet",
@@ -42,5 +43,6 @@ def add_registry(
                 expected="--insecure",
                 found=address[0],
             )
+        # From other machines, the registry may be reached by any host name.
         registry = SchemaRegistry(SchemaStore(server), checks_hosts=is_local)
         return host.add(address, registry)

@@ -72,6 +72,7 @@ from netshim.schemas.store import (
 
 _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
+#: Type of all responses, as in Confluent's registry.
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: Largest body of a request.
 MAX_BYTES: Final = 1 << 20
@@ -90,8 +91,10 @@ _NOT_SERVED: Final = ("associations", "exporters", "dek-registry", "catalog", "t
 class RegistryCall:
     """A request: the parameters in its path and query, and its JSON."""
 
+    #: Parameters in the path, by their names in ROUTES.
     path: dict[str, str]
     query: dict[str, str]
+    #: The decoded JSON. None if the body is empty.
     body: Any
 
     @property
@@ -104,6 +107,7 @@ class RegistryCall:
 
     def page(self, items: Sequence[_T]) -> list[_T]:
         """Return the items that `offset` and `limit` select."""
+        # A negative limit means no limit, as in Confluent's registry.
         first = max(0, self._int("offset", 0))
         limit = self._int("limit", -1)
         return list(items[first:] if limit < 0 else items[first : first + limit])
@@ -126,6 +130,7 @@ class RegistryCall:
 
     def schema(self) -> RequestedSchema:
         """Return the schema in the body."""
+        # Requests of old clients have no type, because Avro was the only one.
         schema_type = self.field("schemaType") or "AVRO"
         text = self.field("schema")
         if schema_type not in SCHEMA_TYPES:
@@ -189,6 +194,7 @@ class SchemaRegistry:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, from the cache if possible. The server is uvicorn."""
+        # Only HTTP scopes arrive, because the host disables lifespan and WebSockets.
         key = _cache_key(scope)
         responses = self._store.cached_responses
         if key in responses and self._store.is_current:
@@ -242,6 +248,7 @@ class SchemaRegistry:
 
     def types(self, _: RegistryCall) -> Any:
         """List the types of schemas."""
+        # The order of Confluent's registry.
         return ["JSON", "PROTOBUF", "AVRO"]
 
     def contexts(self, _: RegistryCall) -> Any:
@@ -259,6 +266,7 @@ class SchemaRegistry:
             for subject in sorted(state.versions):
                 if not subject.startswith(prefix):
                     continue
+                # Deleted versions are listed only on request.
                 of_subject = state.active(subject)
                 if call.flag("deleted"):
                     of_subject = [
@@ -402,6 +410,8 @@ class SchemaRegistry:
         """Register a schema."""
         check_subject(call.subject)
         requested = call.schema()
+        # Outside of the decision, because parsing may take long and a decision may be
+        # repeated.
         is_parsed = self._store.check(requested)
 
         def decide(state: SchemaState) -> Decision:
@@ -474,6 +484,7 @@ class SchemaRegistry:
         self._store.check(requested)
 
         def compare_one(state: SchemaState) -> Any:
+            # The level only selects the direction. Other versions are not compared.
             other = version_of(state, call.subject, call.path["version"])
             level = level_of(state, call.subject)
             return compare(
@@ -595,6 +606,7 @@ ROUTES: Final = (
     ("PUT", "mode/{subject}", "change_mode"),
     ("DELETE", "mode/{subject}", "reset_mode"),
 )
+#: The routes with their paths split at slashes.
 _ROUTE_PARTS: Final = tuple(
     (method, path.split("/"), name) for method, path, name in ROUTES
 )
@@ -614,6 +626,7 @@ def _cache_key(scope: Scope) -> tuple[bytes, bytes] | None:
             return None
         if name == b"host":
             host = value
+    # The undecoded path, because "a%2Fb" and "a/b" are different paths.
     return scope["raw_path"], host
 
 
@@ -654,6 +667,7 @@ async def _body(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
+        # Checked for each chunk, because the header may have no length.
         if len(body) > MAX_BYTES:
             raise SchemaRegistryError(413, f"a body has at most {MAX_BYTES} bytes")
     return bytes(body)
@@ -669,6 +683,8 @@ def _parse_json(body: bytes) -> Any:
 
 
 def _response(status: int, content: Any) -> Response:
+    # The text of an error may repeat lone surrogates of a request, which UTF-8 cannot
+    # encode.
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), status, media_type=MEDIA_TYPE)
 
@@ -685,6 +701,7 @@ def _failure(error: Exception) -> Response:
         case SchemaRegistryError():
             pass
         case _:
+            # The others are errors of the client or of the installation.
             _log.error("schema registry: %r", error)
     refusal = to_registry_error(error)
     return _response(
@@ -703,6 +720,7 @@ def _checked_subject(call: RegistryCall) -> str | None:
 def _by_id(state: SchemaState, call: RegistryCall) -> SchemaVersion:
     text = call.path["id"]
     version = None
+    # An id is an int32. Longer numbers belong to no schema.
     if text.isascii() and text.isdecimal() and len(text) < 12:
         version = state.find(int(text))
     subject = call.query.get("subject")
@@ -717,6 +735,7 @@ def _by_id(state: SchemaState, call: RegistryCall) -> SchemaVersion:
 
 
 def _version(state: SchemaState, call: RegistryCall) -> SchemaVersion:
+    # Checked first: a malformed number has another code than a missing subject.
     version_number(call.path["version"])
     return version_of(
         state,
@@ -729,6 +748,7 @@ def _version(state: SchemaState, call: RegistryCall) -> SchemaVersion:
 def _schema_fields(schema: SchemaVersion) -> dict[str, Any]:
     """Return the fields of a schema that all its subjects share."""
     fields: dict[str, Any] = {"id": schema.id, "guid": schema.guid}
+    # Confluent's registry omits the default type.
     if schema.type != "AVRO":
         fields["schemaType"] = schema.type
     if schema.references:
@@ -755,6 +775,7 @@ def _comparison_result(
 ) -> Any:
     """Return the body of the response to a comparison."""
     result: dict[str, Any] = {"is_compatible": comparison.is_compatible}
+    # A result that was not checked is never returned without this message.
     unchecked = [not_checked(requested.type)] if requested.type != "AVRO" else []
     if call.flag("verbose") or unchecked:
         result["messages"] = list(comparison.messages) or unchecked

@@ -3,8 +3,8 @@
 Rules:
 - A decision is a pure function of the state. It returns the records to append and the
   result, or raises SchemaRegistryError.
-- The records of one decision are one batch. They are appended only if the log still ends
-  at the last record of the state. If another record came first, the decision is made again.
+- The records of one decision are appended together, and only if the log still ends at the
+  last record of the state. If another record came first, the decision is made again.
 - The result is returned once the records are as durable as with acks=all.
 
 The state itself is logcore.schemas.state.
@@ -50,6 +50,7 @@ from netshim.server import Server
 _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 
+#: Defaults of Confluent's registry.
 DEFAULT_LEVEL: Final = "BACKWARD"
 DEFAULT_MODE: Final = "READWRITE"
 #: Attempts to read a log that was closed to open another one, or replaced by a
@@ -60,6 +61,7 @@ _PAUSE_S: Final = 0.05
 #: Maximum number of characters of the name of a subject. Each record about a subject
 #: repeats its name.
 _MAX_SUBJECT_CHARS: Final = 1_000
+#: Names that Confluent's registry refuses, too.
 _RESERVED_SUBJECTS: Final = ("__GLOBAL", "__EMPTY")
 
 
@@ -142,11 +144,13 @@ def version_of(
 
 def level_of(state: SchemaState, subject: str) -> str:
     """Return the compatibility level of a subject."""
+    # A subject without a level of its own has the default of all subjects.
     return state.levels.get(subject, state.levels.get(None, DEFAULT_LEVEL))
 
 
 def mode_of(state: SchemaState, subject: str) -> str:
     """Return the mode of a subject."""
+    # READONLY_OVERRIDE for all subjects also replaces the mode of a single subject.
     everywhere = state.modes.get(None, DEFAULT_MODE)
     if everywhere == "READONLY_OVERRIDE":
         return everywhere
@@ -305,6 +309,7 @@ def delete_version(
     """Delete a version. The result is its number."""
     check_writable(state, subject)
     version = version_of(state, subject, text, include_deleted=True)
+    # "latest" is the latest version that is not deleted.
     if version_number(text) is None and not is_permanent:
         version = version_of(state, subject, text)
     name = f"Subject '{subject}' Version {version.version}"
@@ -350,6 +355,8 @@ def delete_subject(state: SchemaState, subject: str, *, is_permanent: bool) -> D
             f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently",
         )
     _check_unused(state, active)
+    # One record deletes all versions up to this one. The settings of the subject end
+    # with it.
     records = [deletion_record(subject, max(versions))]
     if subject in state.levels:
         records.append(level_record(subject, None))
@@ -401,6 +408,7 @@ def set_mode(
             42204,
             f"Invalid mode. Valid values are {', '.join(MODES)}; found {mode!r:.40}",
         )
+    # The ids of imported schemas could conflict with those of existing schemas.
     names = state.versions if subject is None else [subject]
     if mode == "IMPORT" and not is_forced and any(map(state.active, names)):
         raise SchemaRegistryError(
@@ -431,8 +439,11 @@ class SchemaStore:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        #: Protects the fields below. Held while new records are read.
         self._lock = threading.Lock()
+        #: Changed in place by new records, and replaced if the log was replaced.
         self._state = SchemaState()
+        #: The log from which the state was read.
         self._log: Log | None = None
         #: Offset of the first record that the state does not include.
         self._end = 0
@@ -442,6 +453,8 @@ class SchemaStore:
     @property
     def is_current(self) -> bool:
         """Whether read() waits neither for the disk nor for another thread."""
+        # Read without the lock. If a field changes after the check, read() waits after
+        # all.
         log = self._log
         return (
             log is not None
@@ -503,6 +516,7 @@ class SchemaStore:
     def _retry_while_closed(self, function: Callable[[], _T]) -> _T:
         """Call a function again while the log is closed, or is replaced by a rollback."""
         for attempt in range(_ATTEMPTS):
+            # The server has no event loop before its start and after its end.
             if self._server.stalled_s is None:
                 raise SchemaRegistryError(50301, "the broker is starting or stopping")
             try:
@@ -520,6 +534,8 @@ class SchemaStore:
             SCHEMAS_TOPIC, 1, {"cleanup.policy": "compact"}, exist_ok=True
         )
         topic = logdir.describe_topic(SCHEMAS_TOPIC)
+        # With several partitions, records have no common order. With deletion, schemas
+        # would be lost.
         policy = topic.config.cleanup_policy
         if len(topic.partitions) != 1 or policy != "compact":
             raise SchemaRegistryError(
@@ -540,6 +556,7 @@ class SchemaStore:
             return
         log = self._open_log()
         end = log.high_watermark
+        # A rollback opens another log, which may end earlier.
         if log is not self._log or end < self._end:
             self._reset(log)
         if end == self._end:
