@@ -33,12 +33,13 @@ from netshim import wire
 from netshim.wire import codes
 from netshim.wire.codec import Api
 
+#: Client id of all requests.
 _CLIENT: Final = "logcore-follow"
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SCRAM: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _MECHANISMS: Final = ("PLAIN", *_SCRAM)
-#: Largest response. Kafka's own clients have no limit; a peer that is not a broker
-#: would otherwise make us allocate 2 GiB.
+#: Largest response. A peer that is not a broker could otherwise cause an allocation of
+#: 2 GiB. Kafka's own clients have no limit.
 _MAX_RESPONSE_BYTES: Final = 512 << 20
 #: Limit of each wait for the socket.
 _TIMEOUT_S: Final = 30.0
@@ -62,6 +63,7 @@ class ClientSettings:
     certificate_file: str | None = None
     key_file: str | None = None
     key_password: str | None = attrs.field(default=None, repr=False)
+    #: Whether the certificate must contain the name of the broker.
     checks_name: bool = True
 
     @classmethod
@@ -154,7 +156,9 @@ class SourceConnection:
         """
         self._address = f"{host}:{port}"
         self._correlation_id = 0
+        #: By API key, the range of versions that the broker serves.
         self._versions: dict[int, tuple[int, int]] = {}
+        #: Holds the latest response. It grows to the largest one.
         self._buffer = bytearray(1 << 16)
         #: Sent requests without a response: correlation id, API and version. Brokers
         #: answer in the order of the requests.
@@ -189,7 +193,7 @@ class SourceConnection:
         return sock
 
     def close(self) -> None:
-        """Close the connection. A request without a response is given up.
+        """Close the connection. Requests that wait for a response get none.
 
         Bytes of such a request that are not sent yet are discarded. Otherwise, the
         system would send them until it gives up, which takes minutes. The broker could
@@ -331,7 +335,7 @@ class SourceConnection:
             self._log_in_with_scram(settings)
 
     def _log_in_with_scram(self, settings: ClientSettings) -> None:
-        """Authenticate by RFC 5802, and check that the broker knows the password."""
+        """Authenticate by RFC 5802, and check that the broker has the credential."""
         # 1. The client sends its name and nonce. "=" and "," are escaped, because they
         # separate the attributes of a message.
         digest = _SCRAM[settings.mechanism]
@@ -357,7 +361,7 @@ class SourceConnection:
         salted_password = hashlib.pbkdf2_hmac(
             digest, settings.password.encode(), salt, iterations
         )
-        # 3. The proof shows the broker that the client knows the password.
+        # 3. The proof shows that the client has the password, without sending it.
         auth_message = f"{client_first},{server_first},{client_final}".encode()
         client_key = hmac.digest(salted_password, b"Client Key", digest)
         stored_key = hashlib.new(digest, client_key).digest()
@@ -367,7 +371,7 @@ class SourceConnection:
         )
         message = f"{client_final},p={base64.b64encode(client_proof).decode()}"
         server_final = self._authenticate(message.encode())
-        # 4. The signature shows the client that the broker knows it, too.
+        # 4. The signature shows that the broker has the user's credential.
         server_key = hmac.digest(salted_password, b"Server Key", digest)
         expected = base64.b64encode(hmac.digest(server_key, auth_message, digest))
         if not hmac.compare_digest(server_final, b"v=" + expected):

@@ -48,7 +48,9 @@ from netshim.follow.rules import (
 from netshim.follow.source import FetchPosition, Partition, Source, SourceTopic
 
 _PROGRESS_FILE: Final = "logcore.follow"
+#: Time between two reads of the source's metadata.
 _REFRESH_S: Final = 5.0
+#: Delay after the first failure. It doubles up to the maximum.
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 10.0
 
@@ -61,12 +63,15 @@ class _PartitionCopy:
 
     topic_id: bytes
     log: Log
+    #: Node id of the source's leader; -1 if there is none.
     leader: int = -1
+    #: The source's log start offset.
     source_start: int = 0
     #: The source's high watermark.
     source_end: int = 0
     #: The offset after a gap at which the copy continues.
     skip_to: int | None = None
+    #: Why the copy has stopped. None while it continues.
     failure: LogcoreError | None = None
 
     @property
@@ -83,6 +88,8 @@ class _PartitionCopy:
 
     @property
     def position(self) -> FetchPosition:
+        # With an epoch, the source checks whether its log and the copy agree up to the
+        # offset (KIP-595). A copy without records, or before a gap, has none to compare.
         epoch = -1
         if self.skip_to is None and not self._is_empty:
             epoch = self.log.leader_epoch
@@ -255,6 +262,7 @@ class Follower:
         """Try again later, with new connections and metadata."""
         # A later request could read an unread response as its own.
         self._source.close()
+        # Logged once for each outage, not for each attempt.
         if self._state != "waiting":
             log_line("follow", WARNING, "the source does not answer: %s", error)
         self._state = "waiting"
@@ -521,6 +529,8 @@ def promote(
     for name in names:
         for number in logdir.partitions(name):
             log = logdir.partition(name, number)
+            # Synced before the setting is removed. After a crash in between, the topic
+            # is still a copy, and promote() can be repeated.
             log.begin_epoch(log.leader_epoch + 1)
             log.flush()
         logdir.alter_topic(name, {"mirror.source": None})

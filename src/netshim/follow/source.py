@@ -47,6 +47,7 @@ _EARLIEST: Final = -2
 _LATEST: Final = -1
 #: Kafka's default for followers (replica.fetch.wait.max.ms).
 _WAIT_MS: Final = 500
+#: Limits of one response, for one partition and in total.
 _PARTITION_BYTES: Final = 4 << 20
 _MAX_BYTES: Final = 32 << 20
 _INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
@@ -72,7 +73,7 @@ class FetchPosition:
 
 
 class Source(Closeable):
-    """A Kafka cluster. A with block closes it; used by one thread."""
+    """A Kafka cluster. A `with` block closes it. Used by one thread."""
 
     def __init__(
         self, addresses: str, settings: Mapping[str, str] | None = None
@@ -88,9 +89,12 @@ class Source(Closeable):
         self.addresses = addresses
         self._bootstrap = parse_addresses(addresses)
         self._settings = ClientSettings.parse(settings or {})
+        #: By node id, the addresses in the latest metadata.
         self._brokers: dict[int, tuple[str, int]] = {}
+        #: By node id, the connections to leaders.
         self._connections: dict[int, SourceConnection] = {}
-        self._any: SourceConnection | None = None
+        #: For metadata and settings, which every broker serves.
+        self._metadata_connection: SourceConnection | None = None
         self.cluster_id = ""
 
     def close(self) -> None:
@@ -98,30 +102,30 @@ class Source(Closeable):
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        if self._any is not None:
-            self._any.close()
-            self._any = None
+        if self._metadata_connection is not None:
+            self._metadata_connection.close()
+            self._metadata_connection = None
 
     # -- connections -------------------------------------------------------------------
 
-    def _bootstrapped(self) -> SourceConnection:
+    def _open_metadata_connection(self) -> SourceConnection:
         """Return a connection to some broker.
 
         Raises:
             RemoteUnavailableError: no broker answers.
         """
-        if self._any is not None:
-            return self._any
+        if self._metadata_connection is not None:
+            return self._metadata_connection
         failure: RemoteUnavailableError | None = None
         # The given addresses may have been replaced since the start. The brokers that
         # the last metadata named are tried after them.
         for host, port in [*self._bootstrap, *self._brokers.values()]:
             try:
-                self._any = SourceConnection(host, port, self._settings)
+                self._metadata_connection = SourceConnection(host, port, self._settings)
             except RemoteUnavailableError as error:
                 failure = error
             else:
-                return self._any
+                return self._metadata_connection
         assert failure is not None, "there is no address"
         raise failure
 
@@ -149,7 +153,7 @@ class Source(Closeable):
             RemoteUnavailableError: no broker answers.
             ShippingError: the brokers are older than Kafka 3.1.
         """
-        connection = self._bootstrapped()
+        connection = self._open_metadata_connection()
         # All topics, because a pattern may match one that was created just now. A
         # request by name could create a missing topic in the source.
         request = wire.METADATA.Request(topics=None, allow_auto_topic_creation=False)
@@ -195,7 +199,9 @@ class Source(Closeable):
                 for name in names
             ]
         )
-        response = self._bootstrapped().request(wire.DESCRIBE_CONFIGS, request)
+        response = self._open_metadata_connection().request(
+            wire.DESCRIBE_CONFIGS, request
+        )
         settings = {}
         for result in response.results:
             if result.error_code:
@@ -271,7 +277,7 @@ class Source(Closeable):
         try:
             return self._connection(broker).request(api, request)
         except RemoteUnavailableError:
-            # It is closed. The next request needs a new connection.
+            # The connection is closed. The next request needs a new one.
             self._connections.pop(broker, None)
             raise
 
@@ -282,7 +288,7 @@ class Source(Closeable):
     ) -> Generator[tuple[Partition, Any], None, None]:
         """Fetch partitions, grouped by leader; yield each with its part of a response.
 
-        Records are views, valid until the next one is taken from the iterator. All
+        Records are views, valid until the iterator yields the next partition. All
         leaders get their requests before the first response is read.
 
         Raises:
