@@ -5,7 +5,7 @@ Rules (as Kafka's StandardAuthorizer):
 - A rule applies if its principal is the user's or `User:*`, its host is the client's
   address or `*`, and its pattern covers the resource.
 - Any DENY rule that applies denies. Otherwise, any ALLOW rule that applies allows.
-  Without either, the operation is denied.
+  Without a rule that applies, the operation is denied.
 - ALLOW of READ, WRITE, DELETE or ALTER implies DESCRIBE, and ALLOW of ALTER_CONFIGS
   implies DESCRIBE_CONFIGS. DENY implies nothing. ALL covers every operation.
 
@@ -26,7 +26,7 @@ import attrs
 class ResourceType(enum.IntEnum):
     """Kinds of resources, with Kafka's numbers."""
 
-    # Of int, because enum's own is a function in Python and takes 0.1 us.
+    # The hash of an enum is a Python function that takes 0.1 us.
     __hash__ = int.__hash__
 
     ANY = 1
@@ -50,7 +50,7 @@ class Pattern(enum.IntEnum):
 class AclOperation(enum.IntEnum):
     """Operations, with Kafka's numbers."""
 
-    # Of int, because enum's own is a function in Python and takes 0.1 us.
+    # The hash of an enum is a Python function that takes 0.1 us.
     __hash__ = int.__hash__
 
     ANY = 1
@@ -78,8 +78,11 @@ class Permission(enum.IntEnum):
     ALLOW = 3
 
 
+#: Name of the only resource of the type CLUSTER.
 CLUSTER_NAME: Final = "kafka-cluster"
+#: Principal in rules for all users.
 ANY_USER: Final = "User:*"
+#: Name or host in rules for all resources or addresses.
 WILDCARD: Final = "*"
 
 #: The operations that exist for each kind of resource. They are the bits of the
@@ -141,7 +144,9 @@ class Acl:
     resource_type: int
     pattern: int
     name: str
+    #: A user, such as "User:alice", or "User:*".
     principal: str
+    #: Address of the client, or "*".
     host: str
     operation: int
     permission: int
@@ -262,6 +267,7 @@ class AclIndex:
         """
         if principal in self.super_users:
             return True
+        # Kafka's Authorizer.authorizeByResourceType().
         applying = [
             acl
             for acl in self._rules
@@ -282,6 +288,7 @@ class AclIndex:
     ) -> bool:
         allowing = (operation, AclOperation.ALL, *_IMPLIED_BY.get(operation, ()))  # type: ignore[call-overload]
         is_allowed = False
+        # Not ended by an ALLOW rule, because a later DENY rule would have precedence.
         for acl in self._covering(resource_type, name):
             if acl.principal not in (principal, ANY_USER) or acl.host not in (
                 host,
@@ -297,10 +304,13 @@ class AclIndex:
 
     def _covering(self, resource_type: int, name: str) -> Iterable[Acl]:
         yield from self._literal.get((resource_type, name), ())
+        # The rules of a resource with the name * are found by the line above.
         if name != WILDCARD:
             yield from self._literal.get((resource_type, WILDCARD), ())
         lengths = self._lengths.get(resource_type, ())
         by_prefix = self._prefixed.get(resource_type, {})
+        # One lookup for each length of a prefix, so that the time does not grow with
+        # the rules.
         for length in lengths[: bisect_right(lengths, len(name))]:
             yield from by_prefix.get(name[:length], ())
 
@@ -308,6 +318,7 @@ class AclIndex:
 def _covers(deny: Acl, allow: Acl) -> bool:
     """Return whether a DENY rule covers all resources of an ALLOW rule."""
     if deny.pattern == Pattern.PREFIXED:
+        # A rule for * covers names without the prefix.
         return allow.name != WILDCARD and allow.name.startswith(deny.name)
     if deny.name == WILDCARD:
         return True

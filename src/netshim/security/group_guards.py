@@ -76,6 +76,7 @@ def commit(api: wire.Api[Any, Any]) -> Guard:
         elif not requester.may_group(AclOperation.READ, request.group_id):
             code = codes.GROUP_AUTHORIZATION_FAILED
         if code:
+            # These APIs have an error for each partition only.
             return api.Response(topics=_topics_refused(api, request.topics, code))
         request.topics, denied_topics = split(
             request.topics,
@@ -119,7 +120,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
                 # Versions 0 and 1 have an error for each partition only.
                 response.topics.append(topic)
             return response
-        # All topics are requested. The response is filtered, because it names them.
+        # All topics are requested. Only the response contains their names.
         if request.topics is None:
 
             def complete_all(response: Any) -> Any:
@@ -136,6 +137,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
         )
     # A request of version 8 or later names several groups, each with its own error.
     group_type = response_type.Group
+    # Step 1: refuse whole groups.
     request.groups, denied_groups = split(
         request.groups,
         lambda group: requester.may_group(AclOperation.DESCRIBE, group.group_id),
@@ -147,6 +149,7 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
     # No group is left for the handler.
     if not request.groups:
         return response_type(groups=groups)
+    # Step 2: refuse topics of the other groups.
     refused: dict[str, list[Any]] = {}
     for group in request.groups:
         if group.topics is not None:
@@ -181,6 +184,7 @@ def find_coordinator(request: Any, requester: Requester) -> Any:
         "host": "",
         "port": -1,
     }
+    # Version 4 and later have a list of keys (KIP-699).
     if requester.version < 4:
         if requester.may(AclOperation.DESCRIBE, resource_type, request.key):
             return None
@@ -255,7 +259,7 @@ def _described(
 
     def complete(handler_response: Any) -> Any:
         for group in handler_response.groups:
-            # The handler does not know the user, so the guard replaces its value.
+            # The handler has no access to the user, so the guard replaces its value.
             if group.authorized_operations != NOT_REQUESTED:
                 group.authorized_operations = requester.operations(
                     ResourceType.GROUP, group.group_id
@@ -302,6 +306,7 @@ def delete_groups(request: Any, requester: Requester) -> Any:
 
 
 def offset_delete(request: Any, requester: Requester) -> Any:
+    # The error of the group is in the response itself, not in its partitions.
     if not requester.may_group(AclOperation.DELETE, request.group_id):
         return wire.OFFSET_DELETE.Response(error_code=codes.GROUP_AUTHORIZATION_FAILED)
     request.topics, parts = split(
@@ -321,6 +326,8 @@ def consumer_group_heartbeat(request: Any, requester: Requester) -> Any:
         return response_type(error_code=codes.GROUP_AUTHORIZATION_FAILED)
     # A null means that the subscription has not changed since the last heartbeat.
     names = request.subscribed_topic_names or ()
+    # As in KafkaApis.handleConsumerGroupHeartbeat, one refused topic refuses the
+    # heartbeat.
     if not all(requester.may_topic(AclOperation.DESCRIBE, name) for name in names):
         return response_type(error_code=codes.TOPIC_AUTHORIZATION_FAILED)
 
@@ -391,6 +398,8 @@ def add_partitions_to_txn(request: Any, requester: Requester) -> Any:
         AclOperation.WRITE, request.v3_and_below_transactional_id
     ):
         return refusal(lambda topic: codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    # A transaction gets all partitions of a request or none, so the allowed ones fail,
+    # too.
     denied = {
         topic.name
         for topic in topics
@@ -487,6 +496,7 @@ def describe_transactions(request: Any, requester: Requester) -> Any:
         return completed
 
     def complete(response: Any) -> Any:
+        # As in Kafka, refused topics are left out without an error.
         for state in response.transaction_states:
             state.topics = [
                 topic

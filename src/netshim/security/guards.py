@@ -109,6 +109,7 @@ def _refuse_user_list(request: Any, error: dict[str, Any]) -> Any:
     response_type = wire.DESCRIBE_USER_SCRAM_CREDENTIALS.Response
     return response_type(
         **error,
+        # As in Kafka, the entries have no names.
         results=[response_type.User(user="", **error) for _ in request.users or ()],
     )
 
@@ -116,6 +117,7 @@ def _refuse_user_list(request: Any, error: dict[str, Any]) -> Any:
 def _refuse_creations(request: Any, error: dict[str, Any]) -> Any:
     response_type = wire.CREATE_ACLS.Response
     return response_type(
+        # Results have no keys. A client pairs them with its rules by their order.
         results=[response_type.Result(**error) for _ in request.creations]
     )
 
@@ -123,6 +125,7 @@ def _refuse_creations(request: Any, error: dict[str, Any]) -> Any:
 def _refuse_filters(request: Any, error: dict[str, Any]) -> Any:
     response_type = wire.DELETE_ACLS.Response
     return response_type(
+        # Paired with the filters by their order.
         filter_results=[response_type.FilterResult(**error) for _ in request.filters]
     )
 
@@ -173,7 +176,11 @@ GUARDS: Final[dict[int, Guard]] = {
         (
             wire.LIST_OFFSETS,
             topic_guards.partitions(
-                wire.LIST_OFFSETS, AclOperation.DESCRIBE, timestamp=-1, offset=-1
+                # The values of a refused partition: no timestamp and no offset.
+                wire.LIST_OFFSETS,
+                AclOperation.DESCRIBE,
+                timestamp=-1,
+                offset=-1,
             ),
         ),
         (wire.METADATA, topic_guards.metadata),
@@ -181,6 +188,7 @@ GUARDS: Final[dict[int, Guard]] = {
         (wire.OFFSET_FETCH, group_guards.offset_fetch),
         (wire.FIND_COORDINATOR, group_guards.find_coordinator),
         (wire.JOIN_GROUP, group_guards.group(wire.JOIN_GROUP)),
+        # Heartbeats need READ as well, so that removed rules end a membership.
         (wire.HEARTBEAT, group_guards.group(wire.HEARTBEAT)),
         (wire.LEAVE_GROUP, group_guards.group(wire.LEAVE_GROUP)),
         (wire.SYNC_GROUP, group_guards.group(wire.SYNC_GROUP)),
@@ -190,6 +198,7 @@ GUARDS: Final[dict[int, Guard]] = {
         (wire.SASL_HANDSHAKE, _free),
         (wire.SASL_AUTHENTICATE, _free),
         (wire.API_VERSIONS, _free),
+        # CREATE on the cluster allows all topics.
         (wire.CREATE_TOPICS, topic_guards.create_topics),
         (wire.DELETE_TOPICS, topic_guards.delete_topics),
         (
@@ -204,6 +213,7 @@ GUARDS: Final[dict[int, Guard]] = {
             topic_guards.partitions(
                 wire.OFFSET_FOR_LEADER_EPOCH,
                 AclOperation.DESCRIBE,
+                # This API has other names for both fields.
                 name="topic",
                 index="partition",
             ),
@@ -294,6 +304,7 @@ GUARDS: Final[dict[int, Guard]] = {
                 wire.ALTER_USER_SCRAM_CREDENTIALS, AclOperation.ALTER, _refuse_users
             ),
         ),
+        # Served to every user. Only the authorized operations depend on rules.
         (wire.DESCRIBE_CLUSTER, topic_guards.describe_cluster),
         (wire.DESCRIBE_PRODUCERS, group_guards.describe_producers),
         (wire.DESCRIBE_TRANSACTIONS, group_guards.describe_transactions),

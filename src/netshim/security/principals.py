@@ -32,6 +32,7 @@ _SHORT_NAMES: Final = {
     "domainComponent": "DC",
     "userId": "UID",
 }
+#: The same attributes by their OIDs.
 _SHORT_OIDS: Final = {
     "2.5.4.3": "CN",
     "2.5.4.11": "OU",
@@ -43,6 +44,7 @@ _SHORT_OIDS: Final = {
     "0.9.2342.19200300.100.1.25": "DC",
     "0.9.2342.19200300.100.1.1": "UID",
 }
+#: Characters that RFC 2253 escapes with a backslash.
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
 #: Longest subject that is mapped. A longer one refuses the certificate.
 _MAX_SUBJECT_CHARS: Final = 8_192
@@ -107,6 +109,7 @@ def _escaped(value: object) -> str:
 
 def _subject_of_der(certificate: bytes) -> str:
     try:
+        # Imported only for unusual attributes, because the package is optional.
         from cryptography import x509
     except ImportError:
         raise CertificateError(
@@ -163,7 +166,9 @@ class _Rule:
     """One rule: a pattern that must match the whole subject, and its replacement."""
 
     matches: Callable[[str], Any]
+    #: The user name, in which $1 is the first group of the pattern.
     replacement: str
+    #: "L" or "U" if the name becomes lower or upper case, or "".
     case: str
 
 
@@ -175,6 +180,7 @@ class MappingRules:
     subject.
     """
 
+    #: None means DEFAULT.
     rules: tuple[_Rule | None, ...] = (None,)
 
     @classmethod
@@ -222,12 +228,16 @@ class MappingRules:
 def _substituted(replacement: str, match: Any) -> str:
     """Return a replacement with the groups of a match in place of $1, $2 and so on."""
     return re.sub(
-        r"\$(\d)", lambda group: match.group(int(group[1])) or "", replacement
+        # A group that takes no part in the match is None. It becomes "", as in Java.
+        r"\$(\d)",
+        lambda group: match.group(int(group[1])) or "",
+        replacement,
     )
 
 
 def _rule(pattern: str, replacement: str, case: str) -> _Rule:
     try:
+        # Imported only for rules, because the package is optional.
         import re2
     except ImportError:
         raise InvalidConfigError(

@@ -25,6 +25,7 @@ import attrs
 from netshim.security.acls import canonical_address
 from netshim.security.stored import DEFAULT, Entity
 
+#: Keys of quotas, as in Kafka.
 PRODUCE: Final = "producer_byte_rate"
 FETCH: Final = "consumer_byte_rate"
 REQUEST: Final = "request_percentage"
@@ -40,8 +41,8 @@ _SAMPLE_MS: Final = 1_000
 _MIN_WINDOW_MS: Final = (_SAMPLES - 1) * _SAMPLE_MS
 #: Maximum delay for the use of broker time.
 _MAX_REQUEST_DELAY_MS: Final = 1_000
-#: Maximum number of measured entities. Idle ones are then forgotten. If there are none,
-#: further clients share a rate, because a client may use many ids.
+#: Maximum number of measured entities. At this number, idle entities are forgotten. If
+#: no entity is idle, further clients share a rate, because a client may use many ids.
 _MAX_SENSORS: Final = 10_000
 #: Maximum number of characters that distinguish client ids. Quotas cannot name more.
 _MAX_NAME_CHARS: Final = 1_024
@@ -73,6 +74,8 @@ class Rate:
         self._drop_old(now_ms)
         if not self._samples:
             return 0
+        # As in Kafka's Rate, a window that has just begun counts as almost full. A
+        # short burst would otherwise be a high rate.
         elapsed_ms = now_ms - self._samples[0][0]
         missing_samples = max(0, _SAMPLES - 1 - elapsed_ms // _SAMPLE_MS)
         window_ms = elapsed_ms + missing_samples * _SAMPLE_MS
@@ -132,7 +135,9 @@ class Quotas:
 
     def __init__(self) -> None:
         """Create quotas without bounds."""
+        #: By entity and key.
         self._bounds: Mapping[Entity, Mapping[str, float]] = {}
+        #: Only entities with a bound are measured.
         self._rates: dict[_Sensor, Rate] = {}
         self._buckets: dict[_Sensor, Bucket] = {}
         #: (key, user, client id) -> sensor and bound.
@@ -231,12 +236,12 @@ class Quotas:
         """Return the sensor and the bound for a user and a client id."""
         if key not in self.keys:
             return None
-        question = key, user, client_id[:_MAX_NAME_CHARS]
-        if question not in self._sensor_cache:
+        cache_key = key, user, client_id[:_MAX_NAME_CHARS]
+        if cache_key not in self._sensor_cache:
             if len(self._sensor_cache) >= _MAX_SENSORS:
                 self._sensor_cache.clear()
-            self._sensor_cache[question] = self._resolve(*question)
-        return self._sensor_cache[question]
+            self._sensor_cache[cache_key] = self._resolve(*cache_key)
+        return self._sensor_cache[cache_key]
 
     def _resolve(
         self, key: str, user: str, client_id: str
@@ -244,6 +249,7 @@ class Quotas:
         user_and_client: Entity = (user, client_id, None)
         of_user: Entity = (user, None, None)
         of_client: Entity = (None, client_id, None)
+        # Pairs of the entity that has the bound and the entity that is measured.
         order: tuple[tuple[Entity, Entity], ...] = (
             (user_and_client, user_and_client),
             ((user, DEFAULT, None), user_and_client),

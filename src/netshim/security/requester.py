@@ -18,7 +18,7 @@ from netshim.security.acls import (
     ResourceType,
 )
 
-#: The authorized operations in a response if the request does not ask for them.
+#: The authorized operations in a response to a request without that option (KIP-430).
 NOT_REQUESTED: Final = -(2**31)
 
 

@@ -39,7 +39,9 @@ MECHANISMS: Final = (PLAIN, *scram.HASHES, OAUTHBEARER)
 _REMEMBER_MS: Final = 60_000
 #: Maximum number of cached passwords. At this number, the cache is emptied.
 _MAX_CACHED_PASSWORDS: Final = 10_000
+#: The next two are below the largest frame before authentication, which is 512 KiB.
 MAX_PASSWORD_BYTES: Final = 1_024
+
 _MAX_TOKEN_BYTES: Final = 64 << 10
 
 
@@ -145,11 +147,14 @@ class PasswordCache:
 class Authenticator:
     """Creates the exchanges of a broker."""
 
+    #: Returns the stored users that are in effect. They change during exchanges.
     snapshot: Callable[[], SecuritySnapshot]
+    #: Returns that many random bytes.
     random: Callable[[int], bytes]
     passwords: PasswordCache
     #: Iterations of mock credentials while no user exists.
     iterations: int
+    #: Verifies tokens of OAUTHBEARER. None if the mechanism is not served.
     tokens: TokenVerifier | None = None
 
     def is_broker(self, user: str, mechanism: str | None) -> bool:
@@ -203,6 +208,7 @@ class _Scram:
     _owner: Authenticator
     mechanism: str
     _exchange: scram.ScramState | None = None
+    #: Whether the user exists. Otherwise, the credential is a mock one.
     _is_known: bool = False
 
     def step(self, token: bytes, now_ms: int) -> Step:
@@ -220,6 +226,7 @@ class _Scram:
                     self.mechanism, first, credential, self._owner.random(24)
                 )
                 return Challenge(self._exchange.challenge)
+            # The second message contains the proof.
             final = scram.verify(self._exchange, token)
         except ScramError as error:
             return Rejected(str(error), user)
@@ -241,6 +248,7 @@ class _Plain:
     mechanism: str = PLAIN
 
     def step(self, token: bytes, now_ms: int) -> Step:
+        # Limits the work of decoding. The password itself is checked below.
         if len(token) > 4 * MAX_PASSWORD_BYTES:
             return Rejected(f"a token of {len(token)} bytes")
         try:
@@ -264,6 +272,8 @@ class _Plain:
             derived = scram.credential_of(
                 mechanism, salted, credential.salt, credential.iterations
             )
+            # Both conditions are evaluated, so that the time does not depend on the
+            # user.
             is_right = hmac.compare_digest(derived.stored_key, credential.stored_key)
             if not (is_right and is_known):
                 return Rejected("unknown user or wrong password", user)
@@ -318,6 +328,8 @@ def _bearer_of(token: bytes) -> str:
     if len(token) > _MAX_TOKEN_BYTES:
         raise ValueError(f"a message of {len(token)} bytes")
     parts = token.decode().split("\x01")
+    # The message is "n,,", then key=value pairs, each followed by 0x01, and a final
+    # 0x01.
     if len(parts) < 4 or not parts[0].startswith("n,") or parts[-1] or parts[-2]:
         raise ValueError("the message does not have the form of RFC 7628")
     for part in parts[1:-2]:

@@ -29,10 +29,12 @@ HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 #: The mechanism with which brokers of a cluster log in to each other.
 BROKER_MECHANISM: Final = "SCRAM-SHA-512"
+#: The limits of Kafka for AlterUserScramCredentials.
 MIN_ITERATIONS: Final = 4_096
 MAX_ITERATIONS: Final = 16_384
 #: Maximum size of a message.
 MAX_TOKEN_BYTES: Final = 8_192
+#: Size of the salts that this package creates.
 SALT_BYTES: Final = 24
 _NONCE_BYTES: Final = 24
 _KAFKA_SALT_BITS: Final = 130
@@ -125,16 +127,18 @@ def chosen_form(
 def mock_credential(secret: bytes, user: str, form: CredentialForm) -> Credential:
     """Return a credential for a user without one, always the same for a name.
 
-    No proof matches it. Only the servers of a directory know `secret`, so that
-    a client cannot distinguish its salt from a stored one.
+    No proof matches it. Only the servers of a directory have `secret`, so that
+    a client cannot distinguish the salt from a stored one.
     """
     name = HASHES[form.mechanism]
     seed = f"{form.mechanism}\0{user}".encode()
     size = hashlib.new(name).digest_size
+    # The key is not the hash of a known value, so no proof matches it.
     key = hmac.digest(secret, b"key" + seed, "sha512")[:size]
     salt = hashlib.pbkdf2_hmac(
         "sha512", secret, b"salt" + seed, 1, form.salt_bytes or SALT_BYTES
     )
+    # An unknown user must not be recognizable by a salt of another form.
     if not form.salt_bytes:
         salt = _base36(int.from_bytes(salt, "big") % (1 << _KAFKA_SALT_BITS))
     return Credential(salt, key, key, form.iterations)
@@ -195,6 +199,7 @@ def parse_first(token: bytes) -> ClientFirst:
     if len(parts) < 4 or parts[0] != "n":
         raise ScramError("the first message requests channel binding or is malformed")
     user = _user(_value(parts[2], "n"))
+    # Kafka does not let a user act as another one.
     if parts[1] and _user(_value(parts[1], "a")) != user:
         raise ScramError("the authorization id is not the user name")
     nonce = _value(parts[3], "r")
@@ -223,6 +228,8 @@ def challenge(
 ) -> ScramState:
     """Answer the client's first message. `random` has 24 bytes for the nonce."""
     assert len(random) == _NONCE_BYTES, len(random)
+    # The client's part proves that the challenge is not an old one, and the server's
+    # part that the answer is not.
     nonce = first.nonce + base64.urlsafe_b64encode(random).decode()
     salt = base64.b64encode(credential.salt).decode()
     message = f"r={nonce},s={salt},i={credential.iterations}".encode()
@@ -254,6 +261,8 @@ def verify(exchange: ScramState, token: bytes) -> bytes:
         raise ScramError("the nonce differs from the challenge")
     name = HASHES[exchange.mechanism]
     proof = _decoded(proof_text)
+    # AuthMessage of RFC 5802: all three messages, so that none can be changed on the
+    # way.
     signed = b",".join(
         (exchange.first.bare.encode(), exchange.challenge, without_proof.encode())
     )

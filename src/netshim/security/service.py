@@ -178,7 +178,7 @@ class Security:
         return self.acls
 
     def may_describe(self, session: ClientSession, topic: str) -> bool:
-        """Return whether the current rules let a client know that a topic exists."""
+        """Return whether the current rules let a client see that a topic exists."""
         return self.may(session, AclOperation.DESCRIBE, topic)
 
     def may(self, session: ClientSession, operation: AclOperation, topic: str) -> bool:

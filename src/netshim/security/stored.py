@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("netshim")
 
+#: Paths of the nodes, see the table above.
 USERS: Final = "/config/users"
 CLIENTS: Final = "/config/clients"
 IPS: Final = "/config/ips"
@@ -109,7 +110,7 @@ _PERMISSIONS: Final = {
     name: permission for permission, name in _PERMISSION_NAMES.items()
 }
 
-#: The registry raises these errors for one damaged node, and others for itself.
+#: These errors concern one damaged node. All others concern the whole registry.
 _DAMAGE: Final = (CorruptRegistryError, UnsupportedRegistryError)
 #: Number of random bytes in the password of the brokers.
 _PASSWORD_BYTES: Final = 32
@@ -118,8 +119,9 @@ _CLUSTER: Final = "cluster"
 #: Session timeout of a command that changes the registry of a cluster.
 _SESSION_TIMEOUT_MS: Final = 10_000
 
-#: The user, client id and IP address of a quota. None: the quota does not depend on it.
-#: DEFAULT: all that have no quota of their own.
+#: The user, client id and IP address of a quota. None means that the quota does not
+#: depend on this part. DEFAULT means all users, clients or addresses without a quota of
+#: their own.
 Entity = tuple[str | None, str | None, str | None]
 
 
@@ -162,6 +164,8 @@ class SecuritySnapshot:
             for form in forms:
                 by_mechanism.setdefault(form.mechanism, set()).add(form)
             for form in forms[:1]:
+                # PLAIN uses the first mechanism of the user, see
+                # Authenticator.credential().
                 by_mechanism.setdefault("", set()).add(form)
         return {key: frozenset(forms) for key, forms in by_mechanism.items()}
 
@@ -206,11 +210,16 @@ class SecurityStore:
     def _use(
         self, registry: Callable[[], Registry], close_registry: Callable[[], None]
     ) -> None:
+        #: Returns the registry. A broker of a cluster opens another one for each
+        #: session.
         self._current_registry = registry
         self._close_registry = close_registry
+        #: Reports changes of the nodes that load() has read. None before the first
+        #: load.
         self._watch: Watch | None = None
         #: The registry of the watch, and the watched nodes and parents.
         self._watched: tuple[Registry, list[str], list[str]] | None = None
+        #: Whether a change may have occurred between the load and the watch.
         self._is_new_watch = False
         #: The damaged nodes with the text that was logged.
         self._reported: frozenset[tuple[str, str]] = frozenset()
@@ -231,6 +240,7 @@ class SecurityStore:
         registry = self._registry
         reader = _SnapshotReader(registry, self._reported)
         snapshot = reader.read_all()
+        # A node that was repaired is logged again if it is damaged once more.
         self._reported = frozenset(reader.reported)
         self._renew_watches(registry, reader.paths, reader.parents)
         return snapshot
@@ -314,6 +324,7 @@ class SecurityStore:
 
         Returns False, and changes nothing, if a credential to remove does not exist.
         """
+        # Mock credentials depend on this secret. Without users, they need none.
         self._ensure_salt_secret()
         is_complete = True
 
@@ -366,6 +377,7 @@ class SecurityStore:
                 config = dict(unpack_config(data, path))
             before = dict(config)
             change(config)
+            # None writes nothing. The update would otherwise wake all brokers.
             if config == before:
                 return None
             return pack_config(config)
@@ -393,6 +405,7 @@ class SecurityStore:
 
     def add_acls(self, acls: Iterable[Acl]) -> None:
         """Store rules. A rule that exists already is not stored again."""
+        # One node holds all rules of a resource.
         for path, added in _by_path(acls).items():
             self._change_acls(path, added=added)
 
@@ -462,6 +475,7 @@ class _SnapshotReader:
             (ACLS, Pattern.LITERAL),
             (PREFIXED_ACLS, Pattern.PREFIXED),
         ):
+            # A new type of resource is reported by the watch of its parent.
             self.parents.append(root)
             for type_name in self._registry.children(root):
                 resource_type = _TYPES.get(type_name)
@@ -525,6 +539,7 @@ class _SnapshotReader:
     def _add_quotas(self, entity: Entity, config: Mapping[str, str], path: str) -> None:
         values = {}
         for key, text in config.items():
+            # The node of a user holds its credentials, too.
             if key in scram.HASHES:
                 continue
             try:
@@ -570,6 +585,7 @@ class _SnapshotReader:
 
 def _open(directory: str, fs: SharedFS, *, read_only: bool) -> Registry:
     """Open the registry of a log directory, or of an existing cluster."""
+    # An address such as zk://host:2181/path.
     if "://" in directory:
         # Imported only on use, because every broker imports this module.
         from logcore.registry.cluster_address import open_cluster_registry
@@ -583,6 +599,7 @@ def _open(directory: str, fs: SharedFS, *, read_only: bool) -> Registry:
         )
     directory = fs.real_path(directory)
     parent, name = os.path.split(directory)
+    # The registry of a cluster itself, and then the directory of `netshim cluster`.
     for path in (directory, os.path.join(directory, _CLUSTER)):
         if read_layout(path, fs) == "truth":
             return open_registry(path, topics="truth", read_only=read_only, fs=fs)
@@ -648,6 +665,7 @@ def _pack_acls(acls: Iterable[Acl]) -> bytes:
                     "operation": OPERATION_NAMES[AclOperation(acl.operation)],
                     "host": acl.host,
                 }
+                # Sorted, so that equal rules are equal bytes.
                 for acl in sorted(acls)
             ],
         }

@@ -6,7 +6,8 @@ Rules:
 - `exp` is required; `nbf`, `iat`, `aud` and `iss` are checked, with 30 s for clocks that
   differ.
 - A JWKS from a URL is kept for an hour. It is downloaded again for an unknown key id, at
-  most every 10 s. A download takes at most 5 s and 1 MiB, and follows no redirect.
+  most every 10 s. Each wait of a download takes at most 5 s. The content has at most
+  1 MiB, and no part of it is read after 5 s. Redirects are refused.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from logcore.errors import InvalidConfigError
 from netshim.security.sasl import Accepted, Rejected
 
 _log = logging.getLogger("netshim")
-#: The accepted algorithms. All are asymmetric: with a shared secret, a client that
-#: knows it could sign tokens itself.
+#: The accepted algorithms. All are asymmetric. With a shared secret, each holder of the
+#: secret could sign tokens.
 _ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
     "EdDSA",
@@ -38,7 +39,7 @@ _SKEW_S: Final = 30
 _KEEP_S: Final = 3_600
 #: Minimum time between two reads, after an unknown key or an error.
 _RETRY_S: Final = 10
-#: Maximum time of a download.
+#: Limit of each wait for the server. No content is read after this time.
 _DOWNLOAD_S: Final = 5
 #: Maximum size of the keys.
 _MAX_JWKS_BYTES: Final = 1 << 20
@@ -76,11 +77,13 @@ class JwtVerifier:
 
     #: Path of a file, or an https URL.
     jwks: str
+    #: Expected `aud` and `iss`. None if the claim is not checked.
     audience: str | None = None
     issuer: str | None = None
     #: The claim that contains the user name.
     claim: str = "sub"
     download: Callable[[str], bytes] = _download
+    #: Held during a download, so that several logins cause only one.
     _lock: threading.Lock = attrs.Factory(threading.Lock)
     #: The keys by their ids.
     _keys: dict[str | None, Any] = attrs.Factory(dict)

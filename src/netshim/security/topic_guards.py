@@ -54,6 +54,8 @@ def produce(request: Any, requester: Requester) -> Any:
             ],
         )
 
+    # As in KafkaApis.handleProduceRequest, one transactional batch makes the request
+    # transactional.
     has_transactional = False
     for topic in request.topic_data:
         for partition in topic.partition_data:
@@ -132,6 +134,7 @@ def fetch(request: Any, requester: Requester) -> Any:
     ]
     if not request.topics:
         return complete_with(request.topics, refused, "responses", response_type())
+    # A fetch may wait for records, and rules may change in this time.
     rules = requester.index
 
     def complete(response: Any) -> Any:
@@ -202,6 +205,7 @@ def metadata(request: Any, requester: Requester) -> Any:
     refused: list[Any] = []
     requested_names: set[str] = set()
     if not names_all:
+        # CREATE on the cluster allows all topics.
         may_create = requester.may_cluster(AclOperation.CREATE)
 
         def has_id(topic: Any) -> bool:
@@ -275,6 +279,7 @@ def _cluster_operations(response: Any, requester: Requester) -> Any:
     if response.cluster_authorized_operations != NOT_REQUESTED:
         bits = 0
         if requester.may_cluster(AclOperation.DESCRIBE):
+            # As in Kafka, a user who may not describe the cluster gets no operations.
             bits = requester.operations(ResourceType.CLUSTER, CLUSTER_NAME)
         response.cluster_authorized_operations = bits
     return response
@@ -362,6 +367,7 @@ def create_topics(request: Any, requester: Requester) -> Any:
 def delete_topics(request: Any, requester: Requester) -> Any:
     response_type = wire.DELETE_TOPICS.Response
     may_all = requester.may_cluster(AclOperation.DELETE)
+    # Version 6 has topic ids (KIP-516), and a list of structs.
     if requester.version < 6:
         request.topic_names, names = split(
             request.topic_names,
@@ -453,6 +459,7 @@ def configs(api: wire.Api[Any, Any], operation: AclOperation, field: str) -> Gua
 
     def is_allowed(requester: Requester, resource: Any) -> bool:
         resource_type, _ = _CONFIG_KINDS.get(resource.resource_type, (None, 0))
+        # Settings of brokers and loggers are protected by the rules of the cluster.
         if resource_type is None:
             return requester.may_cluster(operation)
         return requester.may(operation, resource_type, resource.resource_name)
