@@ -99,6 +99,8 @@ class ConsoleAccess:
         if not self.enforces_acls:
             return ConsoleViewer(principal, host)
         rules = tuple(sorted(set(self.read_snapshot().acls)))
+        # Threads of pages may build it at the same time. Each uses an index of the
+        # current rules.
         index = self._index
         if index is None or index.acls != rules:
             index = self._index = AclIndex(rules, self.super_users)

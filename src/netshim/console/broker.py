@@ -83,7 +83,7 @@ class LiveGroup:
     #: By Kafka's names, such as "PreparingRebalance".
     state: str
     members: int
-    #: Committed offsets. Empty if all groups together have more than MAX_OFFSETS.
+    #: Committed offsets. Empty if they would exceed MAX_OFFSETS for all groups together.
     offsets: Mapping[Key, int]
 
 
@@ -125,6 +125,7 @@ def _live_groups(state: BrokerState) -> Steps[dict[str, LiveGroup]]:
                 for topic, partitions in group.offsets.items()
                 for number, committed in partitions.items()
             }
+        # Groups of the consumer protocol have their members elsewhere (KIP-848).
         members = group.members if group.consumers is None else group.consumers.members
         live_groups[group.group_id] = LiveGroup(group.state, len(members), offsets)
     return live_groups
@@ -185,6 +186,7 @@ class ClusterStatus:
 class BrokerPageData:
     """The values that the page of the broker shows, at one moment."""
 
+    #: HOST:PORT of the listener for clients.
     bootstrap_servers: str
     node_id: int
     #: (client library, address, user, connections), most connections first.
@@ -199,6 +201,7 @@ class BrokerPageData:
     rules: list[AclRow]
     #: None for a broker without a cluster.
     cluster: ClusterStatus | None
+    #: Since the start of the broker, like all counts.
     received_bytes: int
     sent_bytes: int
 
@@ -217,9 +220,11 @@ def broker_data_reader(handle: ServerHandle) -> Callable[[], BrokerPageData]:
 
     def read() -> BrokerPageData:
         server = handle.server
+        # None if the server has no metrics. The page then shows no requests.
         counts = server.counts or RequestCounts()
         clients = handle.call(server.clients)
         security = server.security
+        # In chunks, because a cluster may have 100,000 partitions.
         cluster = wait_for(handle, begin) if server.is_clustered else None
         rows = [(*key, count) for key, count in clients.most_common(_MAX_ROWS)]
         return BrokerPageData(
@@ -284,6 +289,8 @@ def _cluster_status(state: BrokerState) -> Steps[ClusterStatus]:
 
 
 def _apis(counts: RequestCounts) -> list[ApiCounts]:
+    # The broker's thread counts at the same time, and iteration over the dict itself
+    # would fail.
     requests = counts.requests.copy()
     rows = []
     for api in sorted({api for api, _ in requests}):
@@ -307,6 +314,7 @@ def _apis(counts: RequestCounts) -> list[ApiCounts]:
 def _quantile(histogram: Histogram, share: float) -> float | None:
     """Return the first bound that this share of the values does not exceed."""
     totals = list(accumulate(histogram.counts))
+    # Shorter than `totals`: the last bucket has no bound.
     bounds = zip(BUCKETS_S, totals)
     return next((bound for bound, total in bounds if total >= share * totals[-1]), None)
 

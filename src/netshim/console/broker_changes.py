@@ -27,6 +27,7 @@ from netshim.wire.codec import Api
 if TYPE_CHECKING:
     from netshim.server_thread import ServerHandle
 
+#: Client id and name of the client library in the broker's log.
 _CLIENT: Final = "netshim-console"
 #: Versions of the requests. Version 5 of DeleteTopics is the first with error messages.
 _OFFSET_COMMIT: Final = 8
@@ -41,6 +42,7 @@ _TEXTS: Final = {
     codes.NOT_LEADER_OR_FOLLOWER: "Another broker of the cluster leads the partition. "
     "Use the console of that broker.",
 }
+#: Codes of refusals by access control lists, which become status 403.
 _FORBIDDEN: Final = (
     codes.TOPIC_AUTHORIZATION_FAILED,
     codes.GROUP_AUTHORIZATION_FAILED,
@@ -53,6 +55,7 @@ _FORBIDDEN: Final = (
 class BrokerChanges:
     """Changes by requests to the broker."""
 
+    #: The broker of this process.
     handle: ServerHandle
 
     def request(
@@ -94,6 +97,7 @@ class BrokerChanges:
         except (RuntimeError, TimeoutError) as error:
             # The change may take effect later nevertheless.
             raise HTTPException(503, f"The broker does not answer: {error}") from None
+        # The response begins with its size, which a client removes.
         _, response = wire.decode_response(api, version, b"".join(buffers)[4:])
         return response
 

@@ -67,6 +67,7 @@ class ChangePages:
         self._changes = changes
         self._renderer = renderer
         self._logins = logins
+        #: By the path of both the page and its form.
         self.changes = {
             "/group/reset": ConsoleChange(self.preview_reset, self.reset),
             "/transactions/abort": ConsoleChange(self.preview_abort, self.abort),
@@ -99,6 +100,7 @@ class ChangePages:
         return respond
 
     def _show(self, request: Request, **variables: Any) -> Response:
+        # Defaults, because a template refuses undefined variables.
         context = {"warning": "", "confirm": "", "is_refused": False, **variables}
         return self._renderer.render("change.html", request, **context)
 
@@ -169,6 +171,7 @@ class ChangePages:
         """Show the partitions of an open transaction."""
         name = request.query_params.get("id", "")
         data = groups.read_transactions(directory, self._budget())
+        # Only transactions that the user may see are in this list.
         stored = dict(data.ids).get(name)
         # The transaction may have ended since the list was displayed.
         if stored is None or not stored.partitions:
@@ -246,6 +249,7 @@ class ChangePages:
         """Show the starts of partitions before and after a deletion of records."""
         topic = topic_of(request, directory)
         number = partition_of_request(request, directory, topic)
+        # All partitions if the form names none.
         numbers = directory.topics[topic] if number is None else (number,)
         text = _position_text(request, "before")
         rows = []
@@ -298,6 +302,7 @@ class ChangePages:
         self, directory: OpenDirectory, key: Key, text: str
     ) -> tuple[int, int]:
         """Return the offset of a position in a partition, and the end of the partition."""
+        # Imported here, because only changes need the command line's parser.
         from click import BadParameter
 
         with directory.open_log(*key) as log:
@@ -348,6 +353,7 @@ def _plan(form: Form) -> dict[Key, int]:
     offsets: dict[Key, int] = {}
     for text in form.get("plan", "").split(","):
         name, _, offset = text.rpartition(":")
+        # The name of a topic may contain hyphens and no colons.
         topic, _, number = name.rpartition("-")
         if not is_topic_name(topic):
             raise bad_request(f"plan: expected TOPIC-N:OFFSET,...; found {text[:80]!r}")

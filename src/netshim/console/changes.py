@@ -62,6 +62,7 @@ def check_may(
 ) -> None:
     """Raise HTTPException unless the user may perform an operation on a resource."""
     if not viewer.may(operation, resource_type, name):
+        # "TRANSACTIONAL_ID" becomes "transactional id".
         type_name = resource_type.name.lower().replace("_", " ")
         raise HTTPException(
             403,
@@ -78,12 +79,15 @@ class DirectoryChanges:
     config: Mapping[str, str] = attrs.Factory(dict)
 
     def _open_directory(self) -> logcore.LogDir:
+        # The lock is held for one change only, so that other programs can write in
+        # between.
         return open_to_write(self.path, config=self.config)
 
     def set_offsets(
         self, viewer: ConsoleViewer, group: str, offsets: Mapping[Key, int]
     ) -> None:
         check_may(viewer, AclOperation.READ, ResourceType.GROUP, group)
+        # As for OffsetCommit: READ on the group and on each topic.
         for topic in {topic for topic, _ in offsets}:
             check_may(viewer, AclOperation.READ, ResourceType.TOPIC, topic)
         with self._open_directory() as logdir:
@@ -93,6 +97,7 @@ class DirectoryChanges:
         self, viewer: ConsoleViewer, transactional_id: str, timeout_ms: int
     ) -> None:
         resource_type = ResourceType.TRANSACTIONAL_ID
+        # `timeout_ms` is for requests to a broker. Here, the stored timeout remains.
         check_may(viewer, AclOperation.WRITE, resource_type, transactional_id)
         with self._open_directory() as logdir:
             logdir.end_transaction(transactional_id, commit=False)

@@ -62,17 +62,20 @@ class DirectoryView:
     """The directory of a console."""
 
     path: str
+    #: Time for each page, in seconds.
     page_s: float = PAGE_S
     #: Time for a search, and for a check of all bytes.
     search_s: float = SEARCH_S
     #: The default settings of topics.
     config: Mapping[str, str] = attrs.Factory(dict)
     fs: FS = OS
+    #: Sizes of partitions, cached between pages.
     sizes: PartitionSizes = attrs.Factory(PartitionSizes)
     #: Reads the state of the broker that serves the directory; None for no broker.
     broker: Callable[[], BrokerPageData] | None = None
     #: Reads the groups of that broker by name.
     live_groups: Callable[[], Mapping[str, LiveGroup]] | None = None
+    #: Samples of the lags of the last ten minutes.
     lags: LagHistory = attrs.Factory(LagHistory)
     #: The users and their rules.
     access: ConsoleAccess = attrs.Factory(ConsoleAccess)
@@ -113,6 +116,8 @@ class DirectoryView:
                     for name, numbers in topics.items()
                     if viewer.may_see_topic(name)
                 }
+                # The text of an error may name files of topics that the user may not
+                # see.
                 if problem and not viewer.may_see_cluster():
                     problem = "an administrator sees the reason"
             yield OpenDirectory(self, viewer, logdir, topics, paths, problem)
@@ -204,6 +209,7 @@ class OpenDirectory:
         Raises:
             LogcoreError, OSError: the files cannot be read.
         """
+        # One file has the log start offsets of all partitions.
         if self._starts is None:
             self._starts = value_or(
                 {},

@@ -83,7 +83,7 @@ def _visible_bytes(partition_map: PartitionMap) -> int:
 
 def _row(partition_map: PartitionMap, full_width_bytes: int) -> PartitionPicture:
     visible_segments = _visible_segments(partition_map)
-    # Each segment has a gap and at least _LEAST units. Its bytes share the rest.
+    # Each segment has a gap and at least _MIN_WIDTH units. The bytes share the rest.
     free_width = WIDTH - len(visible_segments) * (_GAP + _MIN_WIDTH)
     unit = max(0.0, free_width) / max(1, full_width_bytes)
     stable = min(
@@ -116,6 +116,7 @@ def _segment(
         codecs.append(Bar(_rounded(x), _rounded(width), "codec-empty"))
     damage = None
     if segment.loss:
+        # The loss is between this segment and the next one, so the bar covers the gap.
         damage = Bar(_rounded(x + width - _MIN_WIDTH), _MIN_WIDTH + _GAP, "damage")
     if segment.damage is not None:
         share = segment.damage.size_bytes / max(1, segment.size_bytes)
@@ -125,6 +126,7 @@ def _segment(
     open_part = None
     if stable < segment.end_offset:
         offsets = segment.end_offset - segment.base_offset
+        # Measured in offsets, because the bytes of these records are unknown.
         share = min(1.0, (segment.end_offset - stable) / max(1, offsets))
         part = max(_MIN_WIDTH, width * share)
         open_part = Bar(_rounded(x + width - part), _rounded(part), "open")
@@ -141,6 +143,7 @@ def _segment(
 #: Width and height of a drawn lag.
 LAG_WIDTH: Final = 120
 LAG_HEIGHT: Final = 24
+#: Time that the width of a drawn lag covers: ten minutes.
 _LAG_MS: Final = 600_000
 
 

@@ -26,6 +26,7 @@ EXPORT_FORMATS: Final = {
     "csv": "text/csv",
     "parquet": "application/vnd.apache.parquet",
 }
+#: Columns of CSV.
 _COLUMNS: Final = (
     "partition",
     "offset",
@@ -73,6 +74,7 @@ def export_messages(
 def _parquet(messages: list[MessageRow], topic: str) -> bytes:
     """Return messages in the columns of `logcore export`."""
     schema = arrow_schema(TOPIC_COLUMNS)
+    # After arrow_schema(), which raises MissingDependencyError without the package.
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -149,8 +151,10 @@ def commands_for(
             f"--from {offset} -n 1",
         ),
         ReadCommand("Python", python),
+        # The console answers this address with NDJSON.
         ReadCommand("curl", f"curl -s {shlex.quote(url)}"),
     ]
+    # First, because most readers use a client of Kafka.
     if bootstrap:
         commands.insert(
             0,

@@ -87,6 +87,8 @@ class GroupData:
         """Return the number of members of a group, from the newest source."""
         if name in self.live:
             return self.live[name].members
+        # Members in processes are in the registry. Those of a broker are stored with
+        # the group.
         return self.shared.get(name, 0) or self.stored.member_count(name)
 
     def state(self, name: str) -> str:
@@ -201,6 +203,7 @@ def sample_lags(view: DirectoryView) -> None:
             for name, group in live.items():
                 for (topic, number), offset in group.offsets.items():
                     committed[name, topic, number] = offset
+            # Without a broker, or in a shared directory, the stored offsets are used.
             if not live:
                 committed = _stored_offsets(directory)
             budget = TimeBudget.of(view.fs, view.page_s)
@@ -302,6 +305,7 @@ def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> Transacti
             for name, transaction in visible.items()
             if transaction.partitions
         }
+    # Partitions of open transactions are read first, in case the time ends.
     first = {key for _, transaction in data.ids for key in transaction.partitions}
     partitions = [
         (topic, n) for topic, numbers in directory.topics.items() for n in numbers
@@ -323,6 +327,7 @@ def read_transactions(directory: OpenDirectory, budget: TimeBudget) -> Transacti
         except LogcoreError as error:
             data.problems.append(str(error))
             continue
+        # The last stable offset. Readers with read_committed stop there.
         stable = min(
             partition_map.open_transactions.values(), default=partition_map.end_offset
         )

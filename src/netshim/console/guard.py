@@ -41,6 +41,7 @@ _HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+#: Paths of the forms of the login and of the logout.
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
 #: Files that need no login.
@@ -102,6 +103,7 @@ class ConsoleGuard:
             except LogcoreError as error:
                 return _text_response(f"the users cannot be read: {error}", 503)
         if viewer is not None:
+            # viewer_of() and recheck_viewer() return these to pages.
             request.state.viewer = viewer
             request.state.recheck_viewer = partial(self._viewer, request)
             return None
@@ -187,6 +189,7 @@ def set_cookie(request: Request, response: Response, cookie: str) -> None:
         path="/",
         secure=request.url.scheme == "https",
         httponly=True,
+        # Not sent with requests that another site begins.
         samesite="strict",
     )
 

@@ -18,6 +18,7 @@ import attrs
 
 #: Time between two samples.
 INTERVAL_S: Final = 10.0
+#: Ten minutes of samples, and one more for the start of the line.
 MAX_SAMPLES: Final = 61
 MAX_SERIES: Final = 1_000
 
@@ -29,14 +30,14 @@ LagSample = tuple[int, int]
 
 @attrs.define
 class LagHistory:
-    """The samples of one console. Threads of pages share it."""
+    """The samples of one console. Threads of pages may use it at the same time."""
 
     _lock: threading.Lock = attrs.Factory(threading.Lock)
-    #: Lags by partition; each sample is the lag at one time.
+    #: The samples of each committed offset, oldest first.
     _series: dict[LagKey, deque[LagSample]] = attrs.Factory(dict)
 
     def add(self, time_ms: int, lags: Mapping[LagKey, int]) -> None:
-        """Add a sample. Committed offsets without a lag in it lose their samples."""
+        """Add the lags at one time. Samples of all other committed offsets are deleted."""
         with self._lock:
             for key in self._series.keys() - lags.keys():
                 del self._series[key]

@@ -24,7 +24,9 @@ from logcore.kernels import Record
 from netshim.console.directory import OpenDirectory
 from netshim.console.messages import MessageRow
 
+#: Each partition has open files while a page follows it.
 MAX_PARTITIONS: Final = 100
+#: Each page occupies a thread during its checks.
 MAX_TAILS: Final = 16
 #: Maximum number of records in one event, and of rows in a page.
 MAX_ROWS: Final = 500
@@ -38,7 +40,9 @@ _KEEPALIVE_S: Final = 15.0
 class LiveTail:
     """The partitions that one page follows."""
 
+    #: The partitions by number.
     logs: dict[int, logcore.Log] = attrs.Factory(dict)
+    #: By partition, the offset of the next record to show.
     offsets: dict[int, int] = attrs.Factory(dict)
 
     @classmethod
@@ -66,9 +70,12 @@ class LiveTail:
         messages: list[MessageRow] = []
         skipped = 0
         for number, log in self.logs.items():
+            # Another process may have appended records, or begun a segment.
             log.refresh()
             end = log.high_watermark
+            # The end moves back if an unclean election truncated the log.
             start = min(self.offsets[number], end)
+            # Records before `first` would not fit on the page, so they are not read.
             first = max(start, end - MAX_ROWS, log.log_start_offset)
             skipped += first - start
             records: list[Record] = list(log.read(first, end)) if first < end else []
@@ -99,9 +106,11 @@ async def events(
 
     idle_s = 0.0
     try:
+        # A comment, so that the browser gets the header of the response at once.
         yield ": connected\n\n"
         while True:
             try:
+                # In a thread, because the files are read.
                 polled = await run_in_threadpool(poll)
             except LogcoreError as error:
                 yield _event("problem", {"text": str(error)})

@@ -68,16 +68,20 @@ class LoginSession:
 
 
 class ConsoleLogins:
-    """The sessions of one console. Threads of pages share it."""
+    """The sessions of one console. Threads of pages may use it at the same time."""
 
     def __init__(self, access: ConsoleAccess, fs: FS = OS) -> None:
         self._access = access
         self._fs = fs
+        #: Protects the sessions and the failures.
         self._lock = threading.Lock()
+        #: Held while a password is verified.
         self._slots = threading.BoundedSemaphore(_MAX_AT_ONCE)
+        #: By the hash of the cookie, oldest first.
         self._sessions: dict[bytes, LoginSession] = {}
         #: Key -> time of the first failure in the window, and number of failures.
         self._failures: dict[tuple[str, ...], tuple[int, int]] = {}
+        #: The key of the tokens in forms.
         self._secret = secrets.token_bytes(32)
         self._authenticator = Authenticator(
             snapshot=access.read_snapshot,

@@ -61,14 +61,14 @@ class MessagePage:
     """The records of a page, and how to continue."""
 
     messages: list[MessageRow] = attrs.Factory(list)
-    #: Offset in each partition where the next page begins, in reading direction;
-    #: without the partitions that have nothing left.
+    #: By partition, the offset at which the next page begins, in reading direction.
+    #: Empty if the partitions that were read have no further records.
     following: dict[int, int] = attrs.Factory(dict)
     #: Number of partitions for which no time was left.
     unread: int = 0
     #: Bytes of batches that a search has read.
     searched_bytes: int = 0
-    #: Damage.
+    #: Texts about damage and other errors, for the page.
     problems: list[str] = attrs.Factory(list)
     #: Whether the limits ended the page before it was full.
     is_partial: bool = False
@@ -119,6 +119,7 @@ class MessageQuery:
         """
         if not self.is_search:
             return batch.records()
+        # Without a match, the batch is not decoded.
         if not self._may_be_in(batch):
             return ()
         records: Iterable[Record]
@@ -147,6 +148,7 @@ class MessageQuery:
                 for condition in self.where.conditions
                 if condition.expected_content is not None and not condition.is_negated
             ]
+        # A damaged batch must be reported, not skipped.
         batch.verify()
         if not any(searched):
             return True
@@ -196,12 +198,14 @@ def read_page(
             except LogcoreError as error:
                 page.add_problem(f"partition {number}: {error}")
                 continue
+            # Added before a further error, so that the log is closed.
             source = _QueriedPartition(number, log, 0, query.count)
             sources.append(source)
             try:
                 source.next_offset = _first_offset(log, number, query)
             except LogcoreError as error:
                 page.add_problem(f"partition {number}: {error}")
+                # A partition whose first offset is unknown is not read.
                 source.next_offset = log.high_watermark
         _read_until_full(sources, query, budget, page)
         _merge(sources, query, page)
@@ -219,6 +223,7 @@ def _first_offset(log: logcore.Log, number: int, query: MessageQuery) -> int:
         offset = _offset_of_time(log, query.time_ms)
     if offset is None:
         offset = end if query.is_backward else start
+    # A link may contain offsets that were deleted since.
     return min(max(offset, start), end)
 
 
@@ -232,6 +237,7 @@ def _offset_of_time(log: logcore.Log, time_ms: int) -> int:
     end = log.high_watermark
     for segment in segments_between(log, log.log_start_offset, end):
         is_rolled = not isinstance(segment, GrowingSegment)
+        # The largest timestamp of the active segment still changes.
         if is_rolled and segment.max_timestamp() < time_ms:
             continue
         # All records up to the offset of an entry have at most its timestamp.
@@ -309,16 +315,20 @@ def _read_block(
         if not query.is_backward and found_before + len(matches) >= query.count:
             break
     if query.is_backward:
+        # A batch is always decoded forward.
         matches.reverse()
     selected = matches[: query.count - found_before]
     source.found += selected
     if len(selected) < len(matches) or (
         not query.is_backward and len(source.found) >= query.count
     ):
+        # The block has more records than the page, so the next page begins inside of
+        # the block.
         last = selected[-1].record.offset
         source.next_offset = last if query.is_backward else last + 1
     else:
         source.next_offset = start if query.is_backward else end
+    # Compaction may have left few records in many offsets.
     source.block_offsets *= 4
 
 
@@ -342,6 +352,7 @@ def _offsets_of_bytes(log: logcore.Log, offset: int, is_backward: bool) -> int:
     ends = [base for base, _, _ in times[1:]] + [log.log_end_offset]
     # Without segments, `ends` is longer than `times`: the lengths may differ.
     for (base, _, size_bytes), end in zip(times, ends):
+        # Read backward, the offset itself is not part of the block.
         if base <= offset - is_backward < end:
             return max(1, _BLOCK_BYTES * (end - base) // max(1, size_bytes))
     return DEFAULT_COUNT
@@ -397,6 +408,8 @@ def _merge(
         reverse=query.is_backward,
     )
     page.messages = list(itertools.islice(merged, query.count))
+    # Records that were read, and did not fit on the page, are the first of the next
+    # page.
     used_counts = dict.fromkeys((source.number for source in sources), 0)
     for message in page.messages:
         used_counts[message.partition] += 1
@@ -477,6 +490,8 @@ def _previous(log: logcore.Log, offset: int) -> int | None:
     """Return the offset of the record before an offset, if it is found quickly."""
     offset_count = DEFAULT_COUNT
     end = offset
+    # At most 21 times the usual number of offsets, because compaction may leave large
+    # gaps.
     for _ in range(3):
         start = max(log.log_start_offset, end - offset_count)
         for batch in reversed(list(batches_between(log, start, end, MessagePage()))):
@@ -504,6 +519,7 @@ def _transaction_end(log: logcore.Log, batch: RecordBatch, budget: TimeBudget) -
             other = segment.batch(position)
             if other is None or other.base_offset >= min(log.high_watermark, INT64_MAX):
                 break
+            # A producer has one transaction at a time in a partition.
             if other.is_control and other.producer_id == batch.producer_id:
                 return "committed" if other.control_type() == "COMMIT" else "aborted"
             position += other.size_bytes

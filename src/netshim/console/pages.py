@@ -125,7 +125,7 @@ def console_app(view: DirectoryView) -> ASGIApp:
             Route(LOGIN, forms.log_in, methods=["POST"]),
             Route(LOGOUT, forms.log_out, methods=["POST"]),
         ]
-    # Without it, the console has no page that changes anything.
+    # Without this object, the console has no page that changes anything.
     if view.changes is not None:
         change_pages = ChangePages(view, view.changes, renderer, logins)
         for path, change in change_pages.changes.items():
@@ -177,8 +177,8 @@ class LoginPages:
 
     async def show(self, request: Request) -> Response:
         """Show the form of the login."""
-        # Only a path of this console, or a link could lead to another site after the
-        # login.
+        # Only a path of this console is accepted. Otherwise, a link could lead to another
+        # site after the login.
         target_path = local_path(request.query_params.get("next", "/"))
         return self._renderer.render("login.html", request, place=target_path, text="")
 
@@ -224,10 +224,13 @@ class ConsolePages:
 
     def __init__(self, view: DirectoryView, renderer: PageRenderer) -> None:
         self._view = view
+        #: Number of live pages. Only the event loop of the console changes it.
         self._tails = 0
+        #: Shared by all pages, so that schemas are parsed once.
         self._schemas = SchemaCache()
         self._renderer = renderer
         self._render = renderer.render
+        #: By the path of the page.
         self.functions: dict[str, Callable[[Request, OpenDirectory], Response]] = {
             "/": self.topics,
             "/topics/{topic}": self.topic,
@@ -284,6 +287,7 @@ class ConsolePages:
         return self._renderer.error(request, error.status_code, text)
 
     async def show_failure(self, request: Request, error: Exception) -> Response:
+        # The directory may be readable again later.
         status = 503
         for error_type, code in _STATUSES.items():
             if isinstance(error, error_type):
@@ -451,6 +455,7 @@ class ConsolePages:
         key = content_of(decoder, record, is_key=True)
         value = content_of(decoder, record, is_key=False)
         base = str(request.base_url).rstrip("/")
+        # The address of an export with this message alone.
         query = urlencode({"partition": number, "from": offset, "count": 1})
         path = directory.path_of(topic, number)
         commands = commands_for(
@@ -497,6 +502,8 @@ class ConsolePages:
         name = f"{partition_name(topic, number)}-{offset}.{part}"
         return Response(
             data or b"",
+            # Never a type that a browser would display, because a client has written
+            # the bytes.
             media_type="application/octet-stream",
             headers={"content-disposition": f'attachment; filename="{name}"'},
         )
@@ -533,6 +540,8 @@ class ConsolePages:
         viewer = viewer_of(request)
         if self._tails >= MAX_TAILS:
             raise HTTPException(503, f"{MAX_TAILS} live pages are open already")
+        # Counted before the first await, so that concurrent requests cannot exceed the
+        # limit.
         self._tails += 1
         try:
             topic, tail, decoder = await run_in_threadpool(open_tail)
@@ -549,6 +558,7 @@ class ConsolePages:
             return text.encode("utf-8", "replace").decode()
 
         def may_continue() -> bool:
+            # Rules may change, and sessions may end, while the page is open.
             present = recheck_viewer(request)
             return present is not None and present.may_topic(AclOperation.READ, topic)
 
@@ -579,6 +589,7 @@ class ConsolePages:
         unread = 0
         for name in names:
             for number in directory.topics[name]:
+                # At least one partition is read, so that each page shows something.
                 if budget.is_over() and maps:
                     unread += 1
                     continue
@@ -609,6 +620,7 @@ class ConsolePages:
         topic = topic_of(request, directory)
         number = number_of(request.path_params["number"], "partition", 2**31 - 1)
         directory.check(topic, number)
+        # A check reads all bytes, so it happens only on request.
         checks = request.query_params.get("check") == "1"
         budget = self._budget(self._view.search_s if checks else None)
         partition_map = self._map(directory, topic, number, budget, checks_crc=checks)
@@ -646,6 +658,7 @@ class ConsolePages:
                 log,
                 config=directory.config(topic),
                 cleaned_to=cleaned_to,
+                # An estimate has two passes.
                 pass_ms=int(self._view.search_s * 500),
                 fs=self._view.fs,
             )
@@ -752,6 +765,7 @@ class ConsolePages:
         if not directory.viewer.may_see_cluster():
             raise HTTPException(403, "You may not describe the cluster.")
         try:
+            # Waits for the broker's event loop.
             data = self._view.broker()
         except (RuntimeError, TimeoutError) as error:
             raise HTTPException(503, f"The broker does not answer: {error}") from None
@@ -818,6 +832,7 @@ def _before_first(query: MessageQuery, page: MessagePage) -> str:
             offsets.setdefault(message.partition, offset + 1)
         else:
             offsets.setdefault(message.partition, offset)
+    # Partitions without a message on this page keep their offset.
     for number, offset in query.start_offsets.items():
         if number in query.partitions:
             offsets.setdefault(number, offset)

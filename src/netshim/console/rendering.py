@@ -22,7 +22,9 @@ from netshim.console.guard import cookie_of
 from netshim.console.logins import ConsoleLogins
 from netshim.console.values import show, visible
 
+#: Media type of the pages.
 _TEXT_TYPE: Final = "text/html; charset=utf-8"
+#: Titles of error pages by status.
 _TITLES: Final = {
     400: "Not a valid request",
     403: "Not allowed",
@@ -43,6 +45,8 @@ class PageRenderer:
     def __init__(self, view: DirectoryView, logins: ConsoleLogins) -> None:
         self._view = view
         self._logins = logins
+        #: Shared by all consoles of the process, because compiled templates have no
+        #: state.
         self.templates = _environment()
 
     def render(
@@ -52,6 +56,7 @@ class PageRenderer:
         view = self._view
         viewer: ConsoleViewer = getattr(request.state, "viewer", ConsoleViewer())
         section = file.removesuffix(".html")
+        # The login page shows neither the path of the directory nor the navigation.
         is_inside = section != "login"
         context: dict[str, Any] = {
             "request": request,
@@ -63,9 +68,11 @@ class PageRenderer:
             "can_change": view.changes is not None,
             "user": viewer.principal if view.access.needs_login else "",
             "done": request.query_params.get("done", ""),
+            # In the form of the logout and in those of changes.
             "form_token": self._logins.form_token(cookie_of(request)),
             "version": logcore.__version__,
             "now_ms": view.fs.now_ms(),
+            # The values of the page replace the common ones.
             **variables,
         }
         text = self.templates.get_template(file).render(context)
@@ -95,6 +102,7 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        # A misspelled variable is an error, not an empty text.
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
@@ -121,6 +129,7 @@ def _iso(timestamp_ms: int) -> str:
 def _age(duration_ms: int) -> str:
     """Return a duration in its largest unit, such as 3 h."""
     for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        # From two units on, because "1 h" could also mean 119 minutes.
         if abs(duration_ms) >= 2 * size_ms:
             return f"{duration_ms // size_ms} {unit}"
     return f"{duration_ms // 1000} s"
@@ -130,6 +139,7 @@ def _url(*parts: object, **parameters: object) -> str:
     """Return the address of a page; parameters that are None or "" are left out."""
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)
     pairs = {
+        # `from_` in a template becomes `from`, which is a keyword of Python.
         name.rstrip("_"): parameter
         for name, parameter in parameters.items()
         if parameter not in (None, "")

@@ -19,6 +19,7 @@ from netshim.console.directory import OpenDirectory
 from netshim.console.messages import DEFAULT_COUNT, MAX_COUNT, MessageQuery
 from netshim.console.values import visible
 
+#: Partition and offset pairs, such as 0:17,1:4.
 _OFFSETS: Final = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*")
 #: Longest text of a search, in characters.
 _MAX_TEXT: Final = 1_000
@@ -55,6 +56,7 @@ def topic_of(request: Request, directory: OpenDirectory) -> str:
 
 def number_of(text: str, name: str, maximum: int) -> int:
     """Return a number from 0 to `maximum`. Raises HTTPException."""
+    # The length is checked before int(), which takes quadratic time.
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= maximum:
         return int(text)
     raise bad_request(
@@ -95,6 +97,7 @@ def query_of(
         numbers = (number,)
     text = _search_text(parameters, "q")
     count = number_of(parameters.get("count", str(DEFAULT_COUNT)), "count", MAX_COUNT)
+    # `until` continues backward, and `since` forward. Both come from links of a page.
     offsets = _parse_offsets(parameters, "until")
     is_backward = offsets is not None
     time_ms = None
@@ -156,6 +159,7 @@ def _parse_offsets(parameters: Mapping[str, str], name: str) -> dict[int, int] |
     text = parameters.get(name, "")
     if not text:
         return None
+    # More than 3,000 partitions with the longest numbers.
     if len(text) > 100_000 or not _OFFSETS.fullmatch(text):
         raise bad_request(
             f"{name}: expected PARTITION:OFFSET,...; found {_quoted(text)}"
@@ -175,6 +179,7 @@ def _parse_start(
     if text.isascii() and text.isdigit():
         offset = number_of(text, "from", INT64_MAX)
         return False, dict.fromkeys(numbers, offset), None
+    # A time or an age.
     time_ms = timestamp_of(text, now_ms)
     if time_ms is None or not 0 <= time_ms <= _LAST_MS:
         raise bad_request(

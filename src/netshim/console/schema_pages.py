@@ -37,7 +37,9 @@ class SubjectRow:
     """A subject in the list of subjects."""
 
     subject: str
+    #: Also a deleted version, if it is the latest one.
     latest: SchemaVersion
+    #: Number of versions that are not deleted.
     versions: int
     #: The compatibility level.
     level: str
@@ -104,6 +106,7 @@ class SchemaPages:
         numbers = sorted(versions, reverse=True)
         chosen = _selected_version(request, "version", versions, numbers[0])
         assert chosen is not None
+        # A comparison begins with the version before the selected one.
         previous = max(
             (number for number in numbers if number < chosen.version), default=None
         )
@@ -141,6 +144,7 @@ def _state(directory: OpenDirectory) -> SchemaState:
 
 
 def _topic_of_subject(directory: OpenDirectory, subject: str) -> str:
+    # TopicNameStrategy of Confluent's serializers.
     for suffix in _SUFFIXES:
         name = subject.removesuffix(suffix)
         if name != subject and name in directory.topics:
@@ -169,9 +173,11 @@ def _selected_version(
 def _pretty(schema: SchemaVersion) -> str:
     """Return the text of a schema in several lines."""
     text = schema.text
+    # Avro schemas and JSON Schemas are JSON.
     if schema.type != "PROTOBUF":
         try:
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        # Text that is not JSON is shown as it is.
         except (ValueError, RecursionError):
             pass
     return text[:_MAX_TEXT]

@@ -36,6 +36,7 @@ _INVISIBLE: Final = re.compile(
     "\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
 )
 
+#: How bytes are shown.
 Form = Literal["null", "json", "text", "hex"]
 
 
@@ -83,6 +84,7 @@ def show(
     is_complete = begin + len(start) == len(data)
     text = _decoded(start, is_complete=is_complete)
     if text is None:
+        # A byte has two digits.
         digits = data[: max_characters // 2].hex(" ")
         is_truncated = 2 * len(data) > max_characters
         return TextValue("hex", digits, len(data), is_truncated)
@@ -129,6 +131,7 @@ def _escape(character: str) -> str:
 
 def _decoded(start: bytes, *, is_complete: bool) -> str | None:
     """Return UTF-8 text, or None for other bytes."""
+    # The last character may be cut after 1 to 3 bytes.
     truncations = (0,) if is_complete else (0, 1, 2, 3)
     for size in truncations:
         try:
@@ -157,11 +160,14 @@ def _tree(text: str) -> JsonNode | None:
     try:
         parsed = json.loads(
             text,
+            # The digits as written, because a float would change large numbers.
             parse_int=lambda digits: JsonNode("number", digits),
             parse_float=lambda digits: JsonNode("number", digits),
             parse_constant=_refuse_constant,
+            # A dict would drop keys that occur twice.
             object_pairs_hook=_Pairs,
         )
+        # A list, because the recursion shares the number.
         budget = [_MAX_NODES]
         return _node(parsed, _MAX_LEVELS, budget)
     except (ValueError, RecursionError):
