@@ -110,6 +110,8 @@ def served_versions(
     api_keys = []
     for key in keys:
         api = wire.APIS[key]
+        # advertised_min may be lower than the served versions, because clients such as
+        # librdkafka derive features from it.
         oldest, latest = api.advertised_min, api.max_version
         if release is not None:
             # A release that lacks the API has an empty range.
@@ -126,6 +128,8 @@ def served_versions(
 
 def refused_versions(release: KafkaRelease | None) -> ApiVersionsResponse:
     """Return the response to a request of ApiVersions in an unknown version."""
+    # As in Kafka since KIP-511, the response contains the versions of ApiVersions.
+    # Older releases return no versions.
     keys = [wire.API_VERSIONS.key]
     if release is not None and not release.names_versions:
         keys = []

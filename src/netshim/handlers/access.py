@@ -38,10 +38,12 @@ if TYPE_CHECKING:
         DescribeAclsResponse,
     )
 
+#: As in Kafka without authorizer.class.name.
 _DISABLED: Final[dict[str, Any]] = {
     "error_code": codes.SECURITY_DISABLED,
     "error_message": "no authorizer is configured; start the broker with --acls",
 }
+#: Limit of names and principals, which the registry stores as paths and values.
 _MAX_NAME_CHARS: Final = 1_024
 
 
@@ -111,6 +113,7 @@ def create_acls(
             creation.operation,
             creation.permission_type,
         )
+        # Results are in the order of the creations, which have no other identity.
         result = response_type.Result()
         results.append(result)
         error = _error_of(acl)
@@ -160,6 +163,7 @@ def delete_acls(
         return response_type(
             filter_results=[result_type(**_DISABLED) for _ in request.filters]
         )
+    # Before the work begins, because a wrong number closes the connection.
     filters = [_filter_of(acl_filter) for acl_filter in request.filters]
 
     def remove() -> list[list[Acl]]:
@@ -170,6 +174,8 @@ def delete_acls(
             [acl for acl in current if acl_filter.matches(acl)]
             for acl_filter in filters
         ]
+        # A rule that several filters select is removed once, and listed for each of
+        # them.
         store.remove_acls({acl for group in selected for acl in group})
         return selected
 
@@ -214,6 +220,7 @@ def describe_acls(
     # The rules in use, which may be older than the stored ones by a moment.
     for acl in state.security.acls.acls:
         if acl_filter.matches(acl):
+            # The response groups rules by resource.
             key = acl.resource_type, acl.name, acl.pattern
             resources.setdefault(key, []).append(acl)
     return response_type(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ListConfigResourcesResponse,
     )
 
+#: Kafka's numbers of the kinds of resources.
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _LOGGERS_RESOURCE: Final = 8
@@ -46,6 +47,7 @@ _RESOURCES: Final = frozenset(
 )
 #: The key of the work queue in which changes of settings run one at a time.
 _SETTINGS: Final = "settings"
+#: Documentation of the settings of groups.
 _GROUP_DOCS: Final = {
     SESSION_TIMEOUT: "how long a member may be silent",
     HEARTBEAT_INTERVAL: "how often members send heartbeats",
@@ -198,6 +200,7 @@ def _broker_configs(
     settings = state.settings
     defaults = state.logdir.config
     values: dict[str, tuple[float | bool | str, str]] = {
+        # Kafka 4 has only node.id; older tools read broker.id.
         "node.id": (state.node_id, "int"),
         "broker.id": (state.node_id, "int"),
         "log.dirs": (state.logdir.path, "string"),
@@ -273,6 +276,7 @@ def _group_configs(
     value is from a setting of the broker.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
+    # A shared directory has no settings of groups.
     overrides: Mapping[str, int] = {}
     if state.group_settings is not None:
         overrides = state.group_settings.of(resource.resource_name)
@@ -353,6 +357,8 @@ class _Groups:
         self._settings = state.group_settings
         self._draft: Draft | None = None
         if self._settings is not None:
+            # Changes of all groups of a request are collected, and written by one
+            # save().
             self._draft = self._settings.draft(_group_defaults(state))
 
     def overrides(self, name: str) -> Iterable[str]:
@@ -503,6 +509,8 @@ def _alter(
     times = Counter(
         (entry.resource_type, entry.resource_name) for entry in request.resources
     )
+    # Step 1: check and apply each resource. Topics are written at once, and groups only
+    # in a draft.
     kinds: dict[int, _Topics | _Groups] = {_TOPIC_RESOURCE: _Topics(state)}
     groups = None
     if any(entry.resource_type == _GROUP_RESOURCE for entry in request.resources):
@@ -546,14 +554,17 @@ def _alter(
         except LogcoreError as error:
             result.error_code = code_of(error)
             result.error_message = message_of(error)
+    # A draft that is not saved has no effect.
     if request.validate_only:
         return response_type(responses=results)
+    # Step 2: write all groups together.
     failure = None
     if groups is not None:
         try:
             groups.save()
         except LogcoreError as error:
             failure = without_tracebacks(error)
+    # Step 3: log the changes, or report the failure of all groups.
     for result, config_changes in changed:
         if failure is not None and result.resource_type == _GROUP_RESOURCE:
             result.error_code = code_of(failure)
@@ -581,6 +592,7 @@ def list_config_resources(
     if call.version == 0:
         return response_type()
     requested_types = request.resource_types or sorted(_RESOURCES)
+    # As in KafkaApis.handleListConfigResources (KIP-1142).
     if not _RESOURCES.issuperset(requested_types):
         return response_type(error_code=codes.UNSUPPORTED_VERSION)
     names: dict[int, list[str]] = {
@@ -592,6 +604,7 @@ def list_config_resources(
         names[_GROUP_RESOURCE] = state.group_settings.names()
     entries = [
         response_type.Resource(resource_name=name, resource_type=resource_type)
+        # Without duplicates, in the order of the request.
         for resource_type in dict.fromkeys(requested_types)
         for name in names.get(resource_type, ())
     ]

@@ -73,6 +73,7 @@ def consumer_group_heartbeat(
         instance_id=request.instance_id,
         rack_id=request.rack_id,
         client_id=call.client_id,
+        # The slash is a part of Java's text of an address.
         client_host="/" + call.session.client_address,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
         # null means that the field did not change since the last heartbeat. An empty
@@ -81,6 +82,7 @@ def consumer_group_heartbeat(
         pattern=request.subscribed_topic_regex,
         assignor=request.server_assignor,
         owned=None if owned is None else frozenset(_partitions_of(owned)),
+        # A regular expression must not reveal topics that the user may not describe.
         may_see=partial(state.security.may_describe, call.session),
     )
     pending = PendingResponse()
@@ -187,6 +189,7 @@ def _described(
         group_id=group_id,
         group_state=group.state,
         group_epoch=consumers.epoch,
+        # Lower than the group epoch until the target assignment is calculated again.
         assignment_epoch=consumers.target_epoch,
         assignor_name=consumers.assignor(),
         members=[
@@ -212,6 +215,7 @@ def _described_member(
         subscribed_topic_names=list(member.topic_names),
         subscribed_topic_regex=member.pattern or "",
         assignment=_assignment(current.assigned, state),
+        # The member reaches it after the former owners have released their partitions.
         target_assignment=_assignment(
             consumers.targets.get(member_id, NO_PARTITIONS), state
         ),

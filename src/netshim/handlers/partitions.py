@@ -18,6 +18,7 @@ from netshim.scheduling import PendingResponse, resolve_with
 from netshim.state import BrokerState, Call
 from netshim.wire import codes
 
+#: Positions of two fields in a batch, and Kafka's number of the codec zstd.
 MAGIC_POSITION: Final = 16
 ATTRIBUTES_POSITION: Final = 22
 ZSTD: Final = 4
@@ -44,6 +45,7 @@ def log_of(
     except LogcoreError as error:
         result.error_code = code_of(error)
         return None
+    # KIP-320: a client with another epoch may have stale metadata.
     leader_epoch = state.leadership.leader_epoch((topic, number), log)
     result.error_code = check_epoch(
         leader_epoch, getattr(requested, "current_leader_epoch", -1)
@@ -76,6 +78,7 @@ def name_leader(
     part.current_leader = type(part).CurrentLeader(
         leader_id=replicas.leader, leader_epoch=replicas.leader_epoch
     )
+    # Several partitions of a response may have one leader.
     if any(endpoint.node_id == replicas.leader for endpoint in response.node_endpoints):
         return
     response.node_endpoints += [
@@ -120,6 +123,8 @@ def when_transactions_are_known(
         for log in logs:
             # handle() reports the error for its partition.
             with contextlib.suppress(LogcoreError):
+                # Reads the batches up to the end of the log, and stores what it finds
+                # in memory.
                 _ = log.last_stable_offset
 
     state.submit(read_transactions, lambda _: resolve_with(handle, pending))

@@ -27,6 +27,7 @@ def init_producer_id(
     request: InitProducerIdRequest, call: Call, state: BrokerState
 ) -> InitProducerIdResponse | PendingResponse:
     response_type = wire.INIT_PRODUCER_ID.Response
+    # As in KafkaApis.handleInitProducerIdRequest: both or none (KIP-360).
     if (request.producer_id == -1) != (request.producer_epoch == -1):
         return response_type(error_code=codes.INVALID_REQUEST, producer_epoch=-1)
     if request.transactional_id is not None:

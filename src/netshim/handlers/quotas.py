@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         DescribeClientQuotasResponse,
     )
 
+#: The types of entities in the order of Entity.
 _TYPES: Final = ("user", "client-id", "ip")
 _INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
@@ -89,6 +90,7 @@ def _change_of(operation: Any, entity: Entity) -> tuple[str, float | None]:
         return key, None
     valid_keys: tuple[str, ...] = quotas.CLIENT_KEYS
     if entity[2] is not None:
+        # KIP-612: an IP address limits new connections only.
         valid_keys = (quotas.CONNECTION,)
     # A quota with an unknown key would be stored and never applied.
     if key not in valid_keys:
@@ -135,6 +137,7 @@ def alter_client_quotas(
                 dict(_change_of(operation, entity) for operation in entry.ops),
             )
         except _QuotaError as error:
+            # A slot for each entry, so that the indices agree with the results.
             entities.append(None)
             result.error_code = codes.INVALID_REQUEST
             result.error_message = str(error)
@@ -200,6 +203,8 @@ def describe_client_quotas(
             "an IP address cannot be combined with another entity",
         )
     entries = []
+    # Sorted, so that equal requests get equal responses. None cannot be compared with a
+    # text.
     for entity, values in sorted(state.security.snapshot.quotas.items(), key=repr):
         names = {
             entity_type: name
