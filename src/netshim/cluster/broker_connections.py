@@ -76,6 +76,7 @@ class BrokerListener:
                     expected=f"--advertise {listener.name}=HOST:{listener.port}",
                     found=listener.host,
                 )
+        # As in Kafka, where inter.broker.listener.name selects another one.
         chosen = listeners[0]
         if name is not None:
             matching = [
@@ -128,6 +129,7 @@ class BrokerListener:
         principal = ANONYMOUS
         if self.listener.uses_tls and self.tls is not None:
             principal = self._principal_by_tls(self.tls, security)
+        # With SASL, brokers have BROKER_PRINCIPAL, which may do everything.
         is_known = self.listener.uses_sasl or principal in security.super_users
         if security.enforces_acls and not is_known:
             raise InvalidConfigError(
@@ -138,6 +140,7 @@ class BrokerListener:
             )
 
     def _principal_by_tls(self, tls: TlsSettings, security: SecuritySettings) -> str:
+        # The name that other brokers verify in the certificate.
         host, _ = self.listener.address
         try:
             peer_certificate = client_certificate_of(
@@ -150,6 +153,7 @@ class BrokerListener:
                 "with --tls-client-ca, also one for clients",
                 found=str(error),
             ) from None
+        # The listener requests no certificate of clients.
         if peer_certificate is None:
             return ANONYMOUS
         certificate, der = peer_certificate
@@ -190,6 +194,7 @@ class BrokerConnections:
         address = self._address_of(broker)
         if address is None:
             raise RemoteUnavailableError(f"broker {broker} is not registered")
+        # Read for each connection, because the first broker creates the password later.
         login = self._login()
         if login is None and self._listener.listener.uses_sasl:
             raise RemoteUnavailableError("the password of the brokers is not known yet")
@@ -207,6 +212,7 @@ class BrokerConnections:
 
     def _report(self, broker: int, reason: str) -> None:
         with self._mutex:
+            # Fetchers retry periodically. Only a change is logged.
             if self._refusals.get(broker, "") == reason:
                 return
             self._refusals[broker] = reason

@@ -48,6 +48,7 @@ _WRITES_AT_ONCE: Final = 32
 class _StateWrite:
     """A decision about a partition. `before` is None if its state is new."""
 
+    #: Topic and partition.
     name: str
     number: int
     before: LeaderAndIsr | None
@@ -68,15 +69,19 @@ def review_cluster(
     must write a DELETED change to its list before it takes the next one. Raises the
     errors of the registry, except for lost races.
     """
+    # Step 1: delete topics. This needs no decision about their partitions.
     live = view.live
     writes: list[_StateWrite] = []
     for name in view.deletions:
         yield from _delete_topic(registry, name)
+    # Step 2: decide about each partition, and write the decisions in groups.
     for name, topic in view.topics.items():
         if name in view.deletions:
             continue
         settings = topic.for_elections(waits_for_disk=waits_for_disk)
         for number in topic.node.replicas:
+            # A state that cannot be decoded is not replaced, because its leader may
+            # still serve.
             if (name, number) in view.damaged:
                 continue
             stored = view.states.get((name, number))
@@ -110,6 +115,7 @@ def _write_states(
             yield write.name, write.number
         raise
     for write, result in zip(writes, results, strict=True):
+        # The result is the new version, or the error of a lost race.
         if isinstance(result, int):
             if write.before is not None:
                 _report(write.name, write.number, write.before, write.new)
@@ -151,6 +157,7 @@ def _delete_topic(registry: Registry, name: str) -> Iterator[Change]:
         _log.error("topic %s is deleted, and its replicas are kept: %s", name, error)
     else:
         yield str(topic_id), DELETED
+    # The states first. The request for the deletion remains until the end.
     parent = registry_nodes.partitions_path(name)
     for number in registry.children(parent):
         for state in registry.children(f"{parent}/{number}"):
@@ -185,8 +192,11 @@ def elect_leader(
     before, live = stored.state, view.live
     if is_unclean:
         settings = view.topics[key[0]].for_elections(waits_for_disk=waits_for_disk)
+        # ElectLeaders with the type UNCLEAN: any registered replica, if there is no
+        # leader.
         new = electing.elect_unclean(before, settings, live, controller_epoch)
     else:
+        # ElectLeaders with the type PREFERRED: the first replica, if it is eligible.
         new = electing.prefer_leader(before, live, controller_epoch)
     if isinstance(new, ReplicationError):
         return new

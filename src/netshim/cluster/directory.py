@@ -42,6 +42,8 @@ _CHANGE_S: Final = 20.0
 #: Replication of internal topics, if there are as many brokers.
 _INTERNAL_FACTOR: Final = 3
 _INTERNAL_MIN_ISR: Final = 2
+#: Producer ids that a broker allocates by one write to the registry, as in Kafka
+#: (KIP-730).
 _PRODUCER_ID_BLOCK: Final = 1_000
 
 
@@ -65,7 +67,9 @@ class ClusterDirectory:
         self.node_id: Final = local.node_id
         self.is_read_only: Final = False
         self.is_shared: Final = False
+        #: Reads and writes the registry, and publishes views.
         self._member = member
+        #: Replication factor of topics that do not set one.
         self._default_factor = default_factor
         self.host = ClusterHost(self, member, on_failure)
 
@@ -92,6 +96,8 @@ class ClusterDirectory:
             NotLeaderError: the partition has no replica here.
             LogcoreError: the log could not be opened.
         """
+        # The view decides whether a partition exists, and the local directory whether
+        # it has a replica.
         if number not in self._topic(topic).node.replicas:
             raise TopicNotFoundError(
                 f"topic {topic!r} has no such partition", found=number
@@ -162,6 +168,7 @@ class ClusterDirectory:
         Raises also:
             CommitTimeoutError: a topic was created, and has no leader yet.
         """
+        # Step 1: check all topics and choose their replicas.
         existing = {confusable(name): name for name in self._view.topics}
         created = {}
         for name, (count, config) in requested.items():
@@ -181,8 +188,11 @@ class ClusterDirectory:
         if check_only:
             return
         registry = self._member.registry
+        # Step 2: write the nodes. Several topics are not created together: an error
+        # leaves the earlier ones.
         for name, (node, overrides) in created.items():
             self._create(registry, name, node, paths.pack_config(overrides))
+        # Step 3: notify the brokers, and wait until the controller has elected leaders.
         self._member.publish_changes([(name, WHOLE_TOPIC) for name in created])
         self._wait(
             "a new topic has no leader yet",
@@ -209,6 +219,7 @@ class ClusterDirectory:
             registry.create(paths.topic(name), registry_nodes.pack_topic(node))
         except NodeExistsError:
             raise exists from None
+        # A broker that was killed may have left other settings.
         registry.update(paths.topic_config(name), lambda _: config)
 
     def create_topic(
@@ -224,6 +235,7 @@ class ClusterDirectory:
         settings = dict(config or {})
         placement = Placement()
         if name in INTERNAL_TOPICS:
+            # Kafka's defaults for internal topics are 3 replicas and 2 in sync.
             factor = min(_INTERNAL_FACTOR, len(self._member.read_racks()))
             placement = Placement(factor)
             if factor >= _INTERNAL_FACTOR:
@@ -233,6 +245,7 @@ class ClusterDirectory:
         except TopicExistsError:
             if not exist_ok:
                 raise
+            # Another broker has created it. Its view is newer than the view here.
             self._wait("a new topic is not known yet", lambda view: name in view.topics)
             return False
         return True
@@ -240,6 +253,7 @@ class ClusterDirectory:
     def factor_of(self, placement: Placement) -> int:
         """Return the replication factor of a placement."""
         if placement.assignments:
+            # All partitions have the same number of replicas, see check_placement().
             return len(next(iter(placement.assignments.values())))
         if placement.factor > 0:
             return placement.factor
@@ -284,6 +298,8 @@ class ClusterDirectory:
         current_count = len(topic.node.replicas)
         check_count(count, current_count + 1)
         if placement.assignments is None:
+            # New partitions have as many replicas as partition 0. During a
+            # reassignment, its target counts.
             stored = self._view.states.get((name, 0))
             first = topic.node.replicas[0] if stored is None else stored.state.target
             placement = Placement(len(first))
@@ -316,6 +332,8 @@ class ClusterDirectory:
             return
 
         def change(value: bytes | None) -> bytes:
+            # Merged with the stored value, because another broker may have changed
+            # other settings.
             current_overrides = {}
             if value is not None:
                 current_overrides = paths.unpack_config(value, paths.topic_config(name))
@@ -325,6 +343,7 @@ class ClusterDirectory:
 
         self._member.registry.update(paths.topic_config(name), change)
         self._member.publish_changes([(name, WHOLE_TOPIC)])
+        # Only these keys are compared, because another client may change the others.
         changed = {key: overrides.get(key) for key in changes}
         self._wait(
             "the settings have not reached this broker yet",
@@ -346,6 +365,7 @@ class ClusterDirectory:
         self._wait(
             "the topic is not deleted yet",
             lambda view: (
+                # A client may create a topic of the same name at once.
                 name not in view.topics or view.topics[name].node.topic_id != topic_id
             ),
         )
@@ -387,6 +407,7 @@ class ClusterHost:
         self.coordinators: Final = self._local.coordinators
         self.has_coordinator = True
         self.forget_topic: Callable[[str], None] | None = None
+        #: Protects the two fields below: the block of producer ids of this broker.
         self._ids = threading.Lock()
         self._next_id = self._ids_end = 0
 

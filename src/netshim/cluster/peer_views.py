@@ -37,7 +37,9 @@ class PeerViews:
         self._node_id = node_id
         #: Opens a connection to a broker.
         self._connect = connect
+        #: Protects the two fields below, which the threads of requests change.
         self._mutex = threading.Lock()
+        #: Brokers to which a request is in progress.
         self._asking: set[int] = set()
         #: The leader and the leader epoch of each partition, as far as reported.
         self._leaders: dict[Key, tuple[int, int]] = {}
@@ -51,10 +53,12 @@ class PeerViews:
             if number != self._node_id:
                 self._request_view(number)
         with self._mutex:
+            # Reports are used once. The requests above return newer ones.
             leaders, self._leaders = self._leaders, {}
         states = dict(view.states)
         for key, (leader, epoch) in leaders.items():
             stored = states.get(key)
+            # A report never makes this broker a leader, see the rules.
             if stored is None or leader in (self._node_id, -1):
                 continue
             if epoch > stored.state.leader_epoch:
@@ -91,6 +95,7 @@ class PeerViews:
                 for topic in response.topics:
                     for partition in topic.partitions:
                         key = topic.name, partition.partition_index
+                        # Several brokers report. The highest epoch is the newest.
                         _, known_epoch = self._leaders.get(key, (-1, -1))
                         if partition.leader_epoch > known_epoch:
                             self._leaders[key] = (
@@ -98,6 +103,7 @@ class PeerViews:
                                 partition.leader_epoch,
                             )
         except LogcoreError as error:
+            # The broker may be stopped. Other brokers report the same.
             _log.debug("metadata of broker %d: %s", number, error)
         finally:
             connection.close()

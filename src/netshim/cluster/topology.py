@@ -89,6 +89,7 @@ class ClusterTopology(Topology):
         leader = view.leader_of((topic, number))
         node = view.brokers.get(leader)
         address = None if node is None else node.endpoint(session.listener)
+        # No leader, or the leader has no listener of this name.
         if node is None or address is None:
             return None
         return BrokerAddress(leader, *address, node.rack)
@@ -97,6 +98,8 @@ class ClusterTopology(Topology):
 
     def check_placement(self, placement: Placement) -> tuple[int, str | None]:
         try:
+            # Read from the registry, because the view may lack a broker that has just
+            # started.
             nodes = self._member.read_racks().keys()
         except RegistryError as error:
             return codes.REQUEST_TIMED_OUT, str(error)
@@ -159,6 +162,7 @@ class ClusterTopology(Topology):
             # A newer view has a higher version of the state.
             before = view.states[key].version
             try:
+                # A compare-and-set of the state in the view.
                 refused = elect_leader(
                     member.registry,
                     view,
@@ -217,6 +221,8 @@ class ClusterTopology(Topology):
             )
             if isinstance(changed, ReplicationError):
                 return int(changed)
+            # AlterPartitionReassignments, version 1, can forbid another number of
+            # replicas (KIP-860).
             factor = len(stored.state.target)
             if (
                 target_replicas is not None
@@ -237,6 +243,8 @@ class ClusterTopology(Topology):
         return {
             key: Reassignment(
                 list(state.replicas),
+                # A replica in both lists was added by a reassignment that was cancelled
+                # or replaced since.
                 [node for node in state.adding if node not in state.removing],
                 list(state.removing),
             )
