@@ -36,6 +36,7 @@ from netshim.security.stored import (
 )
 from netshim.session import BROKER_USER
 
+#: A log directory, the directory of a cluster, or the address of its registry.
 _DIRECTORY: Final = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False)
 )
@@ -262,6 +263,7 @@ class _AclOptions:
         ]
         targets: list[tuple[ResourceType, str, Pattern, AclOperation]] = []
         for resource_type, name in resources:
+            # Kafka's kafka-acls.sh has the same shorthands --producer and --consumer.
             operations = {_OPERATIONS[name.lower()] for name in self.operations}
             if self.producer and resource_type == ResourceType.TOPIC:
                 operations |= {
@@ -279,6 +281,8 @@ class _AclOptions:
                 (resource_type, name, pattern, operation)
                 for operation in sorted(operations)
             ]
+        # The cluster has no name and no prefixes, and --producer and --consumer do not
+        # concern it.
         if self.cluster:
             targets += [
                 (
@@ -351,6 +355,7 @@ def remove_acl(directory: str, principal: str, **options: Any) -> None:
     """Remove the rules that `acl add` with the same options stores."""
     rules = _AclOptions(principal, **options).rules()
     with _open_store(directory) as store:
+        # Only rules that existed are printed as removed.
         current = set(store.load().acls)
         store.remove_acls(rules)
     for rule in rules:
@@ -396,6 +401,8 @@ def _entity(options: dict[str, object]) -> Entity:
             name = DEFAULT
         names.append(None if name is None else str(name))
     user_name, client_id, address = names
+    # Quotas of addresses limit connections, and those of users and clients limit
+    # requests.
     if not any(names) or (address is not None and (user_name or client_id)):
         raise InvalidConfigError(
             "entity",
@@ -423,6 +430,7 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
             raise InvalidConfigError(
                 "--ip", expected="an IP address", found=repr(address)
             ) from None
+    # An address has a quota for new connections only (KIP-612).
     valid_keys = quotas.CLIENT_KEYS if entity[2] is None else (quotas.CONNECTION,)
     values: dict[str, float | None] = {}
     for text in bounds:
@@ -435,6 +443,7 @@ def set_quota(directory: str, bounds: tuple[str, ...], **options: object) -> Non
             number = float(value)
         except ValueError:
             number = 0.0
+        # This is false for NaN, too.
         if not 0 < number < 2**63:
             raise InvalidConfigError(
                 f"quota {key}", expected="a number above 0", found=repr(value)
@@ -462,6 +471,7 @@ def list_quotas(directory: str) -> None:
     """Print all limits."""
     with _open_store(directory) as store:
         stored = store.load().quotas
+    # An entity contains None, which cannot be compared with a text.
     for entity, values in sorted(stored.items(), key=repr):
         entity_text = ", ".join(
             f"{entity_type} {name}"

@@ -83,6 +83,7 @@ def cluster(
     be in sync for acks=all.
     """
     os.makedirs(directory, exist_ok=True)
+    # Options of `netshim serve`, which click does not parse here.
     options = list(ctx.args)
     if nodes >= _REPLICATED_FROM:
         options = [
@@ -92,6 +93,7 @@ def cluster(
             "min.insync.replicas=2",
             *options,
         ]
+    # Broker N uses each port plus N - 1.
     _check_ports([*listeners], nodes)
     _check_ports([*advertised], nodes)
     commands = {
@@ -112,6 +114,7 @@ def cluster(
             _address_of(number, process) for number, process in processes.items()
         ]
         click.echo(f"netshim: serving {directory} at {','.join(addresses)}")
+        # A program that reads a pipe waits for this line.
         sys.stdout.flush()
         lock = f"{registry_path(os.path.join(directory, 'cluster'))}/.lock"
         _watch(processes, commands, LockHolders(lock, _session_timeout_s(options)))
@@ -175,6 +178,7 @@ def _brokers(
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    # TERM ends the command like Ctrl-C, so that the brokers are stopped.
     signal.signal(signal.SIGTERM, stop)
     processes: dict[int, subprocess.Popen[str]] = {}
     try:
@@ -190,8 +194,10 @@ def _brokers(
     except KeyboardInterrupt:
         click.echo("netshim: stopping", err=True)
     finally:
+        # A second TERM must not leave brokers running.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for process in processes.values():
+            # All brokers first, so that their controlled shutdowns run concurrently.
             process.terminate()
         deadline_s = time.monotonic() + _END_S
         for process in processes.values():
@@ -251,6 +257,7 @@ class LockHolders:
         folder = Path(f"/proc/{pid}")
         try:
             return any(
+                # The kernel lists the locks of a descriptor in its fdinfo.
                 os.readlink(file) == self._lock
                 and "lock:" in (folder / "fdinfo" / file.name).read_text()
                 for file in (folder / "fd").iterdir()
@@ -261,9 +268,11 @@ class LockHolders:
 
 def _is_stopped(pid: int) -> bool:
     try:
+        # The name of the program, in parentheses, may contain spaces.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
+    # Stopped by a signal, or by a debugger.
     return state in "Tt"
 
 

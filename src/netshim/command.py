@@ -64,6 +64,7 @@ class _JsonLines(logging.Formatter):
             **(getattr(record, LOG_FIELDS, None) or {}),
         }
         if record.exc_info:
+            # A traceback in one JSON text, because each line of the log is one object.
             fields["error"] = self.formatException(record.exc_info)
         return json.dumps(fields)
 
@@ -142,6 +143,7 @@ def _file_options() -> dict[str, click.Option]:
     return {
         _file_key(option): option
         for option in _described(serve.params)
+        # The argument DIR is the key `directory`, which the reader handles.
         if isinstance(option, click.Option)
     }
 
@@ -154,6 +156,7 @@ def _read_file(ctx: click.Context, _: click.Parameter, path: str | None) -> None
     file = read_config_file(
         path, {key: _option_spec(option) for key, option in options.items()}
     )
+    # Read by _file_of(). The command itself gets only the values.
     ctx.meta[_FILE] = file
     defaults = {options[key].name: value for key, value in file.options.items()}
     if file.directory is not None:
@@ -202,6 +205,7 @@ class _Reloader:
     async def _reload(self) -> None:
         log = logging.getLogger("netshim")
         server = self._server
+        # Step 1: read the certificates again.
         try:
             server.reload_certificates()
         except InvalidConfigError as error:
@@ -209,6 +213,7 @@ class _Reloader:
         if not self._file.path:
             return
         loop = asyncio.get_running_loop()
+        # Step 2: read the file in a thread, and compare it with the settings in use.
         option_specs = {
             key: _option_spec(option) for key, option in _file_options().items()
         }
@@ -217,12 +222,13 @@ class _Reloader:
                 None, read_config_file, self._file.path, option_specs
             )
             changes = changes_of(self._file, file, self._fixed)
+            # Step 3: create new topics. Existing topics are not changed.
             for topic in changes.topics:
                 await loop.run_in_executor(None, _ensure_topic, server, topic)
         except (logcore.LogcoreError, OSError) as error:
             log.error("the former settings remain: %s", error)
             return
-        # Only now, so that an invalid file changes nothing.
+        # Step 4: use the settings. Only now, so that an invalid file changes nothing.
         server.use_settings(changes.settings)
         self._file = changes.applied
         new = {
@@ -237,6 +243,7 @@ class _Reloader:
             file.path,
             ", ".join(f"{key} = {value}" for key, value in new.items()) or "no changes",
         )
+        # Step 5: report the options that take effect later.
         for key in changes.need_restart:
             log.warning("%s: %s takes effect at the next start", file.path, key)
 
@@ -492,6 +499,7 @@ def serve(
     Sizes are in bytes, times in milliseconds. Each option may also be set in a file,
     see --config-file, or by an environment variable such as NETSHIM_PORT.
     """
+    # Step 1: set up the log.
     handler = logging.StreamHandler()
     if log_format is None:
         log_format = "text" if sys.stderr.isatty() else "json"
@@ -501,6 +509,7 @@ def serve(
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.addFilter(RepeatedLineFilter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    # Step 2: adapt the limits of the process.
     _lift_file_limit()
     # Requests leave no reference cycles, so the cycle collector has little to find. With
     # Python's own thresholds, it would visit all objects of a large request repeatedly.
@@ -509,6 +518,7 @@ def serve(
     gc.freeze()
     gc.set_threshold(10_000, 20, 1_000)
     sys.setswitchinterval(_SWITCH_S)
+    # Step 3: serve until a signal arrives.
     try:
         file = _file_of(ctx)
         server = _new_server(file, options, files_for(options["control"]))
@@ -561,6 +571,7 @@ def _listeners(options: Mapping[str, Any]) -> list[Listener]:
         address = None
         if advertise:
             address = _address(advertise[-1])
+        # A single listener, so the last --advertise has priority over earlier ones.
         return [Listener("PLAINTEXT", host, options["port"], "PLAINTEXT", address)]
     kinds = _pairs(options["protocols"], "--listener-protocol")
     addresses = _pairs(advertise, "--advertise")
@@ -573,6 +584,7 @@ def _listeners(options: Mapping[str, Any]) -> list[Listener]:
         listeners.append(
             Listener.parse(text, protocol=kinds.pop(name, None), advertised=address)
         )
+    # Names that no listener has taken. A misspelled name must not be ignored.
     for name in (*kinds, *addresses):
         raise InvalidConfigError(
             "the name of a listener",
@@ -615,6 +627,7 @@ async def _serve(
     reloader: _Reloader,
     recording: str | None,
 ) -> None:
+    # Before the broker, so that /health and /ready report a start that takes long.
     pages.start(server, asyncio.get_running_loop())
     try:
         await _serve_clients(server, readiness, topics, pages.urls, reloader, recording)
@@ -635,6 +648,7 @@ async def _serve_clients(
     drain = asyncio.Event()
 
     def stop() -> None:
+        # The second signal ends the wait for clients.
         if stopping.is_set():
             drain.set()
         stopping.set()
@@ -653,6 +667,7 @@ async def _serve_clients(
             from netshim.recording.recorder import TrafficRecorder
 
             server.record(TrafficRecorder(recording, fs=server.files))
+        # Before the address is printed, so that clients find the topics.
         for topic in topics:
             await loop.run_in_executor(None, partial(_ensure_topic, server, topic))
         print(
@@ -663,12 +678,14 @@ async def _serve_clients(
             print(f"netshim: {name} {url}", flush=True)
         readiness.ready()
         tasks = [loop.create_task(event.wait()) for event in (stopping, server.failed)]
+        # `failed` is set if a log of a cluster's broker has failed.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         readiness.stopping()
         print("netshim: stopping", file=sys.stderr, flush=True)
     finally:
+        # The stop waits for clients until a second signal arrives.
         stopping_task = loop.create_task(server.stop())
         drain_task = loop.create_task(drain.wait())
         await asyncio.wait(
@@ -739,6 +756,7 @@ def check(ctx: click.Context, /, shows_all: bool, **options: Any) -> None:
     for topic in file.topics:
         table = {"partitions": topic.partitions, **topic.config}
         _print_table(f"topics.{_toml(topic.name)}", table)
+    # To standard error, because standard output is a configuration file.
     click.echo(f"# {_directory_summary(server)}", err=True)
     try:
         server.check()
@@ -785,5 +803,6 @@ def _directory_summary(server: Server) -> str:
     return f"{server.path}: {len(topics)} topics with {count} partitions"
 
 
+# Both commands read the same environment variables.
 for _param in (*serve.params, *check.params):
     _param.envvar = f"NETSHIM_{_file_key(_param).upper()}"

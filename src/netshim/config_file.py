@@ -17,7 +17,7 @@ Rules:
 - Options on the command line have priority over environment variables, and these have
   priority over the file.
 
-This module does not know click: the caller describes the options.
+This module does not depend on click: the caller describes the options.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class OptionSpec:
         if self.is_list:
             element_spec = attrs.evolve(self, is_list=False)
             return isinstance(value, list) and all(map(element_spec.accepts, value))
+        # type(), because a bool is an int, too.
         if type(value) is not self.kind:
             return False
         if self.choices:
@@ -122,15 +123,18 @@ class _Reader:
 
         If the key is in a form that this cannot find, return the line of its table, or 1.
         """
+        # A key may be quoted.
         written = rf"[\"']?{re.escape(key)}[\"']?"
         inside = not table
         last = 1
         for number, line in enumerate(self._lines, 1):
             header = re.match(r"\s*\[+\s*(.+?)\s*\]+", line)
             if header is not None:
+                # [topics."orders"] and [topics.orders] are the same table.
                 section = header[1].replace('"', "").replace("'", "")
                 inside = section == table
                 last = number if inside else last
+                # A table such as [config] is a key of the file.
                 if section == key and not table:
                     return number
             elif inside and re.match(rf"\s*{written}\s*(=|\.)", line):
@@ -196,6 +200,7 @@ def read_config_file(path: str, specs: Mapping[str, OptionSpec]) -> FileSettings
             raise reader.error(key, specs[key].expected(), value)
         else:
             options[key] = value
+    # tomllib returns no positions, so the lines are searched in the text.
     lines = {key: reader.line_of(key) for key in values}
     return FileSettings(path, directory, options, config, topics, lines)
 
@@ -207,12 +212,14 @@ def _settings(reader: _Reader, table: str, values: object) -> dict[str, str]:
     settings = {}
     for key, value in _flat(values).items():
         if type(value) is bool:
+            # Kafka writes true and false.
             settings[key] = str(value).lower()
         elif isinstance(value, int | float | str):
             settings[key] = str(value)
         else:
             raise reader.error(key, "a text, a number, true or false", value, table)
         try:
+            # Each setting alone, so that the error names its line.
             LogConfig.parse({key: settings[key]})
         except InvalidConfigError as error:
             raise reader.at(key, error, table) from error
@@ -242,6 +249,7 @@ def _topics(reader: _Reader, values: object) -> list[ConfiguredTopic]:
             check_topic_name(name)
         except InvalidNameError as error:
             raise reader.at(table_name, error) from error
+        # The rest of the table consists of settings.
         partitions = table.pop(_PARTITIONS, 1)
         if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
             expected = f"a number from 1 to {MAX_PARTITIONS}"

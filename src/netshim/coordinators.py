@@ -149,6 +149,7 @@ class TransactionService(ABC):
         adds: bool,
     ) -> bool:
         """Return whether verified() can be called now. Otherwise, call prepare() first."""
+        # A verification only reads state in memory. Adding partitions is a request.
         return self.is_loaded and not adds
 
     def prepare(
@@ -168,10 +169,12 @@ class TransactionService(ABC):
         """
 
         def add(is_loaded: bool) -> None:
+            # Clients retry after this error.
             if not is_loaded:
                 error = TransactionError.COORDINATOR_NOT_AVAILABLE
                 callback(dict.fromkeys(partitions, error))
                 return
+            # verified() checks each partition when it is written.
             if not adds:
                 callback({})
                 return
@@ -180,6 +183,8 @@ class TransactionService(ABC):
                 producer_id=producer[1],
                 producer_epoch=producer[2],
                 partitions=frozenset(partitions),
+                # Only producers of transaction version 2 let the broker add partitions
+                # (KIP-890).
                 client_version=2,
             )
             self.request(request, now_ms, added)

@@ -142,6 +142,7 @@ class HttpPages:
             ) from error
         from netshim.server_thread import ServerHandle
 
+        # Pages call the broker through this object, in the broker's event loop.
         handle = ServerHandle(server, loop)
         self._host = HttpHost()
         if self.metrics is not None:
@@ -153,10 +154,12 @@ class HttpPages:
         if self.control is not None:
             with bind("--control", self.control) as address:
                 control = ControlApi(handle, self._token(address[0]))
+                # Test programs of this machine need no certificate.
                 tls = None if address[0] in LOOPBACK else self.tls
                 url = self._host.add(address, application(control.routes()), tls)
             self.urls["control"] = url
             if self.control_token_file is None:
+                # A token from a file is a secret, so it is not printed.
                 self.urls["control"] += f" token {control.token}"
         if self.schema_registry is not None:
             from netshim.schemas.hosting import add_registry
@@ -170,6 +173,7 @@ class HttpPages:
             )
         if self.console is not None:
             self._add_console(handle, self._host, self.console)
+        # All ports are bound before the first page is served.
         self._host.start()
 
     def _add_console(self, handle: ServerHandle, host: HttpHost, text: str) -> None:
@@ -238,6 +242,7 @@ class HttpPages:
             return ""
         try:
             with open(self.control_token_file, encoding="ascii") as file:
+                # A limit, in case the option names a large file by mistake.
                 token = file.read(1_000).strip()
         except (OSError, ValueError) as error:
             raise InvalidConfigError(f"--control-token-file: {error}") from error
@@ -274,6 +279,7 @@ def health(address: str) -> None:
     """
     import http.client
 
+    # ":9090" has a separator without a host, which is refused.
     host, separator, port = address.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65_536 or (separator and not host):
         raise click.BadParameter(

@@ -70,6 +70,7 @@ def replay(
         raise click.UsageError("expected one of --to HOST:PORT and --list")
     if speed is not None and not 0 < speed < math.inf:
         raise click.BadParameter("expected a number above 0", param_hint="'--speed'")
+    # Imported here, because `netshim serve` needs neither module.
     from netshim.recording.traffic_file import RecordingError, TrafficFile
     from netshim.replay.replayer import TrafficReplayer
 
@@ -89,6 +90,7 @@ def replay(
                 report = replayer.run(traffic)
                 printer.finish(report, compares=compare)
                 is_different = report.total("differences") > 0
+            # After the last record, because only then the end is known.
             _report_end(traffic)
     except FileNotFoundError as error:
         raise RecordingError("there is no such file", path=file) from error
@@ -131,6 +133,7 @@ class _Printer:
             click.echo(to_json(fields))
             return
         for field in difference.fields:
+            # One change of a broker may differ in thousands of responses.
             key = (difference.api, difference.version, field)
             if key in self._printed_differences:
                 self._repeated += 1
@@ -204,6 +207,7 @@ class _Printer:
 def _print_frames(traffic: TrafficFile, form: str) -> None:
     from netshim.replay.frame_list import rows_of
 
+    # A buffered writer, because a recording may have millions of frames.
     with Lines() as out:
         for row in rows_of(traffic):
             if form == "ndjson":

@@ -8,8 +8,8 @@ Rules:
 - The broker has one listener, SASL_SSL, and enforces access control lists. The user
   `admin` may do everything; every other user may do what allow() allows.
 - client_config() creates a user that does not exist yet, with a random password.
-- Certificates are issued by an authority of the test run. No program outside of the
-  test trusts it.
+- Each broker has an authority of its own, which issues all certificates. No program
+  outside of the test trusts it.
 
 The fixture is in pytest_plugin.py. This module does not depend on pytest.
 """
@@ -40,6 +40,7 @@ from netshim.security.stored import SecurityStore
 from netshim.server_thread import ServerHandle
 from netshim.testing import Kafka, start
 
+#: Libraries whose settings client_config() returns.
 Client = Literal["confluent-kafka", "kafka-python", "aiokafka", "java"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
@@ -71,6 +72,7 @@ def start_secured(path: Path, **options: Any) -> SecuredKafka:
     options.setdefault("listeners", ["SASL_SSL://127.0.0.1:0"])
     options.setdefault(
         "tls",
+        # A client certificate is optional, because most tests log in with a password.
         TlsSettings(cert=str(cert_file), client_ca=str(ca_file), client="requested"),
     )
     options.setdefault(
@@ -126,6 +128,8 @@ class SecuredKafka(Kafka):
                 outcome.append(result)
                 finished.set()
 
+            # finish() runs in the broker's thread, after the broker has published the
+            # change.
             pending.then(finish)
 
         self.server.call(begin)
@@ -221,6 +225,7 @@ class SecuredKafka(Kafka):
             return {
                 "bootstrap.servers": self.bootstrap_servers,
                 "security.protocol": "SASL_SSL",
+                # The Java client reads PEM files since Kafka 2.7 (KIP-651).
                 "ssl.truststore.type": "PEM",
                 "ssl.truststore.location": str(self.ca_file),
                 "sasl.mechanism": mechanism,

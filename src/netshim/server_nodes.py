@@ -37,6 +37,7 @@ async def set_node_count(server: Server, count: int) -> None:
             expected="a broker alone",
             found="one of a cluster or of a shared directory",
         )
+    # A new number discards the former nodes with their chosen leaders.
     await server.forget_nodes()
     if count == 1:
         return
@@ -51,6 +52,7 @@ async def set_node_count(server: Server, count: int) -> None:
         try:
             listeners = await server.listen_on_all(target)
         except BaseException:
+            # The first node has the server's own ports, which remain open.
             for node in nodes[1:]:
                 await server.close_node(node)
             raise
@@ -71,6 +73,7 @@ async def stop_node(server: Server, node_id: int) -> None:
         raise InvalidConfigError("the last node that runs cannot stop", found=node_id)
     if node.is_running:
         before = _leaders(server)
+        # Before the ports are closed, so that Metadata no longer names the node.
         node.is_running = False
         await server.close_node(node)
         await _begin_epochs(server, before)
@@ -86,6 +89,7 @@ async def start_node(server: Server, node_id: int) -> None:
     node = nodes_of(server).node(node_id)
     if not node.is_running:
         before = _leaders(server)
+        # The ports are open before a client can read that the node leads again.
         await server.listen_on_all(node.listeners)
         node.is_running = True
         await _begin_epochs(server, before)
@@ -144,8 +148,10 @@ async def _begin_epochs(server: Server, before: Mapping[Key, int]) -> None:
         for topic, number in moved:
             with contextlib.suppress(TopicNotFoundError):  # a client deleted it
                 log = state.logdir.partition(topic, number)
+                # Clients ignore metadata with an older leader epoch (KIP-320).
                 log.begin_epoch(log.leader_epoch + 1)
 
+    # In a thread, because an epoch is written to the disk.
     await server.loop.run_in_executor(None, begin)
     # Requests that wait at the former leader are answered, so that their clients move.
     state.fetches.wake(moved, server.now_ms())

@@ -55,6 +55,7 @@ class Settings:
     prints.
     """
 
+    #: Kafka's auto.create.topics.enable.
     auto_create_topics: bool = attrs.field(
         default=True,
         metadata={
@@ -103,24 +104,30 @@ class Settings:
     replica_fetch_max_bytes: int = _setting(
         1 << 20, 1, doc="Maximum bytes of a partition in one fetch of a follower."
     )
+    #: Kafka's offsets.topic.num.partitions, whose default is 50.
     offsets_partitions: int = _setting(
         1, 1, 1_000, doc="Partitions of __consumer_offsets, when it is created."
     )
+    #: Kafka's transaction.state.log.num.partitions, whose default is 50.
     transactions_partitions: int = _setting(
         1, 1, 1_000, doc="Partitions of __transaction_state, when it is created."
     )
     transaction_max_timeout_ms: int = _setting(
         900_000, 1, doc="Longest timeout that transactions may request."
     )
+    #: Kafka's group.initial.rebalance.delay.ms, whose default is 3,000.
     rebalance_delay_ms: int = _setting(
         0, 0, doc="How long the first members of a group wait for others."
     )
+    #: Kafka's log.cleaner.backoff.ms.
     cleaner_backoff_ms: int = _setting(
         15_000, 0, doc="Interval of checks for compaction while it finds no work."
     )
+    #: Kafka's group.min.session.timeout.ms, whose default is 6,000.
     min_session_timeout_ms: int = _setting(
         100, 1, doc="Shortest session timeout that members of groups may request."
     )
+    #: Kafka's group.max.session.timeout.ms.
     max_session_timeout_ms: int = _setting(
         1_800_000, 1, doc="Longest session timeout that members of groups may request."
     )
@@ -163,20 +170,24 @@ class Settings:
         0,
         doc="Maximum number of fetch sessions; further clients list all their partitions in each fetch.",
     )
+    #: Kafka's socket.request.max.bytes.
     max_request_bytes: int = _setting(
         104_857_600, 1_024, doc="Largest request; a larger one closes its connection."
     )
+    #: Kafka has no such limit.
     max_request_entries: int = _setting(
         100_000,
         1_000,
         doc="Maximum number of partitions, topics and names in a request; one with more closes its connection.",
     )
+    #: Similar to Kafka's queued.max.request.bytes (KIP-72).
     max_buffered_bytes: int = _setting(
         256 << 20,
         1 << 20,
         1 << 40,
         doc="Maximum bytes of unfinished requests of all connections; above it, the broker stops reading.",
     )
+    #: Kafka has no such limit.
     max_remembered_bytes: int = _setting(
         128 << 20,
         1 << 20,
@@ -186,14 +197,17 @@ class Settings:
     max_connections: int = _setting(
         1_024, 1, doc="Maximum number of connections; more are refused."
     )
+    #: Kafka's max.connections.per.ip.
     max_connections_per_address: int = _setting(
         1_024, 1, doc="Maximum number of connections from one address."
     )
+    #: Kafka reads one request of a connection at a time.
     max_pipelined_requests: int = _setting(
         64,
         1,
         doc="Maximum number of requests of a connection that wait for their responses.",
     )
+    #: Similar to Kafka's queued.max.requests.
     max_requests_in_work: int = _setting(
         500,
         1,
@@ -209,6 +223,7 @@ class Settings:
         10,
         doc="Close a connection after this time if its request is below 1 KiB a second, or if it reads no response.",
     )
+    #: Kafka's connections.max.idle.ms.
     idle_timeout_ms: int = _setting(
         600_000, 10, doc="Close a connection after this time without requests."
     )
