@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 Buffer = wire.Buffer
 #: The result of a frame; see Connection.
 Reply = list[Buffer] | PendingResponse | None
+#: Limits of AlterUserScramCredentials. A salted password has the size of its hash: 32
+#: or 64 bytes.
 _MAX_SALTED_BYTES: Final = 64
 _MAX_NAME_CHARS: Final = 1_024
 _MAX_SALT_BYTES: Final = 1_024
@@ -261,10 +263,12 @@ class SaslAuthentication:
         if self._first is not None and self._first[0] != principal:
             self._log_failure("another user than before", step.user, self._mechanism)
             raise CloseConnection("another user than at the first authentication")
+        # Both must remain the same when the client authenticates again.
         self._first = principal, self._mechanism
         self._stage = _Stage.DONE
         self._exchange = None
         session = self._session
+        # From here on, requests have the rights of this user.
         session.principal = principal
         # Only a client without authentication has this limit. Otherwise it could make
         # the broker reserve memory for a large frame.
@@ -273,6 +277,7 @@ class SaslAuthentication:
         self._expires_ms = None
         if lifetime_ms:
             self._expires_ms = now_ms + lifetime_ms
+        # The object is no longer needed, because the authentication cannot expire.
         elif not self._state.security.reauthenticates:
             session.authentication = None
         return respond(step, now_ms)
@@ -283,6 +288,7 @@ class SaslAuthentication:
         # exists.
         if step.is_broker:
             return 0
+        # KIP-368: the shorter one of the broker's limit and of the lifetime of a token.
         max_ms = self._state.security.connections_max_reauth_ms
         limits = []
         if max_ms:
@@ -304,6 +310,7 @@ class SaslAuthentication:
 
         def send(finished_ms: int) -> None:
             if self._stage is _Stage.BARE:
+                # Without a header, the protocol has no form for an error.
                 pending.set(CloseConnection("authentication failed"))
                 return
             self._session.is_closing = True
@@ -433,11 +440,13 @@ def alter_user_scram_credentials(
     ]
     for name, number, change in accepted:
         mechanism = mechanisms.get(number)
+        # A user without a valid change has an entry, too, and therefore a result.
         of_user = changes.setdefault(name, {})
         error = _error_of(name, mechanism, change)
         if error is None and mechanism in of_user:
             error = codes.DUPLICATE_RESOURCE, "the same mechanism is named twice"
         if error is not None:
+            # The first error refuses all changes of the user.
             errors.setdefault(name, error)
             continue
         assert mechanism is not None

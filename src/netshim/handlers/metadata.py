@@ -100,6 +100,7 @@ def metadata(
             pending,
         )
 
+    # In a thread, because each topic needs several syncs.
     state.submit(lambda: _create_topics(missing, state, call), finish)
     return pending
 
@@ -199,6 +200,7 @@ def _create_topics(names: list[str], state: BrokerState, call: Call) -> dict[str
             if is_new:
                 state.journal.log_change(call, name, "created by a Metadata request")
         except LogcoreError as error:
+            # The other topics are created nevertheless.
             failures[name] = code_of(error)
     return failures
 
@@ -306,6 +308,7 @@ def _topic_metadata(
         replicas = state.topology.partition(name, number)
         partitions.append(
             partition_type(
+                # Clients retry after LEADER_NOT_AVAILABLE.
                 error_code=_leader_code(replicas.leader),
                 partition_index=number,
                 leader_id=replicas.leader,
@@ -421,6 +424,7 @@ def _describe_topic_partitions(
         if cursor is not None and name == cursor.topic_name:
             # The page continues within this topic.
             first = cursor.partition_index
+        # The partitions are those of Metadata. The replicas of KIP-966 are added below.
         described = yield from _topic_metadata(name, _NO_OPTIONS, state, chunk_counter)
         partitions = [
             partition
@@ -463,6 +467,7 @@ def _describe_topic_partitions(
                     ],
                 )
             )
+        # May become negative, which also ends the page.
         remaining -= len(partitions)
         if next_cursor is not None:
             break
@@ -481,6 +486,7 @@ _NO_OPTIONS: Final = _NoOptions()
 def describe_log_dirs(
     request: DescribeLogDirsRequest, call: Call, state: BrokerState
 ) -> PendingResponse:
+    # In a thread, because the sizes of files and of the disk are read.
     return state.in_background(lambda: _log_dirs(request, state))
 
 
@@ -489,6 +495,7 @@ def _log_dirs(
 ) -> DescribeLogDirsResponse:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
     requested = {name: state.logs.numbers_of(name) for name in state.logdir.topics()}
+    # null requests all topics.
     if request.topics is not None:
         requested = {topic.topic: tuple(topic.partitions) for topic in request.topics}
     dir_type = response_type.LogDir

@@ -77,6 +77,7 @@ def _when_visible(
     """
     unsynced = []
     chunk_counter = ChunkCounter()
+    # A partition may be named twice.
     for name, number in dict.fromkeys(requested):
         if chunk_counter.is_over():
             yield
@@ -124,12 +125,14 @@ def _list_offsets(
             )
         )
 
+    # Step 1: wait until the records that were appended before are visible.
     if not is_visible:
         pending = yield from _when_visible(
             requested, lambda: list_again(knows_transactions=False), state
         )
         if pending is not None:
             return pending
+    # Step 2: read transactions, from which the last stable offset follows.
     if request.isolation_level == 1 and not knows_transactions:
         pending = when_transactions_are_known(
             requested, lambda: list_again(knows_transactions=True), state
@@ -181,6 +184,7 @@ def _list_offsets(
         if result.offset < 0:
             result.leader_epoch = -1
 
+    # Step 3: create a result for each partition, and collect the work.
     seen: set[tuple[str, int]] = set()
     duplicates: set[tuple[str, int]] = set()
     for topic in request.topics:
@@ -270,6 +274,7 @@ def _offset_for_leader_epoch(
         result: OffsetForLeaderEpochResponse.Topic.Partition,
         log: Log,
     ) -> None:
+        # The end of the largest epoch that is not above the requested one (KIP-320).
         result.leader_epoch, result.end_offset = log.end_of_epoch(
             requested.leader_epoch
         )

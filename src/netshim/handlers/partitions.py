@@ -123,8 +123,8 @@ def when_transactions_are_known(
         for log in logs:
             # handle() reports the error for its partition.
             with contextlib.suppress(LogcoreError):
-                # Reads the batches up to the end of the log, and stores what it finds
-                # in memory.
+                # Reads the batches up to the end of the log. The log keeps the open
+                # transactions in memory.
                 _ = log.last_stable_offset
 
     state.submit(read_transactions, lambda _: resolve_with(handle, pending))

@@ -163,6 +163,7 @@ def _produce_in_order(
     state: BrokerState,
     errors: TransactionErrors = _NO_ERRORS,
 ) -> ProduceResponse | PendingResponse | None:
+    # in_order() begins the requests of one partition in the order of their arrival.
     keys = [
         (topic.name, partition.index)
         for topic in request.topic_data
@@ -202,6 +203,7 @@ def _produce_single_partition(
     if (
         len(topics) != 1
         or len(topics[0].partition_data) != 1
+        # With acks=0, there is no response.
         or request.acks not in (1, -1)
     ):
         return None
@@ -239,6 +241,8 @@ def _produce_single_partition(
             refuse(result, code_of(error), message_of(error), call, state)
         pending.set(response)
 
+    # Without a deadline: outside a cluster, only the disk of this broker can delay the
+    # append.
     state.leadership.when_committed(key, log, end, synced)
     return pending
 
@@ -312,6 +316,7 @@ def refuse(
 ) -> None:
     result.error_code = code
     result.error_message = message
+    # The batch has no offset, or clients must not rely on it.
     result.base_offset = -1
     state.journal.log_refusal(call, "Produce", code, message)
 
@@ -356,6 +361,7 @@ def refuse_batch(
     refuse(result, _code_of_batch(error, records), message_of(error), call, state)
     if result.error_code in _HAS_LOG_START:
         result.log_start_offset = log.log_start_offset
+    # The records of the batch that are invalid (KIP-467).
     record_error = wire.PRODUCE.Response.Topic.Partition.RecordError
     refused = getattr(error, "record_errors", ())
     result.record_errors = [
@@ -390,6 +396,7 @@ class _MultiPartitionProduce:
         self.pending = PendingResponse()
         #: Partitions without a result, plus 1 until all of them are started.
         self._remaining = 1
+        #: Whether a partition was refused. With acks=0, this closes the connection.
         self._has_failed = False
 
     def run(self) -> Steps[ProduceResponse | PendingResponse | None]:
@@ -419,6 +426,7 @@ class _MultiPartitionProduce:
                         _copy_records(self.request)
                         are_copied = True
                     yield
+                # Before the start, because the partition may be finished at once.
                 self._remaining += 1
                 self.start(topic, requested, result)
         self.finish()
@@ -485,9 +493,12 @@ class _MultiPartitionProduce:
         followed = 0
         if state.refused_batches:
             followed = self.code_of_refused(topic.name, requested.index, records)
+            # Its predecessor was refused, so a producer that is unknown to the log must
+            # begin at 0.
             if followed and append is _append:
                 append = _append_from_0
         # Step 3: append, outside of the event loop if that may block.
+        # Without earlier work, the order is kept if the batch is appended here.
         if not state.work.is_busy(key) and not _may_wait(log, records):
             receipt = append(log, records)
             self.handle_outcome(topic.name, log, records, result, receipt, followed)
@@ -627,6 +638,7 @@ def _check_batch(
         refusal = _single_batch_error(records)
         if refusal is not None:
             return codes.INVALID_RECORD, refusal
+    # As in Kafka, the broker assigns the offsets.
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
     if (

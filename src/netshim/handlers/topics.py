@@ -242,6 +242,7 @@ def create_partitions(
                 result.error_message = "the topic is named twice in this request"
                 continue
             try:
+                # The limit concerns only partitions that are new.
                 current_count = len(state.logdir.partitions(topic.name))
                 total += max(0, topic.count - current_count)
                 excess = _excess(total, state)
@@ -271,6 +272,7 @@ def create_partitions(
                         f"expected {topic.count - current_count} assignments"
                     )
                 else:
+                    # The broker chooses the replicas.
                     placement = Placement()
                     if topic.assignments is not None:
                         brokers = [entry.broker_ids for entry in topic.assignments]
@@ -354,6 +356,7 @@ def delete_topics(
         elif not _refuse_twice(result, name_counts[result.name]):
             to_delete.append((result.name, result))
 
+    # Runs in a thread, because deletions rename directories and sync.
     def work() -> None:
         for name, result in to_delete:
             # Open transactions would remain open, and block read_committed readers
@@ -369,6 +372,8 @@ def delete_topics(
                 if state.is_shared:
                     state.logdir.delete_topic(name)
                 else:
+                    # Two phases: a crash between them leaves the topic in deletion, and
+                    # the next start completes it.
                     state.logdir.host.start_deletion(name)
                 state.journal.log_change(call, name, "deleted")
             except LogcoreError as error:

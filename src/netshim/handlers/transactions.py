@@ -509,6 +509,8 @@ def txn_offset_commit(
         return response(codes.INVALID_GROUP_ID)
 
     def commit() -> TxnOffsetCommitResponse | PendingResponse:
+        # The last of three steps: create the topic, add its partition, commit the
+        # offsets.
         steps = _commit_offsets(request, call, state, response(codes.NONE))
         return state.groups.run_in_steps(steps)
 
@@ -563,6 +565,7 @@ def _commit_offsets(
     """Commit offsets in a transaction. The last step checks the transaction and appends the
     commit, so that no marker comes between.
     """
+    # In chunks, because a commit may list 100,000 partitions.
     offsets, results = yield from offsets_in(
         request.topics, response.topics, call, state
     )
@@ -607,6 +610,7 @@ def write_txn_markers(
     request: WriteTxnMarkersRequest, call: Call, state: BrokerState
 ) -> WriteTxnMarkersResponse | PendingResponse:
     response_type = wire.WRITE_TXN_MARKERS.Response
+    # Step 1: create a result for each partition.
     marker_type = response_type.Marker
     results = []
     work = []
@@ -651,6 +655,7 @@ def write_txn_markers(
         if not remaining:
             pending.set(response)
 
+    # Step 2: append the markers. Each partition completes its own result.
     for marker, partition_results in work:
         effect = WriteMarkers(
             "",
@@ -664,6 +669,8 @@ def write_txn_markers(
             None,
             effect,
             call.now_ms,
+            # If an earlier marker has a higher epoch, the log refuses this one
+            # (CoordinatorFencedError).
             coordinator_epoch=marker.coordinator_epoch,
             on_marker=partial(count_down, partition_results),
         ).write()
@@ -739,6 +746,7 @@ def list_transactions(
     producer_ids = set(request.producer_id_filters)
 
     def is_selected(name: str, stored: StoredTransaction) -> bool:
+        # An empty filter selects all, as in Kafka.
         if states and stored.status.label not in states:
             return False
         if producer_ids and stored.producer_id not in producer_ids:
