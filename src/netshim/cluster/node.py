@@ -146,12 +146,15 @@ class ClusterNode:
         Raises:
             LogcoreError: one of them cannot be opened, or they do not belong together.
         """
+        # Step 1: open the registry, which has the id of the cluster.
         cluster_id = self.member.open()
+        # Step 2: claim the directory. One of another cluster or node is refused.
         real = self._fs.real_path(self._path)
         ensure_directory(self._fs, real)
         self._disk = claim_for_cluster(
             self._fs, real, cluster_id, self.member.settings.node_id
         )
+        # Step 3: open the directory. The view of the cluster places its topics.
         local = logcore.open_dir(
             self._path,
             create=True,
@@ -204,6 +207,7 @@ class ClusterNode:
                 on_failure=self._on_failure,
             ),
         )
+        # From here on, handlers use the cluster's leaders and topology.
         state.leadership = self._replicas
         state.topology = ClusterTopology(self.member, self.directory)
         state.logs.check_leader = self._replicas.check_leader
@@ -232,6 +236,7 @@ class ClusterNode:
             self._replicas.apply_view(view)
             self._peers.apply_view(view)
 
+        # Views arrive in a thread of the member.
         self._call_in_loop(apply_view)
 
     def leave(self) -> None:

@@ -31,6 +31,7 @@ from logcore.registry import paths
 from logcore.registry.paths import BROKERS, element_name, pack_json, unpack_json
 from logcore.replication.state import LiveBroker
 
+#: Parents of the nodes in the table above.
 EPOCHS: Final = "/brokers/epochs"
 CHANGES: Final = "/brokers/changes"
 DELETIONS: Final = "/admin/delete_topics"
@@ -53,11 +54,13 @@ Change = tuple[str, int]
 class BrokerNode:
     """A registered broker."""
 
+    #: Increases with each registration, so that an earlier run of the broker is fenced.
     epoch: int
     disk: str
     host: str
     port: int
     rack: str | None = None
+    #: Whether the broker is shutting down, and hands over its partitions.
     is_leaving: bool = False
     was_clean: bool = False
     #: The host and port of each listener by its name. `host` and `port` are those for

@@ -84,8 +84,10 @@ _NO_ROLE: Final[_RoleInEpoch] = (Role.NONE, -1, -1, None)
 class _CommitWait:
     """An append that waits for the high watermark."""
 
+    #: The offset after the append.
     end: int
     callback: WhenCommitted
+    #: The deadline of the request. None without one.
     timer: int | None
 
 
@@ -97,8 +99,11 @@ class _LedPartition:
     #: The path of the state.
     path: str
     log: Log
+    #: Replaced by each change; see logcore.replication.leading.
     leader_state: LeaderState
+    #: Appends with acks=all, in the order of their offsets.
     commit_waits: list[_CommitWait] = attrs.field(factory=list)
+    #: Whether a change of the ISR is being written. There is one at a time.
     is_proposing: bool = False
     #: The high watermark in the last response to each follower.
     sent_high_watermarks: dict[int, int] = attrs.field(factory=dict)
@@ -119,6 +124,7 @@ class _PlacementStep:
     """A topic for _place_topics(), with the partitions that this broker gets or loses."""
 
     topic: TopicOfCluster
+    #: The partitions of which this broker gets or keeps replicas.
     assigned: frozenset[int]
     #: The partitions that it loses, including all of a former topic with this name.
     unassigned: frozenset[int]
@@ -170,7 +176,8 @@ class ClusterReplicas(Leadership):
         self._led_partitions: dict[Key, _LedPartition] = {}
         #: Copies the followed partitions, by the broker that leads them.
         self._fetchers: dict[int, LeaderFetcher] = {}
-        #: The topics with replicas in the local directory.
+        #: The topics for which the local directory was changed last. A topic of which
+        #: this broker has no replica has an empty set of numbers.
         self._local_topics: dict[str, _LocalTopic] = {}
         #: The topics whose replicas may differ from the view.
         self._topics_to_place: set[str] = set()
@@ -196,14 +203,17 @@ class ClusterReplicas(Leadership):
         previous = self._view
         self._view = view
         self._live = view.live
+        # Step 1: report missing topics and deleted ones.
         missing = previous.topics.keys() - view.topics.keys() - view.damaged_topics
         deleted = self._deleted_topics()
         self._report_strays(missing - deleted)
         if deleted - self._reported:
             self._roles.on_deleted(deleted - self._reported)
         self._reported = deleted
+        # Step 2: compare the roles. A missing state ends the role.
         for key in [*self._current_roles.keys() - view.states.keys()]:
             self._evaluate(key)
+        # Step 3: find the replicas to create or remove.
         changed = {
             name
             for name, topic in view.topics.items()
@@ -215,6 +225,7 @@ class ClusterReplicas(Leadership):
             replicas = stored.state.replicas
             if key in previous.damaged or previous.replicas_of(key) != replicas:
                 self._topics_to_place.add(key[0])
+        # Step 4: apply changed settings to the led partitions.
         for key, led in self._led_partitions.items():
             topic = view.topics.get(key[0])
             if topic is not None and key[0] in changed:
@@ -358,6 +369,8 @@ class ClusterReplicas(Leadership):
         self.version += 1
         if led.report_timer is not None:
             self._state.timers.cancel(led.report_timer)
+        # The clients of these appends retry with the next leader. The records may be
+        # committed nevertheless.
         error = NotLeaderError("another broker leads this partition now")
         for wait in led.commit_waits:
             if wait.timer is not None:
@@ -444,6 +457,7 @@ class ClusterReplicas(Leadership):
         """Propose to remove followers that are too slow."""
         if self._is_closed:
             return
+        # Without a registration, the broker cannot change states.
         if self._member.epoch is not None:
             for led in list(self._led_partitions.values()):
                 self._update(
@@ -472,6 +486,7 @@ class ClusterReplicas(Leadership):
             last_epoch=last_epoch(log),
             high_watermark=log.high_watermark,
         )
+        # One thread for each leader copies all partitions that the broker leads.
         fetcher = self._fetchers.get(leader)
         if fetcher is None:
             fetcher = self._fetchers[leader] = LeaderFetcher(
@@ -507,6 +522,8 @@ class ClusterReplicas(Leadership):
         self._topics_to_place = waiting
         if not steps and not deleted:
             return
+        # One change of the directory at a time. _finish_placement() starts the next
+        # one.
         self._is_placing = True
         for name, step in steps.items():
             # A removal that has begun is completed, also if the next view assigns the
@@ -698,6 +715,8 @@ class ClusterReplicas(Leadership):
             return
         self.appends += 1
         self._read_end(led)
+        # The leader counts as a replica that has the record only when its own disk has
+        # it.
         if self._waits_for_disk:
             self._state.syncs.when_durable(log, end, partial(self._synced, led))
         self._state.fetches.wake_followers(key, now_ms)
@@ -772,6 +791,8 @@ class ClusterReplicas(Leadership):
         leader_state = led.leader_state
         log_start = log.log_start_offset
         if log_start != leader_state.log_start:
+            # DeleteRecords and retention raise the start. Followers get the new one
+            # with their records.
             leader_state = leader_state._replace(log_start=log_start)
         leader_state, refusal = leading.fetched(
             leader_state,
@@ -781,6 +802,7 @@ class ClusterReplicas(Leadership):
             self._state.now_ms,
         )
         if refusal is None and self._member.epoch is not None:
+            # A follower that has caught up joins the in-sync replicas.
             leader_state = leading.expand_isr(leader_state, fetch, self._live)
         self._update(led, leader_state)
         return refusal

@@ -84,6 +84,8 @@ class Shards(Generic[_Shard]):
         topic, number = key
         if topic != self._topic:
             return
+        # A new coordinator for each leadership, because the records may have changed
+        # since the last one.
         shard = self._shards[number] = self._create(number)
 
         def load(now_ms: int) -> None:
@@ -177,6 +179,8 @@ class GroupShards(GroupService):
         group_ids: Iterable[str] = (),
     ) -> _T | PendingResponse:
         self._state.advance_clock(now_ms)
+        # Refused as a whole, because clients send only groups of one coordinator in a
+        # request.
         for group_id in group_ids:
             shard = self._find(group_id)
             if isinstance(shard, GroupError):
@@ -195,7 +199,7 @@ class GroupShards(GroupService):
 
     def step(self, group_id: str, step: GroupStep) -> None:
         shard = self._find(group_id)
-        assert isinstance(shard, BrokerGroups), "when_known() has refused the request"
+        assert isinstance(shard, BrokerGroups), "when_groups_loaded() refuses others"
         shard.step(group_id, step)
 
     def join(self, request: Join, done: Callback) -> None:
@@ -230,6 +234,7 @@ class GroupShards(GroupService):
         return shard.get(group_id)
 
     def all(self) -> list[Group]:
+        # In Kafka, too, ListGroups returns only the groups of its broker.
         return [group for shard in self.shards.loaded() for group in shard.all()]
 
     def create_topic(self) -> None:

@@ -73,7 +73,9 @@ _ERRORS: Final = {
 class _MarkersOf:
     """The markers of one transaction for one broker."""
 
+    #: The transaction, with its producer and its outcome.
     effect: WriteMarkers
+    #: The leader epoch of the coordinator's partition.
     coordinator_epoch: int
     partitions: frozenset[Partition]
 
@@ -200,6 +202,8 @@ class TransactionPeers:
         callback: Callable[[dict[Partition, int] | LogcoreError], None],
     ) -> None:
         """Send the markers of a transaction, and call callback() with codes by partition."""
+        # One queue and one thread for each broker, so that a slow broker delays only
+        # its own markers.
         queue = self._markers.get(broker)
         if queue is None:
             queue = self._markers[broker] = PeerQueue(
@@ -332,7 +336,9 @@ class _Preparation:
     partitions: frozenset[Partition]
     adds: bool
     callback: Callable[[TransactionErrors], None]
+    #: The coordinator was asked, and has not answered yet.
     is_requesting: bool = False
+    #: The coordinator's answer. Partitions without an error are verified.
     errors: TransactionErrors = attrs.field(factory=dict)
     #: Partitions with a marker after the request, whose response may be older.
     changed: set[Partition] = attrs.field(factory=set)
@@ -482,9 +488,12 @@ class TransactionShards(TransactionService):
         while waiting and not waiting[0].is_requesting:
             preparation = waiting[0]
             unknown = self._unverified(preparation.producer, preparation.partitions)
+            # A partition whose marker came in between is requested again. Errors end
+            # the attempt.
             if unknown and not preparation.errors:
                 self._request_errors(preparation, unknown)
                 continue
+            # Removed before the callback, which may prepare the next request.
             waiting.popleft()
             guarded(preparation.callback, preparation.errors)
         if not waiting:
@@ -496,6 +505,8 @@ class TransactionShards(TransactionService):
         producer = preparation.producer
         preparation.is_requesting = True
         preparation.changed.clear()
+        # finish() may be called before this function returns. The loop of
+        # _prepare_next() then continues.
         has_returned = False
 
         def finish(errors: TransactionErrors | LogcoreError) -> None:
@@ -509,6 +520,7 @@ class TransactionShards(TransactionService):
             if has_returned:
                 self._prepare_next(producer[1])
 
+        # The partition that stores the transaction. Its leader is the coordinator.
         home = TRANSACTIONS_TOPIC, self.shards.partition_of(producer[0])
         coordinator = self.peers.leader_of(home)
         if coordinator == self.peers.own_node_id:
@@ -541,6 +553,8 @@ class TransactionShards(TransactionService):
     def marker_follows(self, producer_id: int, partition: Partition) -> None:
         producers = self._verified.get(partition)
         if producers is not None:
+            # The next batch of the producer belongs to another transaction, and is
+            # verified again.
             producers.pop(producer_id, None)
             if not producers:
                 del self._verified[partition]
