@@ -229,6 +229,7 @@ class Broker:
         ):
             reply = self._fast_path.handle(session, frame, now_ms, self.counts)
             if reply is not None:
+                # Produce and Fetch have keys below 256, so the second byte is the key.
                 self.last_api = wire.APIS[frame[1]].name
                 self.request_count += 1
                 return reply
@@ -279,6 +280,7 @@ class Broker:
                 f"{api.name} of {entries} entries, while many large requests are in progress already"
             )
         if self._nodes is not None:
+            # Fault rules wrap the nodes: a request that a rule answers reaches no node.
             handler = partial(self._nodes.handle, handler)
         if self.faults is not None:
             handler = partial(self.faults.handle, handler)
@@ -296,6 +298,7 @@ class Broker:
         security = self.state.security
         session_fetch = None
         if api is wire.FETCH and (request.session_id or request.session_epoch != -1):
+            # An error of the session is returned without a call of the handler.
             session_fetch = self._begin_fetch(request, call)
         try:
             if isinstance(session_fetch, int):
@@ -525,6 +528,7 @@ class Broker:
             response = error
         _log.error("%s v%d failed", api.name, version, exc_info=response)
         failed = api.Response()
+        # Other APIs have errors in their lists, which are empty here.
         if hasattr(failed, "error_code"):
             failed.error_code = codes.UNKNOWN_SERVER_ERROR
         return wire.encode_response(api, version, correlation_id, failed)
@@ -553,9 +557,11 @@ class Broker:
         Do not call handle() afterwards.
         """
         if self.faults is not None:
+            # First, so that delayed requests are served before the coordinators stop.
             self.faults.end()
         self.state.lifecycle.is_stopping = True
         self.state.fetches.wake(self.state.fetches.awaited_keys(), now_ms)
         self.state.groups.stop(now_ms)
         self.state.transactions.stop(now_ms)
+        # Last, because the steps above may have started further requests.
         self.state.step_runner.finish()

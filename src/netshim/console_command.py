@@ -82,6 +82,7 @@ def console(
     if not os.path.isdir(directory):
         raise LogNotFoundError("there is no such directory", path=directory)
     try:
+        # Imported here, because the extra `console` may be missing.
         from netshim.console.access import StoredSecurity
         from netshim.console.changes import DirectoryChanges
         from netshim.console.directory import DirectoryView
@@ -90,10 +91,12 @@ def console(
         from netshim.http.host import HttpHost, bind
     except ImportError as error:
         raise missing_packages(error) from error
+    # The option would have no effect, which may be a mistake.
     if tls_cert is None and tls_key is not None:
         raise click.UsageError("--tls-key needs --tls-cert")
     tls = None if tls_cert is None else TlsSettings(cert=tls_cert, key=tls_key)
     security = ConsoleSecurity(tls=tls, login=login, acls=acls, super_users=super_users)
+    # Without a broker, the users are read from the registry in the directory.
     read_snapshot = StoredSecurity(directory)
     view = DirectoryView(
         directory,
@@ -102,15 +105,18 @@ def console(
     )
     if write:
         view.changes = DirectoryChanges(directory, view.config)
+    # IPv6 addresses need brackets before a port.
     url_host = f"[{listen}]" if ":" in listen else listen
     host = HttpHost()
     with bind("--port", f"{url_host}:{port}") as address:
         url = add_console(host, address, view, tls)
     stopping = threading.Event()
+    # The main thread waits for a signal. The pages run in the thread of the host.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     host.start()
     print(f"netshim: console of {directory} at {url}", flush=True)
+    # Warnings about settings that are probably not meant.
     snapshot = read_snapshot()
     if view.access.needs_login and not snapshot.users:
         click.echo(

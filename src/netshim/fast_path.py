@@ -75,6 +75,7 @@ class FastPath:
 
         `counts` counts the requests that are answered here.
         """
+        # None for all other APIs, versions and forms.
         request = kernel.read_request(frame)
         if request is None:
             return None
@@ -123,6 +124,7 @@ class FastPath:
         session_fetch = state.fetch_sessions.follower_fetch(
             request, self.context_of(request), state.fetches.changes, state.now_ms
         )
+        # Several partitions may have changed, or the topic of the partition is unknown.
         if session_fetch is None or session_fetch.partition.log_key is None:
             return None
         key = session_fetch.partition.log_key
@@ -164,8 +166,11 @@ class FastPath:
             return None
         writer = log.host.writer
         try:
+            # Validates the batch and appends it from the frame, without a copy.
             offset = writer.append_request(request, frame)
         except LogcoreError as error:
+            # A failed write may have stored a part of the batch, so the general path
+            # must not append it again.
             result = _result_of(request, -1)
             call = _call_of(request, session, now_ms)
             refuse(result, code_of(error), message_of(error), call, self._state)
@@ -184,6 +189,7 @@ class FastPath:
             return None
         end = offset + request.record_count
         log_start = writer.state.log_start
+        # -1, because the log keeps the timestamps of the producer.
         response = request.respond(offset, -1, log_start)
         leadership.appended(key, log, end, now_ms)
         if (
@@ -204,6 +210,7 @@ class FastPath:
             counter,
         )
         waiting.pending.held_bytes = len(frame)
+        # As in the general path, the batch may be committed after the deadline.
         deadline_ms = now_ms + max(0, request.timeout_ms)
         leadership.when_committed(key, log, end, waiting.committed, deadline_ms)
         return waiting.pending
@@ -213,6 +220,7 @@ class FastPath:
         # A batch after a refused batch of its producer may have to be refused too.
         if self._state.refused_batches:
             return False
+        # min.insync.replicas concerns only acks=all.
         if request.acks == -1:
             try:
                 self._state.leadership.check_in_sync(key)
@@ -571,6 +579,7 @@ class _WaitingFetch:
         self._counter = counter
         self._fast = fast
         self._request = request
+        #: None if the request has no session.
         self._session_fetch = session_fetch
         self._key = key
         self._session = session
@@ -582,6 +591,7 @@ class _WaitingFetch:
     def park(self, state: BrokerState) -> PendingResponse:
         """Start to wait for an append or the deadline."""
         self._state = state
+        # Two events end the wait: the deadline and an append.
         self._timer = state.timers.at(self._deadline_ms, self._read_again)
         self._keys = [self._key]
         self._waiting: Waiters = state.fetches
@@ -590,6 +600,8 @@ class _WaitingFetch:
             self._keys = [ANY_PARTITION]
             self._waiting = state.fetches.of_followers
         self._waiting.add(self._keys, self._read_again)
+        # Otherwise, a client that disconnects would leave its waiter until the
+        # deadline.
         self._pending.when_cancelled(self._forget)
         return self._pending
 
@@ -639,6 +651,7 @@ class _WaitingFetch:
         except Exception:  # without a response, the client would wait
             _log.exception("the fast path of a waiting fetch failed")
             response = None
+        # There is still no record for this request.
         if response == []:
             return
         self._forget()
@@ -651,6 +664,7 @@ class _WaitingFetch:
         if session_fetch is not None:
             session_fetch.undo()
         remaining_ms = max(0, self._deadline_ms - now_ms)
+        # The position of max_wait_ms in the frame.
         at = self._request.wait_position
         frame = self._frame
         self._fast.handle_in_general(

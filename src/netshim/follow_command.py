@@ -13,6 +13,7 @@ from logcore.cli.shipping import Reporter, client_option, until_end_option
 from logcore.cli.terminal import Lines, size_text
 from netshim.follow import Follower, Source, promote
 
+#: The log directory of the copies.
 _DIRECTORY: Final = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False)
 )
@@ -78,11 +79,13 @@ def follow(
     it runs. `netshim promote` makes them writable.
     """
     with contextlib.ExitStack() as stack:
+        # Closed in the reverse order: the connections first, and then the directory.
         logdir = stack.enter_context(logcore.open_dir(directory, create=True))
         cluster = stack.enter_context(Source(source, dict(map(setting, clients))))
         follower = Follower(
             logdir, cluster, topics=topics, with_internal=internal, **choices
         )
+        # Prints the metrics once a second, as text or as JSON lines.
         reporter = Reporter(stack.enter_context(Lines()), as_json, _line)
         reporter.run(follower, until_end=until_end)
 
@@ -108,6 +111,7 @@ def promote_command(
     with contextlib.ExitStack() as stack:
         logdir = stack.enter_context(logcore.open_dir(directory))
         cluster = None
+        # Without --from, only --anyway can promote.
         if source is not None:
             settings = dict(map(setting, clients))
             cluster = stack.enter_context(Source(source, settings))

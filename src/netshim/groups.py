@@ -76,6 +76,7 @@ def group_rules(
     """
     optional: dict[str, Any] = {}
     if group_settings is not None:
+        # Rules has a default for a broker without stored settings.
         optional["own_settings"] = group_settings.of
     # At most a third of the session, so that setting a short session is sufficient.
     interval_ms = min(
@@ -168,6 +169,7 @@ class _JoinedCallback:
         self._callback = callback
         #: Number of callbacks that were not called yet, including the final one.
         self._remaining = 1
+        #: The first error so far.
         self._error: GroupError | None = None
 
     def add_callback(self) -> GroupOutcome:
@@ -206,6 +208,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             state.remembered,
         )
         state.remembered.size_functions.append(self._coordinator.held_bytes)
+        #: Returns the unique part of a member id.
         self._new_id = new_id
 
     # -- effects
@@ -216,6 +219,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 assert callable(waiter), waiter
                 guarded(waiter, result)
             case AppendRecords(group, records):
+                # The coordinator continues with the group when the record is durable.
                 callback = partial(self._on_stored, effect)
                 self._offsets.append(
                     group.group_id,
@@ -229,6 +233,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 self._state.timers.set((group_id, timeout), at_ms, timer)
             case CancelTimer(group_id, timeout):
                 self._state.timers.cancel((group_id, timeout))
+            # The remaining effects are events for the log.
             case event:
                 report(event, self._state.journal, self._state.now_ms)
 
@@ -273,6 +278,8 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         return []
 
     def _begin(self, effects: list[Effect]) -> list[Effect]:
+        # Members get a full session timeout, because they could not reach the broker
+        # before.
         return self._coordinator.begin_sessions(self._state.now_ms)
 
     def _expire(self, trusted_ms: int) -> list[Effect]:
@@ -351,6 +358,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
             # One deletion for each group: callback() is called after the last of them.
             waiting = _JoinedCallback(callback)
             self._act(self._coordinator.forget_topics(names, waiting.add_callback))
+            # The final callback, for the case of no deletion.
             waiting.count_down(None)
 
         self.load(now_ms, forget)
@@ -366,6 +374,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         """Drop all groups and end this coordinator."""
         self.unload()
         self._stop_expiry()
+        # The memory of this coordinator no longer counts for the limit of the broker.
         self._state.remembered.size_functions.remove(self._coordinator.held_bytes)
 
     def stop(self, now_ms: int) -> None:

@@ -148,6 +148,7 @@ class SoleLeadership(Leadership):
         self._fetches.appended(*key, log, end, now_ms)
 
     def is_committed(self, log: Log, end: int) -> bool:
+        # Without replicas, only the durability policy decides.
         return not log.durability.waits or log.durable_end_offset >= end
 
     def when_committed(

@@ -27,6 +27,7 @@ import attrs
 from logcore.errors import InvalidConfigError
 from netshim.security import sasl
 
+#: Kafka's names of the security protocols.
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 #: Values of TlsSettings.client.
 CLIENT_CERTIFICATES: Final = {
@@ -34,6 +35,7 @@ CLIENT_CERTIFICATES: Final = {
     "requested": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
+#: The name, the host (an IPv6 address in brackets) and the port.
 _LISTENER: Final = re.compile(r"([A-Za-z0-9_]+)://(\[[^\]]*\]|[^\[\]:]*):(\d{1,5})")
 #: More messages in each direction than any handshake has.
 _MAX_FLIGHTS: Final = 6
@@ -48,6 +50,7 @@ class Listener:
     name: str
     host: str
     port: int
+    #: One of PROTOCOLS.
     protocol: str
     #: (host, port) for clients. Without one, each gets the address that it has used.
     advertised: tuple[str, int] | None = None
@@ -70,6 +73,8 @@ class Listener:
     @property
     def is_local(self) -> bool:
         """Whether only programs of this machine can connect."""
+        # A name is not resolved, because its address may change. Only this name is
+        # known to be local.
         if self.host == "localhost":
             return True
         try:
@@ -145,6 +150,8 @@ class TlsSettings:
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Renegotiation costs the server more than the client. Compression reveals
+        # secrets (CRIME).
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         self.load_into(context)
         context.verify_mode = CLIENT_CERTIFICATES[self.client]
@@ -202,6 +209,7 @@ def client_certificate_of(
     Raises:
         ssl.SSLError: one side refuses the other.
     """
+    # No socket is needed: each side reads the bytes that the other side has written.
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     accepted = server.wrap_bio(to_server, to_client, server_side=True)
     waiting = [accepted, client.wrap_bio(to_client, to_server, server_hostname=host)]
@@ -240,6 +248,7 @@ def check_exposure(
                 "or --insecure if this is meant",
                 found=listener.protocol,
             )
+        # SCRAM and certificates do not send the secret itself.
         secret = [
             mechanism
             for mechanism in mechanisms

@@ -45,6 +45,7 @@ class LoopHost(ABC, Generic[EffectT]):
         self._effects: deque[EffectT] = deque()
         #: Effects are being executed. A nested call of _act() only queues its effects.
         self._is_acting = False
+        #: The coordinator contains all stored records. Until then, requests wait.
         self._is_loaded = False
         #: Waiting callers of load(). None unless the records are being read.
         self._loading: list[Callable[[bool], None]] | None = None
@@ -113,7 +114,8 @@ class LoopHost(ABC, Generic[EffectT]):
         waiting = self._loading or []
         self._loading = None
         if isinstance(result, NotLeaderError):
-            pass  # another broker leads the partition now
+            # Another broker leads the partition now, which is no failure.
+            pass
         elif isinstance(result, Exception):
             _log.error(
                 "%s cannot be read, so nothing that it stores can be served: %s",

@@ -48,12 +48,14 @@ def kafka_factory(
     def start(path: Any = None, **options: Any) -> Kafka:
         broker = testing.start(
             tmp_path_factory.mktemp("kafka") if path is None else path,
+            # Options of the call have priority over kafka_options.
             **{**kafka_options, **options},
         )
         running.append(broker)
         return broker
 
     yield start
+    # In the reverse order, because a later broker may depend on an earlier one.
     for broker in reversed(running):
         broker.stop()
 
@@ -94,6 +96,7 @@ def kafka_clean(
 
     It is rolled back to that state after each test.
     """
+    # Fixtures of the module have prepared their topics by now.
     if "first" not in _kafka_module_snapshots:
         _kafka_module_snapshots["first"] = kafka_module.snapshot()
     yield kafka_module

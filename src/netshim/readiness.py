@@ -35,6 +35,7 @@ class Readiness:
         self._fd = ready_fd
         if ready_fd is not None:
             try:
+                # An empty write checks the descriptor, and sends nothing to the parent.
                 os.write(ready_fd, b"")
             except OSError as error:
                 raise InvalidConfigError(
@@ -56,6 +57,7 @@ class Readiness:
         )
         #: Interval of the messages to the watchdog, 0 without one.
         self._ping_s = int(text) / 2e6 if is_watched else 0.0
+        #: The next message to the watchdog. None before ready() and after stopping().
         self._pinging: asyncio.TimerHandle | None = None
 
     def ready(self) -> None:
@@ -91,5 +93,6 @@ class Readiness:
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
         ):
+            # A full socket of systemd must not hold the event loop.
             sock.setblocking(False)
             sock.sendto(text.encode(), self._address)

@@ -36,6 +36,7 @@ LIVE: Final = frozenset(
         "idle_timeout_ms",
     )
 )
+#: The key of the level of the log, which is not a setting of the broker.
 LOG_LEVEL: Final = "log_level"
 
 
@@ -47,6 +48,7 @@ class FileChanges:
     settings: Mapping[str, Any]
     #: The new level of the log, or None if it is the same.
     log_level: str | None
+    #: Topics to create. A topic that is missing in the new file is not deleted.
     topics: Sequence[ConfiguredTopic]
     #: Keys that take effect at the next start.
     need_restart: Sequence[str]
@@ -66,6 +68,7 @@ def changes_of(
     live = {}
     need_restart = []
     for key in sorted({*before.options, *after.options}):
+        # An option that the file no longer contains gets its default.
         default = defaults.get(key)
         new = after.options.get(key, default)
         if key in fixed or new == before.options.get(key, default):

@@ -120,7 +120,7 @@ class _Printer:
 
     def __init__(self, form: str) -> None:
         self._is_json = form == "ndjson"
-        #: Number of different differences.
+        #: Number of differences that do not repeat a printed one.
         self._printed = 0
         #: Number of differences that repeat the fields and values of another one.
         self._repeated = 0

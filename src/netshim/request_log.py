@@ -110,6 +110,7 @@ class Journal:
         """
         if not _log.isEnabledFor(level):
             return
+        # Kinds contain addresses of clients, so their number has a limit.
         if kind not in self._periods and len(self._periods) >= _KINDS:
             kind = "others"
         until_ms, count, _, _ = self._periods.get(
@@ -167,12 +168,14 @@ class Journal:
         """Write the number of suppressed lines of each kind whose period is over."""
         for kind in [
             kind
+            # A copy, because other threads log at the same time.
             for kind, (until_ms, *_) in [*self._periods.items()]
             if now_ms >= until_ms
         ]:
             self._log_summary(kind)
 
     def _log_summary(self, kind: str) -> None:
+        # A thread may have removed the kind since it was listed.
         _, count, max_lines, level = self._periods.pop(kind, (0, 0, 0, 0))
         if count > max_lines:
             _log.log(

@@ -153,6 +153,8 @@ class DirectorySnapshot:
                 for name, state in files.items():
                     source = os.path.join(root, folder, name)
                     earlier_ns = state.mtime_ns - _SNAPSHOT_AGE_NS
+                    # Both files get the earlier time, so that an unchanged file is
+                    # recognized.
                     os.utime(source, ns=(earlier_ns, earlier_ns))
                     files[name] = attrs.evolve(state, mtime_ns=earlier_ns)
                     target = self._path(index, folder, name)
@@ -178,6 +180,7 @@ class DirectorySnapshot:
         changed: set[Key] = set()
         for index, root in enumerate(self.roots):
             current = _read_folders(root)
+            # Folders that were created after the snapshot, such as those of new topics.
             for folder in current.keys() - self._folders[index].keys():
                 shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
             for folder, target in self._folders[index].items():
@@ -207,10 +210,14 @@ class DirectorySnapshot:
         for name in names:
             target = os.path.join(root, folder, name)
             if name in current_files:
+                # Never changed in place, because a hard link may be a part of the
+                # snapshot.
                 os.unlink(target)
             if name in saved:
                 copy = self._path(index, folder, name)
                 _copy(copy, target, may_link=os.stat(copy).st_nlink > 1)
+                # The restored file is a new one. The next restore() compares it with
+                # this inode.
                 saved[name] = attrs.evolve(saved[name], inode=os.stat(target).st_ino)
         return names
 
@@ -224,6 +231,7 @@ class DirectorySnapshot:
 def _read_folders(root: str) -> dict[str, dict[str, _FileState]]:
     """Return the folders below a root, relative to it, with the states of their files."""
     folders: dict[str, dict[str, _FileState]] = {}
+    # Relative paths of folders to read. The first is the root itself.
     waiting = [""]
     if not os.path.isdir(root):
         waiting = []
@@ -249,6 +257,7 @@ def _complete_segments(names: Iterable[str]) -> set[str]:
         for name in names
         if name.endswith(".log") and base_offset_of(name) is not None
     ]
+    # Names of segments have 20 digits, so sorted names are sorted offsets.
     return set(sorted(segments)[:-1])
 
 

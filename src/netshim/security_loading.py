@@ -57,6 +57,7 @@ class SecurityLoader:
         is_needed = security.settings.enforces_acls or self._uses_sasl
         if not is_needed and not self._has_quotas():
             return None
+        # Opened late, because most brokers have neither users nor quotas.
         if not security.has_store:
             self._prepare()
             security.store()
@@ -68,7 +69,9 @@ class SecurityLoader:
         if not self._uses_sasl:
             return
         if not security.snapshot.users and any(
-            mechanism != OAUTHBEARER for mechanism in security.mechanisms
+            # Bearer tokens need no stored users.
+            mechanism != OAUTHBEARER
+            for mechanism in security.mechanisms
         ):
             _log.warning(
                 "no user exists, so no client can log in; create one: %s", user_command
@@ -93,9 +96,11 @@ class SecurityLoader:
                     snapshot,
                 )
 
+        # A read or a change is in progress, and publishes its result.
         if state.work.is_busy(SECURITY):
             return
         if security.has_store:
             state.work.submit(SECURITY, lambda: security.refresh(now_ms), finish)
+        # Without an open store, there is no watch that would report the first entry.
         elif now_ms - self._checked_ms >= _FIRST_CHECK_MS:
             state.work.submit(SECURITY, lambda: self.read(now_ms), finish)

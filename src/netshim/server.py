@@ -199,11 +199,15 @@ class Server:
         self.listeners = parsed_listeners
         self.tls_settings = tls
         self._security_settings = security
+        #: The principal of a client that has not logged in.
         self.default_principal = ANONYMOUS
         self.settings = attrs.evolve(settings or Settings(), **options)
+        #: Whether other processes may write to the directory.
         self._shared = shared
         self._cluster_settings = cluster
+        #: The broker's part in its cluster. None without a cluster, and before start().
         self._cluster: ClusterNode | None = None
+        #: The listener that other brokers of the cluster use.
         self._brokers: BrokerListener | None = None
         if cluster is not None:
             self._brokers = self._listener_of_brokers(cluster, security)
@@ -224,9 +228,12 @@ class Server:
         self.is_replacing = False
         #: Number of submitted calls whose results were not delivered yet.
         self._outstanding = 0
+        #: Made by snapshot(). stop() deletes their files.
         self._snapshots: list[DirectorySnapshot] = []
-        #: Set if a log of a cluster's broker has failed: the server must be stopped.
+        #: Set if the broker cannot continue, so that the server must be stopped: a log has
+        #: failed in a cluster, or a snapshot could not be restored.
         self.failed = asyncio.Event()
+        #: The reason why `failed` is set.
         self.failure: logcore.LogcoreError | None = None
         self._durability = Durability.parse(durability)
         # In a shared directory, all processes must use the same policy, so it is not

@@ -39,6 +39,7 @@ class ServerHandle:
         self, server: Server, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self.server = server
+        #: None until the loop runs. In a ServerThread, the new thread sets it.
         self._loop = loop
 
     def post(self, function: Callable[[], None]) -> None:
@@ -76,6 +77,8 @@ class ServerHandle:
         self.post(run)
         while True:
             try:
+                # Checked periodically, because a loop that has ended never runs the
+                # function.
                 return future.result(_ALIVE_S)
             except TimeoutError:
                 if future.done():
@@ -144,9 +147,11 @@ class ServerThread(ServerHandle):
         super().__init__(Server(path, **options))
         #: The server of the schema registry, and its URL.
         self._registry: tuple[HttpHost, str] | None = None
+        #: Held during the start of the registry, so that two threads do not start two.
         self._registry_lock = threading.Lock()
         #: Set when the broker listens, or when it could not start.
         self._started = threading.Event()
+        #: Whether the broker has listened. stop() raises the failure otherwise.
         self._is_serving = False
         #: Why the broker has ended. stop() raises it.
         self._failure: BaseException | None = None

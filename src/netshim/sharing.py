@@ -123,6 +123,8 @@ class SharedDirectoryGroups(GroupService):
         pending = PendingResponse()
 
         def finish(result: Any) -> None:
+            # Other exceptions are errors of the program, and reach the client as
+            # UNKNOWN_SERVER_ERROR.
             if isinstance(result, LogcoreError | OSError):
                 # An InvalidNodeError is the fault of the client.
                 if not isinstance(result, InvalidNodeError):
@@ -155,6 +157,7 @@ class SharedDirectoryGroups(GroupService):
             groups = logdir.host.coordinators.groups(logdir)
             assert isinstance(groups, SharedGroups), "the directory is shared"
             groups.rules = group_rules(self._state.settings)
+            # Called in the worker thread. The lines are written in the broker's thread.
             groups.on_event = self._reports.append
             self._groups = groups
         return self._groups
@@ -189,6 +192,7 @@ class SharedDirectoryGroups(GroupService):
             groups is None
             or self._is_polling
             or self._state.is_stopping
+            # Without members of this broker, no client waits for another process.
             or not groups.has_members
         ):
             return
@@ -238,6 +242,8 @@ class SharedDirectoryGroups(GroupService):
             return
         pending = PendingResult()
         self._open().request(group_id, request, pending)
+        # The request may be complete already. _deliver_results() checks it after the
+        # handler.
         self._pending_requests.append(_PendingRequest(pending, done))
 
     def step(self, group_id: str, step: GroupStep) -> None:
@@ -276,6 +282,8 @@ class SharedDirectoryGroups(GroupService):
         requests = self._pending_requests[:]
         del self._pending_requests[: len(requests)]
         for request in requests:
+            # Clients look up the coordinator again, and join through another process or
+            # the next broker.
             guarded(request.deliver, GroupError.NOT_COORDINATOR)
 
 
@@ -286,6 +294,8 @@ class SharedDirectoryTransactions(TransactionService):
         self._state = state
         #: Created by the first request.
         self._coordinator: TransactionCoordinator | None = None
+        #: Whether the stored transactions were read once. Later changes are read by
+        #: each request.
         self._is_loaded = False
 
     def _open(self) -> TransactionCoordinator:

@@ -39,6 +39,7 @@ class OffsetsTopic:
 
     def __init__(self, state: BrokerState, only: int | None = None) -> None:
         """Initialize the topic, or its partition `only`."""
+        #: Also used by the coordinator, which loads the records.
         self.topic = InternalTopic(
             state,
             OFFSETS_TOPIC,
@@ -60,6 +61,7 @@ class OffsetsTopic:
             LogcoreError: a log could not be opened or read.
         """
         groups = stored_groups(self.topic.logs())
+        # A newer version may have written them.
         if groups.skipped_count:
             _log.warning(
                 "%s: %d records are not understood and left as they are",
@@ -82,9 +84,12 @@ class OffsetsTopic:
         call callback(error). `producer` contains the id and the epoch of the producer whose
         transaction contains the records.
         """
+        # Key, value, no headers, and the timestamp.
         rows = [(key, value, (), now_ms) for key, value in records]
 
         def write(log: Log) -> Receipt:
+            # A commit outside of a transaction. The records of one commit are stored
+            # together or not at all.
             if producer is None:
                 return append_atomically(log.host.writer, rows, durability="os")
             return append_to_transaction(
@@ -94,6 +99,7 @@ class OffsetsTopic:
         def stored(error: Exception | None) -> None:
             callback(None if error is None else _error_of(group_id, error))
 
+        # Approximate. It decides whether the append may block.
         size_bytes = sum(len(key) + len(value or b"") + 32 for key, value in records)
         self.topic.append(
             group_id,

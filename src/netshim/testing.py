@@ -105,6 +105,7 @@ class VirtualFiles(FaultFS):
 
     def __init__(self) -> None:
         super().__init__()
+        #: The test's thread changes this number, and the broker's threads read it.
         self._skipped_ms = 0
 
     def skip(self, skipped_ms: int) -> None:
@@ -537,6 +538,7 @@ class Kafka:
                     f"{'any number of' if members is None else members} members "
                     f"within {timeout:g} s, found {state_and_members[0]} with {state_and_members[1]}"
                 )
+            # Groups report no changes, so this wait polls.
             time.sleep(_POLL_S)
 
     def _group(self, full_name: str) -> tuple[str, int]:
@@ -784,6 +786,7 @@ class TrafficRecording(Closeable):
 
         with contextlib.suppress(RuntimeError):  # the broker has stopped
             self._server.call(end)
+        # In the thread of the test, because it waits for the disk.
         self._recorder.close()
         if self._recorder.failure is not None:
             raise self._recorder.failure

@@ -57,7 +57,7 @@ class Throttle:
         self._state = state
         self._bounds = state.security.quotas
         self._user = call.session.principal.removeprefix("User:")
-        #: The throttle_time_ms of the response.
+        #: The throttle_time_ms of the response: the longest delay of the exceeded quotas.
         self._delay_ms = 0
         #: Topics of the request whose change is refused.
         self._refused: list[Any] = []
@@ -90,6 +90,7 @@ class Throttle:
 
     def count_time(self, used_ns: int) -> None:
         """Count the processor time of the handler."""
+        # The quota is a percentage of one thread's time, so that a second counts 100.
         self._record(quotas.REQUEST, used_ns * 100 / 1e9)
 
     def complete(self, response: Any) -> Any:

@@ -63,6 +63,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
             f"regular expressions need google-re2: {install_command('regex')}"
         ) from None
     options = re2.Options()
+    # Otherwise, RE2 writes each invalid expression of a client to stderr.
     options.log_errors = False
     options.max_mem = _MAX_BYTES
     try:

@@ -1,7 +1,7 @@
 """The brokers of a cluster and the replicas of partitions, as clients see them.
 
-SoleTopology describes a broker without a cluster. The brokers of a cluster use
-cluster/view.py.
+SoleTopology describes a broker without a cluster. For the brokers of a cluster, see
+cluster/topology.py.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class PartitionReplicas:
     #: The eligible leader replicas of KIP-966, which may be elected although they are
     #: not in sync.
     elr: list[int] = attrs.field(factory=list)
+    #: Replicas whose broker is not registered. Always empty without a cluster.
     offline: list[int] = attrs.field(factory=list)
 
 

@@ -116,10 +116,12 @@ class TransactionHost(LoopHost[Effect], TransactionService):
             ),
             EXPIRY_CHECK_MS,
         )
+        #: Replaced when a record could not be stored, see _restart().
         self._coordinator = self._new()
         state.remembered.size_functions.append(self.held_bytes)
         #: begin() was called.
         self._has_begun = False
+        #: Another broker coordinates the transactions of this partition.
         self._is_closed = False
         #: A power loss may have left transactions open. In a cluster, another replica
         #: has their records.
@@ -139,6 +141,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
 
     def _act(self, effects: Iterable[Effect]) -> None:
         super()._act(effects)
+        # A call of _act() that is in progress executes the effects, and then restarts.
         if self._is_acting or self._state.is_stopping or self._is_closed:
             return
         if self._coordinator.is_over:
@@ -156,6 +159,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
                 marked = partial(self._on_marked, effect)
                 self._write_markers(self._coordinator, effect, marked)
             case AbortOrphan(producer_id, epoch, partitions):
+                # The transactional id of an orphan is unknown.
                 markers = WriteMarkers("", producer_id, epoch, False, partitions)
                 Markers(state, None, markers, state.now_ms).write()
             case AllocateProducerId():
@@ -204,7 +208,13 @@ class TransactionHost(LoopHost[Effect], TransactionService):
             )
 
         self._topic.append(
-            name, len(key) + len(value or b"") + 32, write, now_ms, finish
+            # The size of the record is approximate. It decides whether the append may
+            # block.
+            name,
+            len(key) + len(value or b"") + 32,
+            write,
+            now_ms,
+            finish,
         )
 
     def _write_markers(
@@ -223,6 +233,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     def _on_producer_id(
         self, coordinator: TransactionMachine, effect: AllocateProducerId, result: Any
     ) -> None:
+        # None refuses the request. The client retries.
         producer_id = result if isinstance(result, int) else None
         self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
 
@@ -245,6 +256,7 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     def begin(self, now_ms: int) -> None:
         if not self._has_begun:
             self._has_begun = True
+            # Without the topic, there was never a transaction.
             if self._topic.exists:
                 self.load(now_ms, lambda _: None)
 
@@ -287,6 +299,8 @@ class TransactionHost(LoopHost[Effect], TransactionService):
     ) -> T | TransactionError:
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
+        # write() runs in the same iteration of the event loop, so no marker comes
+        # between.
         error = self._coordinator.verify(*producer, partition)
         return write() if error is None else error
 
@@ -326,7 +340,7 @@ def add_or_verify(
     *,
     adds: bool,
 ) -> None:
-    """Ask the coordinator of this broker whether a producer may write to partitions.
+    """Check with the coordinator of this broker whether a producer may write to partitions.
 
     With `adds`, the partitions are added to its transaction, all or none. Otherwise, each
     one is verified.
@@ -334,6 +348,7 @@ def add_or_verify(
     errors: dict[Partition, TransactionError] = {}
     groups = [frozenset(partitions)]
     if not adds:
+        # Verified one by one, because each partition has its own result.
         groups = [frozenset({partition}) for partition in partitions]
     remaining = len(groups)
 
@@ -393,6 +408,7 @@ class Markers:
 
     def _begin_partitions(self) -> Steps[None]:
         chunk_counter = ChunkCounter()
+        # Sorted, so that a simulation of the same requests repeats exactly.
         for partition in sorted(self._effect.partitions):
             if chunk_counter.is_over():
                 yield
@@ -426,12 +442,14 @@ class Markers:
     def _append_or_queue(self, partition: Partition) -> None:
         """Append the marker after the earlier appends of the partition."""
         state = self._state
+        # The successor writes the markers of all unfinished transactions again.
         if self._coordinator is not None and self._coordinator.is_over:
             return
         topic, number = partition
         state.transactions.marker_follows(self._effect.producer_id, partition)
         try:
             log = state.logs.log(topic, number)
+            # A marker needs as many in-sync replicas as a record with acks=all.
             state.leadership.check_in_sync(partition)
         except LogcoreError as error:
             self._finish_partition(partition, error)
@@ -486,6 +504,7 @@ class Markers:
         end = result.last_offset + 1
         leadership = self._state.leadership
         leadership.appended(partition, log, end, self._now_ms)
+        # The transaction may end only when all its markers are safe.
         leadership.when_safe(
             partition, log, end, partial(self._finish_partition, partition)
         )
@@ -503,6 +522,7 @@ class Markers:
                 *partition,
                 error,
             )
+            # The coordinator retries these markers after a delay.
             self._failed.add(partition)
         self._unfinished.discard(partition)
         if not self._unfinished and self._callback is not None:
