@@ -454,7 +454,7 @@ class Connection:
                 break
             self._start = stop
             if self.recorder is not None:
-                self.recorder.request(frame, is_first=not self._slots)
+                self.recorder.request(frame, is_only_pending=not self._slots)
             reply = handle(frame, now_ms)
             if reply is None:
                 continue

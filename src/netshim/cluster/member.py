@@ -203,7 +203,7 @@ class ClusterMember:
         """Register the broker, read the first view, and start the thread.
 
         Raises:
-            NodeExistsError: another broker has this number.
+            NodeExistsError: another broker has this node id.
             InvalidConfigError: another broker has a copy of this directory.
             RegistryError: the registry does not answer.
         """

@@ -104,7 +104,7 @@ class AdvertisedNodes:
         """Return a node.
 
         Raises:
-            InvalidConfigError: no node has this number.
+            InvalidConfigError: no node has this id.
         """
         node = self.all.get(node_id)
         if node is None:

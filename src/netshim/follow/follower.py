@@ -196,8 +196,7 @@ class Follower:
         copied. `after_step` is called after each step.
 
         Raises:
-            LogcoreError: all partitions have stopped. With `until_end`, also if some
-                have.
+            LogcoreError: all partitions have stopped. With `until_end`, one is enough.
         """
         ends: dict[Partition, int] | None = None
         while True:

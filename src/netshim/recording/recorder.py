@@ -173,8 +173,8 @@ class TrafficRecorder:
     ) -> None:
         """Append a record to the block. The caller holds the lock."""
         block = self._block
-        is_first = not block
-        before = len(block)
+        is_first_of_block = not block
+        bytes_before = len(block)
         size = 0
         for buffer in buffers:
             size += len(buffer)
@@ -182,12 +182,12 @@ class TrafficRecorder:
         block += RECORD_HEADER.pack(size, kind, flags, connection, time_ns)
         for buffer in buffers:
             block += buffer
-        self._pending_bytes += len(block) - before
+        self._pending_bytes += len(block) - bytes_before
         if len(block) >= _BLOCK_BYTES:
             self._full.append(block)
             self._block = bytearray()
             self._changed.notify()
-        elif is_first:
+        elif is_first_of_block:
             self._changed.notify()
 
     def close(self) -> None:
@@ -285,15 +285,15 @@ class ConnectionRecorder:
         #: Whether the next response is a token without a header.
         self._expects_token = False
 
-    def request(self, frame: memoryview, *, is_first: bool) -> None:
+    def request(self, frame: memoryview, *, is_only_pending: bool) -> None:
         """Record a request, without its size, before it is handled.
 
-        `is_first` is whether all earlier requests of the connection were answered.
+        `is_only_pending` is whether all earlier requests of the connection were answered.
         """
         if not self._recorder.is_recording:
             return
         if not self._is_active:
-            if not is_first:
+            if not is_only_pending:
                 return
             self._is_active = True
         authentication = self._session.authentication

@@ -43,8 +43,8 @@ _CONFIG_APIS: Final = frozenset(
 _SECRET_SETTINGS: Final = (b"password", b"secret", b"sasl.jaas.config", b"keystore.key")
 #: API key, version, correlation id and the size of the client id.
 _REQUEST_HEADER_BYTES: Final = 10
-#: Size, correlation id, and the error code at the beginning of the body, which follows
-#: one byte of tagged fields in flexible versions.
+#: Size, correlation id, one byte of tagged fields in flexible versions, and the error
+#: code, with which the body begins.
 _RESPONSE_HEADER_BYTES: Final = 11
 
 

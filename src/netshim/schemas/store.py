@@ -221,9 +221,10 @@ def find_registered(
     if number is None:
         return None
     matches = [
-        user
-        for user in state.uses(number)
-        if user.subject == subject and (include_deleted or not user.is_deleted)
+        candidate
+        for candidate in state.uses(number)
+        if candidate.subject == subject
+        and (include_deleted or not candidate.is_deleted)
     ]
     return matches[-1] if matches else None
 
@@ -295,11 +296,11 @@ def register(state: SchemaState, subject: str, requested: RequestedSchema) -> De
 
 def _check_unused(state: SchemaState, versions: Sequence[SchemaVersion]) -> None:
     for version in versions:
-        for user in state.users(version.subject, version.version):
+        for referrer in state.users(version.subject, version.version):
             raise SchemaRegistryError(
                 42206,
                 f"Version {version.version} of {version.subject} is referenced by "
-                f"{user.subject} version {user.version}",
+                f"{referrer.subject} version {referrer.version}",
             )
 
 

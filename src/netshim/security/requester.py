@@ -18,7 +18,8 @@ from netshim.security.acls import (
     ResourceType,
 )
 
-#: The authorized operations in a response to a request without that option (KIP-430).
+#: The authorized operations in a response if the request did not ask for them
+#: (KIP-430).
 NOT_REQUESTED: Final = -(2**31)
 
 

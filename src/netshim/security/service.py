@@ -81,7 +81,7 @@ class SecuritySettings:
 
 
 class Security:
-    """The settings, and the stored users, rules and quotas, of the broker's thread."""
+    """The settings, and the stored users, rules and quotas that are in effect."""
 
     def __init__(
         self,

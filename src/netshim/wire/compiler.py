@@ -359,10 +359,10 @@ class Decoder(_Compiler):
                 self.add(
                     f"raise Malformed('a tagged field is cut off', f'{{{end} - pos}} bytes', size - pos)"
                 )
-            word = "if"
+            keyword = "if"
             for field in tagged:
                 self.source.path.append(field.name)
-                with self.block(f"{word} {tag} == {field.tag}:"):
+                with self.block(f"{keyword} {tag} == {field.tag}:"):
                     self.field(field, f"{value}.{field.name}")
                     self.flush()
                     # Otherwise, the remaining bytes would be ignored.
@@ -370,7 +370,7 @@ class Decoder(_Compiler):
                         self.add(
                             f"raise Malformed('a tagged field differs from its declared size', {end}, pos)"
                         )
-                word = "elif"
+                keyword = "elif"
                 self.source.path.pop()
             # An unknown tag is skipped, because newer peers may send it.
             self.add(f"pos = {end}")

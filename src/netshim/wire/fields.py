@@ -198,14 +198,14 @@ def make_class(schema: Struct, qualname: str) -> type[Any]:
             if field.struct.cls is object:
                 make_class(field.struct, f"{qualname}.{field.struct.name}")
             inner[field.struct.name] = field.struct.cls
-        fresh = None
+        fresh_code = None
         default = repr(field.default)
         if field.default is ...:
             if field.is_array:
-                fresh = "[]"
+                fresh_code = "[]"
             elif field.tag is None:
-                fresh = f"C{slot}()"
-            if fresh:
+                fresh_code = f"C{slot}()"
+            if fresh_code:
                 default = "FRESH"
             else:
                 default = f"D{slot}"
@@ -213,8 +213,8 @@ def make_class(schema: Struct, qualname: str) -> type[Any]:
                 namespace[f"C{slot}"] = field.struct.cls
                 namespace[f"D{slot}"] = field.struct.shared_default
         parameters.append(f"{field.name}={default}")
-        if fresh:
-            value = f"{fresh} if {field.name} is FRESH else {field.name}"
+        if fresh_code:
+            value = f"{fresh_code} if {field.name} is FRESH else {field.name}"
         else:
             value = field.name
         body.append(f"    self.{field.name} = {value}\n")
