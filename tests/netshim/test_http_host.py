@@ -1,4 +1,4 @@
-"""The thread of the HTTP ports leaves no connection when it ends."""
+"""The thread of the HTTP ports leaves no connection open when it ends."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def endless(_: Any) -> StreamingResponse:
 def test_stop_closes_responses_and_connections_that_have_just_been_accepted(
     monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, count: int
 ) -> None:
-    """uvicorn leaves these responses and connections open, and the garbage collector
-    closed their sockets.
+    """uvicorn alone leaves them open, so that only the garbage collector would close
+    their sockets.
     """
     found: list[Any] = []
     gc.collect()

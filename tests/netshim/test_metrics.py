@@ -193,7 +193,7 @@ def test_held_loop_is_not_healthy(
 
 
 def test_scrape_does_not_wait_for_a_held_loop(broker: CountedBroker) -> None:
-    """The page waits for the broker's thread in the HTTP thread, so others are served."""
+    """Other pages are served while a page waits for the broker's thread."""
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -44,14 +44,14 @@ def errors() -> Iterator[Errors]:
     """
     found = Errors()
     loggers = [logging.getLogger(name) for name in ("netshim", "logcore")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.addHandler(found)
-        each.setLevel(logging.ERROR)
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(found)
+        logger.setLevel(logging.ERROR)
     yield found
-    for each, level in zip(loggers, levels, strict=True):
-        each.removeHandler(found)
-        each.setLevel(level)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.removeHandler(found)
+        logger.setLevel(level)
 
 
 def run_simulation(
@@ -105,20 +105,20 @@ def test_variants_change_bytes_and_values_of_frames() -> None:
     variants = Variants(frame, [frame], random.Random(3))
     made = {variants.draw() for _ in range(200)}
     decoded = []
-    for each in made:
+    for variant in made:
         try:
             decoded.append(
                 wire.decode_request(
-                    wire.decode_header(memoryview(each)), memoryview(each)
+                    wire.decode_header(memoryview(variant)), memoryview(variant)
                 )
             )
         except wire.ProtocolError:
             continue
     assert 50 < len(decoded) < len(made)
     assert {
-        len(each.topics or ())
-        for each in decoded
-        if isinstance(each, wire.METADATA.Request)
+        len(request.topics or ())
+        for request in decoded
+        if isinstance(request, wire.METADATA.Request)
     } > {0, 1, 30}
     assert variants.draw() != frame
 

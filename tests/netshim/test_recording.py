@@ -495,8 +495,8 @@ def test_repeated_correlation_id_hides_no_token(tmp_path: Path) -> None:
     tap = recorder.connection(ClientSession("", 0, "peer"), 1)
     metadata = b"\0\x03\0\x09\0\0\0\x05\0\0\0"
     login = b"\0\x24\0\x02\0\0\0\x05\0\0\0token"
-    tap.request(memoryview(metadata), is_first=True)
-    tap.request(memoryview(login), is_first=False)
+    tap.request(memoryview(metadata), is_only_pending=True)
+    tap.request(memoryview(login), is_only_pending=False)
     tap.response([b"\0\0\0\x0d\0\0\0\x05\0\0\0", b"names"])
     tap.response([b"\0\0\0\x0d\0\0\0\x05\0\0\0", b"token"])
     tap.response([b"\0\0\0\x0d\0\0\0\x06\0\0\0", b"later"])

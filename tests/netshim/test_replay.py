@@ -510,19 +510,25 @@ def test_ids_of_members_and_generations_are_replaced() -> None:
     ids = IdMapping()
     shape = wire.JOIN_GROUP.response.schema
     kind = wire.JOIN_GROUP.Response
-    mine = kind(
+    recorded_response = kind(
         generation_id=7, leader="a-1", member_id="a-1",
         members=[kind.Member(member_id="a-1"), kind.Member(member_id="b-1")],
     )  # fmt: skip
-    other = kind(
+    replayed_response = kind(
         generation_id=1, leader="a-9", member_id="a-9",
         members=[kind.Member(member_id="a-9"), kind.Member(member_id="b-9")],
     )  # fmt: skip
-    assert differences(wire.JOIN_GROUP, 5, mine, other, ids) == []
-    ids.record_ids(shape, mine, other)
-    assert differences(wire.JOIN_GROUP, 5, mine, other, ids) == []
-    other.leader = "b-9"
-    (found,) = differences(wire.JOIN_GROUP, 5, mine, other, ids)
+    assert (
+        differences(wire.JOIN_GROUP, 5, recorded_response, replayed_response, ids) == []
+    )
+    ids.record_ids(shape, recorded_response, replayed_response)
+    assert (
+        differences(wire.JOIN_GROUP, 5, recorded_response, replayed_response, ids) == []
+    )
+    replayed_response.leader = "b-9"
+    (found,) = differences(
+        wire.JOIN_GROUP, 5, recorded_response, replayed_response, ids
+    )
     assert (found.path, found.recorded, found.replayed) == ("leader", "a-1", "b-9")
     request = wire.SYNC_GROUP.Request
     assignments = [
@@ -550,9 +556,14 @@ def test_ids_of_topics_are_replaced_by_the_names_of_topics() -> None:
             topics=[kind.Topic(name=name, topic_id=data * 16) for name, data in topics]
         )
 
-    mine, other = answer(("a", b"1"), ("b", b"2")), answer(("b", b"8"), ("a", b"9"))
-    assert differences(wire.METADATA, 12, mine, other, ids) == []
-    ids.record_ids(wire.METADATA.response.schema, mine, other)
+    recorded_response, replayed_response = (
+        answer(("a", b"1"), ("b", b"2")),
+        answer(("b", b"8"), ("a", b"9")),
+    )
+    assert (
+        differences(wire.METADATA, 12, recorded_response, replayed_response, ids) == []
+    )
+    ids.record_ids(wire.METADATA.response.schema, recorded_response, replayed_response)
     request = wire.FETCH.Request
     topics = [
         request.Topic(
@@ -567,7 +578,9 @@ def test_ids_of_topics_are_replaced_by_the_names_of_topics() -> None:
     swapped = answer(("a", b"8"), ("b", b"9"))
     paths = [
         difference.path
-        for difference in differences(wire.METADATA, 12, mine, swapped, ids)
+        for difference in differences(
+            wire.METADATA, 12, recorded_response, swapped, ids
+        )
     ]
     assert len(paths) == 2 or "topics[a].topic_id" in paths
 
@@ -629,9 +642,15 @@ def test_fetch_may_return_more_but_not_less() -> None:
     two = recordbatch.encode([(None, b"2")], now_ms=1, base_offset=1)
     changed = recordbatch.encode([(None, b"X")], now_ms=1, base_offset=1)
 
-    def compare(mine: Any, other: Any) -> tuple[bool, list[str]]:
-        found = differences(wire.FETCH, 11, mine, other, IdMapping())
-        return should_retry(wire.FETCH, mine, other), [each.path for each in found]
+    def compare(
+        recorded_response: Any, replayed_response: Any
+    ) -> tuple[bool, list[str]]:
+        found = differences(
+            wire.FETCH, 11, recorded_response, replayed_response, IdMapping()
+        )
+        return should_retry(wire.FETCH, recorded_response, replayed_response), [
+            each.path for each in found
+        ]
 
     place = "responses[t].partitions[0]"
     assert compare(fetched(first), fetched(first + two)) == (False, [])
@@ -655,8 +674,10 @@ def test_broker_that_was_ready_earlier_is_not_a_difference() -> None:
     unready = kind(error_code=codes.NOT_COORDINATOR)
     ready, refused = kind(), kind(error_code=codes.UNKNOWN_MEMBER_ID)
 
-    def paths(mine: Any, other: Any) -> list[str]:
-        found = differences(wire.HEARTBEAT, 3, mine, other, IdMapping())
+    def paths(recorded_response: Any, replayed_response: Any) -> list[str]:
+        found = differences(
+            wire.HEARTBEAT, 3, recorded_response, replayed_response, IdMapping()
+        )
         return [each.path for each in found]
 
     assert paths(unready, ready) == [] and paths(unready, unready) == []
@@ -665,10 +686,17 @@ def test_broker_that_was_ready_earlier_is_not_a_difference() -> None:
     assert not should_retry(wire.HEARTBEAT, unready, unready)
     assert not should_retry(wire.HEARTBEAT, ready, refused)
     moving = kind(error_code=codes.REBALANCE_IN_PROGRESS)
-    for mine, other in ((ready, moving), (moving, ready)):
-        assert paths(mine, other) == ["error_code"]
+    for recorded_response, replayed_response in ((ready, moving), (moving, ready)):
+        assert paths(recorded_response, replayed_response) == ["error_code"]
         ids = IdMapping()
-        assert not differences(wire.HEARTBEAT, 3, mine, other, ids, is_concurrent=True)
+        assert not differences(
+            wire.HEARTBEAT,
+            3,
+            recorded_response,
+            replayed_response,
+            ids,
+            is_concurrent=True,
+        )
     assert differences(wire.HEARTBEAT, 3, moving, refused, ids, is_concurrent=True)
 
 
@@ -685,8 +713,10 @@ def test_machine_specific_values_are_not_compared() -> None:
             topics=[kind.Topic(name="t", partitions=[partition])],
         )
 
-    def paths(other: Any) -> list[str]:
-        found = differences(wire.METADATA, 9, answer(1, 9092), other, IdMapping())
+    def paths(replayed_response: Any) -> list[str]:
+        found = differences(
+            wire.METADATA, 9, answer(1, 9092), replayed_response, IdMapping()
+        )
         return [each.path for each in found]
 
     assert paths(answer(5, 12_345, leader_epoch=9)) == []

@@ -328,8 +328,8 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
 
 
 def aiokafka_schemas() -> dict[tuple[Message, int], Any]:
-    """Yield aiokafka's hand-written schemas of old, not flexible versions that are
-    served.
+    """Return aiokafka's hand-written schemas of the served versions that are not
+    flexible.
     """
     api = pytest.importorskip("aiokafka.protocol.api")
     for module in (

@@ -54,8 +54,8 @@ def test_schema_is_found_by_id_guid_and_text(registry: RegistryClient) -> None:
     assert registry.get("/subjects/a/versions/latest/schema") == RECORD
     version = registry.get("/subjects/a/versions/latest")
     assert version == {"subject": "a", "version": 1, **found}
-    looked = registry.call("POST", "/subjects/a", {"schema": json.dumps(RECORD)})
-    assert looked == version
+    found_by_text = registry.call("POST", "/subjects/a", {"schema": json.dumps(RECORD)})
+    assert found_by_text == version
     assert registry.get("/subjects/a/metadata") == version
     assert registry.get("/schemas?subjectPrefix=a") == [version]
 

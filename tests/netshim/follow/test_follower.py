@@ -385,12 +385,12 @@ def test_lost_connections_repeat_and_lose_nothing(
         fill(kafka, "t", 200, partition=partition)
     monkeypatch.setattr("netshim.follow.follower._FIRST_RETRY_S", 0.001)
     chance = random.Random(seed)
-    exactly = SourceConnection._receive_exactly
+    receive_exactly = SourceConnection._receive_exactly
 
     def unreliable(connection: SourceConnection, size: int) -> memoryview:
         if not chance.randrange(20):
             raise ConnectionError("a lost connection")
-        return exactly(connection, size)
+        return receive_exactly(connection, size)
 
     monkeypatch.setattr(SourceConnection, "_receive_exactly", unreliable)
     monkeypatch.setattr("netshim.follow.source._PARTITION_BYTES", 2_000)
@@ -518,13 +518,13 @@ def test_interrupts_repeat_and_lose_nothing(
     for partition in range(3):
         fill(kafka, "t", 200, partition=partition)
     chance = random.Random(seed)
-    exactly = SourceConnection._receive_exactly
+    receive_exactly = SourceConnection._receive_exactly
     apply = Follower._apply
 
     def read(connection: SourceConnection, size: int) -> memoryview:
         if not chance.randrange(10):
             raise KeyboardInterrupt
-        return exactly(connection, size)
+        return receive_exactly(connection, size)
 
     def interrupted(follower: Follower, *arguments: Any) -> int:
         if not chance.randrange(10):

@@ -179,7 +179,7 @@ def test_plain_password_is_accepted(client: Client) -> None:
         b"",
     ],
 )
-def test_bad_plain_token_is_answered_late_and_closes(
+def test_bad_plain_token_is_answered_late_and_closes_the_connection(
     client: Client, token: bytes
 ) -> None:
     client.handshake()
@@ -238,7 +238,7 @@ def test_mechanism_names_are_exact(client: Client, mechanism: str) -> None:
     assert response.error_code == codes.UNSUPPORTED_SASL_MECHANISM
 
 
-def test_second_api_versions_closes(client: Client) -> None:
+def test_second_api_versions_closes_the_connection(client: Client) -> None:
     request = wire.API_VERSIONS.Request(
         client_software_name="t", client_software_version="1"
     )
@@ -247,7 +247,7 @@ def test_second_api_versions_closes(client: Client) -> None:
         client.ask(wire.API_VERSIONS, 3, request)
 
 
-def test_api_versions_that_was_refused_may_be_repeated(client: Client) -> None:
+def test_refused_api_versions_may_be_repeated(client: Client) -> None:
     bad = wire.API_VERSIONS.Request(
         client_software_name="-", client_software_version="1"
     )
@@ -263,7 +263,7 @@ def test_api_versions_that_was_refused_may_be_repeated(client: Client) -> None:
         (wire.LIST_GROUPS, 2, wire.LIST_GROUPS.Request()),
     ],
 )
-def test_other_request_after_handshake_is_answered_and_closes(
+def test_other_request_after_handshake_is_answered_and_closes_the_connection(
     client: Client, api: Any, version: int, request_: Any
 ) -> None:
     client.handshake()
@@ -273,7 +273,7 @@ def test_other_request_after_handshake_is_answered_and_closes(
 
 
 @pytest.mark.parametrize("version", [-1, 99])
-def test_unserved_api_versions_after_handshake_closes(
+def test_unserved_api_versions_after_handshake_closes_the_connection(
     client: Client, version: int
 ) -> None:
     """The header of such a request is decoded in every version, but no response can be
@@ -412,7 +412,7 @@ def challenged(client: Client, user: str, mechanism: str) -> tuple[int, int, boo
 
 
 @pytest.mark.parametrize("salt", [b"s" * 64, b"\xff" * 24, b"1" + b"z" * 25])
-def test_challenge_of_an_unknown_user_looks_like_a_stored_credential(
+def test_challenge_of_an_unknown_user_has_the_form_of_a_stored_credential(
     open_client: Callable[..., Client], salt: bytes
 ) -> None:
     """Salts of Kafka's tools are text, and their iterations may be given."""

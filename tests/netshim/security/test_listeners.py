@@ -303,7 +303,9 @@ def test_connection_accepted_while_the_broker_stops_is_closed(
     assert [str(warning_message.message) for warning_message in found] == []
 
 
-def test_large_frame_before_authentication_closes(kafka_secured: SecuredKafka) -> None:
+def test_large_frame_before_authentication_closes_the_connection(
+    kafka_secured: SecuredKafka,
+) -> None:
     with encrypted(kafka_secured) as sock:
         sock.sendall((524_289).to_bytes(4, "big"))
         assert is_closed(sock)

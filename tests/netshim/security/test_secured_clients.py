@@ -126,7 +126,7 @@ def test_deny_takes_effect_on_open_connections(orders: SecuredKafka) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("user", ["alice", "nobody"])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_wrong_password_and_unknown_user_look_the_same(
+def test_wrong_password_and_unknown_user_get_the_same_error(
     orders: SecuredKafka, user: str, mechanism: Any
 ) -> None:
     config = orders.client_config("alice", mechanism=mechanism)
