@@ -47,8 +47,8 @@ def topic_of(request: Request, directory: OpenDirectory) -> str:
     name = request.path_params["topic"]
     if not is_topic_name(name):
         raise bad_request(
-            "expected the name of a topic: 1 to 249 of letters, digits, '.', '_' "
-            f"and '-'; found {_quoted(name)}"
+            "expected the name of a topic: 1 to 249 letters, digits, '.', '_' "
+            f"or '-'; found {_quoted(name)}"
         )
     directory.check(name)
     return str(name)

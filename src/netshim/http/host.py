@@ -223,6 +223,7 @@ async def _repeat(interval_s: float, function: Callable[[], None]) -> None:
             await asyncio.to_thread(function)
         except Exception as error:  # the next call may succeed
             _log.error("%s failed", function, exc_info=error)
+        # A slow function occupies a worker thread at most a tenth of the time.
         await asyncio.sleep(max(interval_s, 9 * (time.monotonic() - began_s)))
 
 

@@ -143,8 +143,8 @@ def offset_fetch(request: Any, requester: Requester) -> Any:
         lambda group: requester.may_group(AclOperation.DESCRIBE, group.group_id),
     )
     groups = [
-        group_type(group_id=topic.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
-        for topic in denied_groups
+        group_type(group_id=group.group_id, error_code=codes.GROUP_AUTHORIZATION_FAILED)
+        for group in denied_groups
     ]
     # No group is left for the handler.
     if not request.groups:

@@ -37,6 +37,7 @@ MAX_TOKEN_BYTES: Final = 8_192
 #: Size of the salts that this package creates.
 SALT_BYTES: Final = 24
 _NONCE_BYTES: Final = 24
+#: Bits of the number that is a salt of Kafka's tools in base 36.
 _KAFKA_SALT_BITS: Final = 130
 #: The form of salts that Kafka's tools create.
 _KAFKA_SALT: Final = re.compile(rb"[0-9a-z]{20,26}")
@@ -228,8 +229,8 @@ def challenge(
 ) -> ScramState:
     """Answer the client's first message. `random` has 24 bytes for the nonce."""
     assert len(random) == _NONCE_BYTES, len(random)
-    # The client's part proves that the challenge is not an old one, and the server's
-    # part that the answer is not.
+    # The client's part is new in each login, so an old challenge cannot be sent again.
+    # The server's part prevents the same for an old proof.
     nonce = first.nonce + base64.urlsafe_b64encode(random).decode()
     salt = base64.b64encode(credential.salt).decode()
     message = f"r={nonce},s={salt},i={credential.iterations}".encode()
