@@ -54,13 +54,14 @@ if TYPE_CHECKING:
 #: Maximum time that a fetch waits, even if its client allows more. Otherwise, a broken
 #: connection would not be detected.
 MAX_WAIT_MS: Final = 30_000
-#: First version that identifies topics by their ids.
+#: First version that identifies topics by their ids (KIP-516).
 _IDS_SINCE: Final = 13
 #: First version that may read a topic whose own `compression.type` is zstd. As in
 #: Kafka, zstd batches of other topics are sent to every client, because many clients
 #: can read zstd although they use an older Fetch.
 _ZSTD_SINCE: Final = 10
-#: First version that names the leader in a refusal, and the codes of these refusals.
+#: First version that names the leader in a refusal (KIP-951), and the codes of these
+#: refusals.
 _LEADERS_SINCE: Final = 16
 _NAMES_LEADER: Final = frozenset(
     (codes.NOT_LEADER_OR_FOLLOWER, codes.FENCED_LEADER_EPOCH)
@@ -90,6 +91,7 @@ def fetch(
     def begin_committed() -> FetchResponse | PendingResponse:
         return when_transactions_are_known(requested, begin, state) or begin()
 
+    # read_committed (KIP-98) reads up to the last stable offset.
     if request.isolation_level == 1:
         return state.logs.when_open(requested, begin_committed)
     return state.logs.when_open(requested, begin)
@@ -438,7 +440,7 @@ class _Growth:
     def __init__(self, extent: _Extent | None) -> None:
         """Initialize with an extent that was measured before the logs were read."""
         self._extent = extent
-        # A lower bound for the readable part of `written`.
+        #: A lower bound for the readable part of `written`, or None if it is unknown.
         self._min_readable_bytes: int | None = None
         if extent is not None and extent.readable == extent.ends:
             self._min_readable_bytes = extent.written
@@ -524,7 +526,9 @@ class _ParkedFetch:
         self._growth = growth
         #: The number of bytes that ends the wait.
         self._min_bytes = min(request.min_bytes, request.max_bytes)
+        #: Whether _collect() is running, which may take several chunks.
         self._is_reading = False
+        #: Whether the request was woken while it was reading.
         self._was_woken = False
         self._waiters = _waiters_for(request, state)
         self._pending = PendingResponse()
@@ -562,6 +566,8 @@ class _ParkedFetch:
             return
         state = self._state
         is_due = now_ms >= self._deadline_ms or state.is_stopping
+        # A change of any partition wakes the requests of followers, also of one that
+        # their session does not contain.
         if not is_due and not self._partitions.may_have_changed:
             return
         if (
@@ -570,6 +576,7 @@ class _ParkedFetch:
             and self.last_response is not None
             and not self._size
         ):
+            # An empty response needs no second comparison; see compares_all.
             self._finish(self.last_response)
             return
         now = None
@@ -673,6 +680,7 @@ def _collect(
     refused: list[tuple[str, FetchResponse.Topic.Partition]] = []
     total = 0
     is_urgent = state.is_stopping
+    # As in Kafka, the broker has a limit of its own (KIP-541).
     remaining_bytes = min(request.max_bytes, state.settings.fetch_max_bytes)
     committed = request.isolation_level == 1
     follower = _follower_of(request, state)
@@ -708,6 +716,7 @@ def _collect(
                 continue
             key = name, partition.partition
             log = state.logs.replica(*key)
+            # Null, unless the request reads committed records only.
             part.aborted_transactions = None
             # Step 1: check the client's leader epoch and version.
             leader_epoch = state.leadership.leader_epoch(key, log)
@@ -731,7 +740,7 @@ def _collect(
                 remaining_bytes -= size
                 continue
             state.leadership.check_serves(key, partition.current_leader_epoch)
-            # Step 2: check for divergence. The request contains the epoch of the
+            # Step 2: check for divergence (KIP-595). The request contains the epoch of the
             # client's last record. If that epoch ends earlier in this log, the log was
             # truncated since then. The response contains the offset up to which the
             # client's records match the log.
@@ -764,6 +773,8 @@ def _collect(
             # Either there are records to read, or stored() raises because the offset is
             # out of range.
             if offset < stable or not start <= offset <= log.log_end_offset:
+                # A batch that is larger than the limits is sent as the first of a
+                # response (KIP-74). Otherwise, its consumer would never proceed.
                 max_bytes = min(remaining_bytes, partition.partition_max_bytes)
                 buffers = log.stored(
                     offset, stable, max_bytes=max_bytes, at_least_one=not total
@@ -807,6 +818,7 @@ def _collect(
 
 def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] | None:
     """Return the node id and the broker epoch of a follower, None for a consumer."""
+    # Without a cluster, no client is a follower, whatever its request contains.
     if not state.leadership.is_clustered:
         return None
     replica = request.replica_state
@@ -837,6 +849,8 @@ def _fetch_for_follower(
     Returns the number of their bytes, and whether the response must be sent at once.
     """
     replica, broker_epoch = follower
+    # A fetch confirms that the follower has all records before its offset. This may
+    # raise the high watermark.
     refusal = state.leadership.follower_fetched(
         key,
         log,
@@ -863,6 +877,7 @@ def _fetch_for_follower(
             log.log_end_offset,
             max_bytes=min(max_bytes, requested.partition_max_bytes),
             at_least_one=not bytes_before,
+            # Records are committed only after the followers have them.
             up_to="log_end",
         )
         size = sum(map(len, buffers))

@@ -107,16 +107,16 @@ _CODES_BY_VERSION: Final = {
     ),
 }
 #: First version of JoinGroup in which a new dynamic member first receives its id, and
-#: joins with a second request.
+#: joins with a second request (KIP-394).
 _MEMBER_ID_SINCE: Final = 4
-#: First version of JoinGroup in which an error has no protocol name.
+#: First version of JoinGroup in which an error has no protocol name (KIP-559).
 _NULL_PROTOCOL_SINCE: Final = 7
-#: First version of JoinGroup in which a leader may skip the assignment.
+#: First version of JoinGroup in which a leader may skip the assignment (KIP-814).
 _SKIP_ASSIGNMENT_SINCE: Final = 9
 #: First version of OffsetCommit in which the generation may be the epoch of a member of
 #: the consumer protocol.
 _EPOCHS_SINCE: Final = 9
-#: First version of DescribeGroups in which a missing group is an error.
+#: First version of DescribeGroups in which a missing group is an error (KIP-1043).
 _MISSING_SINCE: Final = 6
 
 
@@ -380,6 +380,8 @@ def leave_group(
     response_type = wire.LEAVE_GROUP.Response
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
+    # KIP-345 added several members, which an admin client may remove by their instance
+    # ids.
     if call.version < 3:
         (error,) = groups.leave(request.group_id, [(request.member_id, None)])
         return response_type(error_code=code_of_group(error, call))
@@ -681,6 +683,7 @@ def offset_delete(
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
     topics = []
+    # Step 1: make a result for each partition (KIP-496).
     existing = []
     chunk_counter = ChunkCounter()
     for topic in request.topics:
@@ -698,8 +701,8 @@ def offset_delete(
             else:
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
         topics.append(response_type.Topic(name=topic.name, partitions=results))
-    # The group is checked in the last chunk, because it may be deleted, or get members,
-    # between two chunks.
+    # Step 2: check the group. This is in the last chunk, because the group may be
+    # deleted, or get members, between two chunks.
     group = groups.get(request.group_id)
     if group is None:
         return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
@@ -709,6 +712,7 @@ def offset_delete(
     # A member would continue at its own position, and its next commit would restore the
     # offset.
     used = {topic.name for topic in request.topics if group.may_use(topic.name)}
+    # Step 3: delete the offsets that exist. A partition without one has no error.
     keys = []
     stored = []
     for name, result in existing:
@@ -783,6 +787,8 @@ def describe_groups(
             members=[],
             authorized_operations=operations,
         )
+        # As in Kafka. During a rebalance, subscriptions and assignments are about to
+        # change.
         is_stable = group.state == STABLE
         if is_stable:
             described.protocol_data = group.protocol or ""
@@ -809,6 +815,7 @@ def list_groups(
     request: ListGroupsRequest, call: Call, groups: GroupService, state: BrokerState
 ) -> Steps[ListGroupsResponse]:
     group_type = wire.LIST_GROUPS.Response.Group
+    # As in Kafka, the filters ignore case. KIP-518 added states, and KIP-848 types.
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
     entries = []

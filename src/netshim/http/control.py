@@ -442,6 +442,7 @@ class ControlApi:
     def _append(self, topic: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         receipts = []
         for row in rows:
+            # An error leaves the earlier records in the topic.
             receipt = self._kafka.append(topic, **row)
             receipts.append({"partition": receipt.partition, "offset": receipt.offset})
         return receipts
@@ -567,6 +568,7 @@ def _add_rule(control: FaultControl, description: Any) -> ActiveRule | DiskRule:
         raise _RequestError(400, "expected an object for each rule")
     options = dict(description)
     action = options.pop("action", None)
+    # Only these methods, because the name is from a request.
     if not isinstance(action, str) or action not in _ACTIONS:
         raise _RequestError(400, f"unknown action {action!r}", [*_ACTIONS])
     for name in _ACTIONS[action]:

@@ -78,6 +78,7 @@ def _request_status(
             )
 
         def loaded(_: bool) -> None:
+            # If the groups cannot be read, the page lacks only the metrics of groups.
             keys = PendingResponse()
             keys.then(
                 lambda group_log_keys: chain_response(

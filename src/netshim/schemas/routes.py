@@ -79,6 +79,7 @@ MAX_BYTES: Final = 1 << 20
 #: Maximum number of responses in the cache, and the largest body of one.
 _MAX_CACHED_RESPONSES: Final = 256
 _MAX_CACHED_BYTES: Final = 64 << 10
+#: The field `docs` of responses about compatibility levels.
 _LEVEL_DOCS: Final = (
     "Avro schemas are compared. JSON and PROTOBUF schemas are parsed, but are not "
     "compared with earlier ones."

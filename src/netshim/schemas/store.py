@@ -88,9 +88,12 @@ class Decision:
 class RequestedSchema:
     """A schema in a request."""
 
+    #: AVRO, JSON or PROTOBUF.
     type: str
+    #: As in the request, or in its canonical form with `normalize`.
     text: str
     references: tuple[SchemaReference, ...] = ()
+    #: Confluent's metadata of data contracts. A part of the identity of the schema.
     metadata: Mapping[str, Any] | None = None
     #: Only in the mode IMPORT, which copies schemas of another registry with their ids.
     id: int | None = None
