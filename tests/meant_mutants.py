@@ -1153,10 +1153,11 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_released_before_the_commit", "logcore/consumer/assignment.py",
-        "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
+        "        self._stop_reading(self._current_partitions() - self._share)\n        self._read_owned()\n",
         "        if self._ownership is not None:\n"
-        "            self._ownership.settle(self._read() & self._share, self._membership.group_metadata())\n"
-        "        self._stop_reading(self._read() - self._share)\n        self._read_owned()\n",
+        "            self._ownership.claim(self._current_partitions() & self._share, "
+        "self._membership.group_metadata())\n"
+        "        self._stop_reading(self._current_partitions() - self._share)\n        self._read_owned()\n",
         "consumer/test_member_nodes.py",
     ),
     Mistake(
@@ -1206,14 +1207,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "dual_commit_goes_to_the_chosen_storage_alone", "logcore/consumer/offset_stores.py",
-        "        if error is None and self.is_dual:\n            # If it is",
-        "        if False:\n            # If it is",
+        "        if error is None and self.is_dual:\n            # A refusal",
+        "        if False:\n            # A refusal",
         "consumer/test_offset_stores.py consumer/test_shared_groups_exploration.py -k move",
     ),
     Mistake(
         "rewind_is_stored_in_the_log_only", "logcore/consumer/offset_stores.py",
-        "in the meantime.\n        _rewind_registry(registry, group_id, rows)",
-        "in the meantime.\n        pass",
+        "since the first call.\n        _rewind_registry(registry, group_id, rows)",
+        "since the first call.\n        pass",
         "consumer/test_offset_stores.py",
     ),
     Mistake(
@@ -1294,8 +1295,9 @@ MISTAKES: Final = (
     ),
     Mistake(
         "last_commit_is_of_the_old_generation", "logcore/consumer/group_member.py",
-        "        if self._joining is None or not isinstance(self._joining.result, Joined):\n",
-        "        if self.generation >= 0 or not isinstance(self._joining, Answer):\n",
+        "        if self._pending_join is None or not isinstance(\n"
+        "            self._pending_join.result, Joined\n        ):\n",
+        "        if self.generation >= 0 or not isinstance(self._pending_join, PendingResult):\n",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
@@ -2210,7 +2212,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_begins_before_an_open_commit", "logcore/consumer/consumer.py",
-        "            if partition in undecided:\n"
+        "            if partition in unstable:\n"
         "                continue\n",
         "",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -2218,11 +2220,11 @@ MISTAKES: Final = (
     Mistake(
         "committed_offsets_read_before_the_open_ones", "logcore/consumer/consumer.py",
         "            if self._settings.isolation_level == \"read_committed\":\n"
-        "                undecided = self._groups.unstable(group_id)\n"
+        "                unstable = self._groups.unstable(group_id)\n"
         "            stored = self._commits.committed()\n",
         "            stored = self._commits.committed()\n"
         "            if self._settings.isolation_level == \"read_committed\":\n"
-        "                undecided = self._groups.unstable(group_id)\n",
+        "                unstable = self._groups.unstable(group_id)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
@@ -2566,7 +2568,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "join_is_not_recorded_before_its_request", "logcore/consumer/group_member.py",
-        "        self._sent_join = pending\n",
+        "        self._join_being_sent = pending\n",
         "",
         "consumer/test_consumer_groups.py",
     ),

@@ -22,8 +22,8 @@ from logcore.format.group_records import (
 )
 from support.vectors import VECTORS
 
-MADE: dict[str, Any] = json.loads((VECTORS / "assignors.json").read_text())
-CASES = [case for case in MADE["cases"] if case["assignor"] in ASSIGNORS]
+VECTOR_FILE: dict[str, Any] = json.loads((VECTORS / "assignors.json").read_text())
+CASES = [case for case in VECTOR_FILE["cases"] if case["assignor"] in ASSIGNORS]
 
 
 def member(entry: dict[str, Any]) -> Member:
@@ -45,23 +45,24 @@ def member(entry: dict[str, Any]) -> Member:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
 def test_assignments_equal_those_of_kafka(case: dict[str, Any]) -> None:
     members = [member(entry) for entry in case["members"]]
-    found = ASSIGNORS[case["assignor"]].assign(case["topics"], members)
+    assignment = ASSIGNORS[case["assignor"]].assign(case["topics"], members)
     if case["exact"]:
         expected = {
             member_id: sorted(
                 TopicPartition(topic, number)
-                for topic, numbers in those.items()
+                for topic, numbers in numbers_by_topic.items()
                 for number in numbers
             )
-            for member_id, those in case["assignment"].items()
+            for member_id, numbers_by_topic in case["assignment"].items()
         }
         assert {
-            member_id: sorted(those) for member_id, those in found.items()
+            member_id: sorted(partitions)
+            for member_id, partitions in assignment.items()
         } == expected
         return
-    assert sorted(map(len, found.values())) in case["sizes"]
+    assert sorted(map(len, assignment.values())) in case["sizes"]
     kept = sum(
-        len(set(found[member.member_id]) & set(member.owned)) for member in members
+        len(set(assignment[member.member_id]) & set(member.owned)) for member in members
     )
     assert kept in case["kept"]
 
@@ -75,12 +76,12 @@ def groups(draw: st.DrawFn) -> tuple[dict[str, int], list[Member]]:
     members = []
     for number in range(draw(st.integers(1, 5))):
         topics = draw(st.frozensets(st.sampled_from([*counts, "missing"]), min_size=1))
-        every = [
+        all_partitions = [
             TopicPartition(topic, number)
             for topic, count in counts.items()
             for number in range(count)
         ]
-        owned = draw(st.lists(st.sampled_from(every), unique=True, max_size=5))
+        owned = draw(st.lists(st.sampled_from(all_partitions), unique=True, max_size=5))
         members.append(
             Member(
                 f"m{number}",
@@ -98,23 +99,23 @@ def test_each_partition_has_one_owner(
     group: tuple[dict[str, int], list[Member]], name: str
 ) -> None:
     counts, members = group
-    found = ASSIGNORS[name].assign(counts, members)
-    given_out = [partition for those in found.values() for partition in those]
-    assert len(given_out) == len(set(given_out))
+    assignment = ASSIGNORS[name].assign(counts, members)
+    assigned = [partition for owned in assignment.values() for partition in owned]
+    assert len(assigned) == len(set(assigned))
     topics = {member.member_id: member.topics for member in members}
     assert all(
         partition.topic in topics[member_id]
-        for member_id, those in found.items()
-        for partition in those
+        for member_id, owned in assignment.items()
+        for partition in owned
     )
-    wanted = {
+    assignable = {
         TopicPartition(topic, number)
         for topic, count in counts.items()
         for number in range(count)
         if any(topic in member.topics for member in members)
     }
     if name != "cooperative-sticky":
-        assert set(given_out) == wanted
+        assert set(assigned) == assignable
 
 
 def test_former_owner_without_subscription_gets_no_partition() -> None:
@@ -128,9 +129,9 @@ def test_former_owner_without_subscription_gets_no_partition() -> None:
         Member("m2", frozenset({"a"}), None, (topic_partition,), 1),
         Member("m3", frozenset({"a"}), None, (topic_partition,), 2),
     ]
-    found = STICKY.assign({"a": 1, "b": 3}, members)
+    assignment = STICKY.assign({"a": 1, "b": 3}, members)
     for member in members:
-        assert {each.topic for each in found[member.member_id]} <= member.topics
+        assert {each.topic for each in assignment[member.member_id]} <= member.topics
 
 
 @given(groups())
@@ -144,8 +145,8 @@ def test_second_assignment_moves_no_partition(
         for member in members
     ]
     second = STICKY.assign(counts, again)
-    assert {name: sorted(those) for name, those in second.items()} == {
-        n: sorted(those) for n, those in first.items()
+    assert {name: sorted(owned) for name, owned in second.items()} == {
+        n: sorted(owned) for n, owned in first.items()
     }
 
 
@@ -160,36 +161,45 @@ def test_cooperative_rounds_assign_all_partitions_in_the_end(
     owned = {member.member_id: frozenset(member.owned) for member in members}
     generation = 7
     for _ in range(3):
-        found = COOPERATIVE_STICKY.assign(counts, members)
-        for member_id, those in found.items():
-            for partition in those:
+        assignment = COOPERATIVE_STICKY.assign(counts, members)
+        for member_id, partitions in assignment.items():
+            for partition in partitions:
                 newest = max(
                     (other.generation for other in members if partition in other.owned),
                     default=-1,
                 )
-                others = {
-                    o.member_id
-                    for o in members
-                    if partition in o.owned and o.generation == newest
+                newest_claimants = {
+                    other.member_id
+                    for other in members
+                    if partition in other.owned and other.generation == newest
                 }
-                assert others <= {member_id}
+                assert newest_claimants <= {member_id}
         generation += 1
-        owned = {member_id: frozenset(those) for member_id, those in found.items()}
+        owned = {
+            member_id: frozenset(partitions)
+            for member_id, partitions in assignment.items()
+        }
         members = [
-            Member(o.member_id, o.topics, None, tuple(owned[o.member_id]), generation)
-            for o in members
+            Member(
+                member.member_id,
+                member.topics,
+                None,
+                tuple(owned[member.member_id]),
+                generation,
+            )
+            for member in members
         ]
-    every = {
+    all_partitions = {
         TopicPartition(topic, number)
         for topic, count in counts.items()
         for number in range(count)
         if any(topic in member.topics for member in members)
     }
-    assert set().union(*owned.values()) == every
+    assert set().union(*owned.values()) == all_partitions
 
 
 def test_subscription_has_the_bytes_of_kafka() -> None:
-    entry = MADE["protocol"]
+    entry = VECTOR_FILE["protocol"]
     owned = (("a", 0), ("a", 2), ("b", 1))
     for version in range(4):
         found = read_subscription(bytes.fromhex(entry[f"subscription_v{version}"]))
@@ -206,7 +216,7 @@ def test_subscription_has_the_bytes_of_kafka() -> None:
 
 
 def test_assignment_has_the_bytes_of_kafka() -> None:
-    entry = MADE["protocol"]
+    entry = VECTOR_FILE["protocol"]
     owned = (("a", 0), ("a", 2), ("b", 1))
     for version in range(4):
         assert read_assignment(bytes.fromhex(entry[f"assignment_v{version}"])) == owned

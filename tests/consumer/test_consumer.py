@@ -405,8 +405,8 @@ def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
 def test_truncation_below_a_committed_offset_is_detected(
     data: LogDir, epoch: int, offset: int, reason: str | None
 ) -> None:
-    """The log has offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3. The new leader
-    began at offset 4, whatever was stored there.
+    """The log has offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3. A record of epoch 1
+    at offset 4 or above was therefore truncated.
     """
     log = data.partition("t", 0)
     log.begin_epoch(1)
@@ -757,7 +757,7 @@ def test_read_committed_ends_at_the_last_stable_offset(data: LogDir) -> None:
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
 def test_position_above_the_last_stable_offset_waits(data: LogDir, reset: str) -> None:
-    """A consumer of the group without isolation reached this position, or seek() set
+    """A read_uncommitted consumer of the group committed this position, or seek() set
     it. Moving back to the last stable offset would return records twice, and commit an
     offset below the committed one.
     """
@@ -801,7 +801,7 @@ def test_position_above_the_last_stable_offset_waits(data: LogDir, reset: str) -
 def test_wakeup_ends_the_wait_for_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Without it, the wait ended at the next check for changes."""
+    """Such a wait ended only at the next check for changes."""
     monkeypatch.setattr(consumer_module, "_CHECK_SECONDS", 600)
     is_shared = way == "shared"
     with logcore.open_dir(tmp_path / "data", create=True, shared=is_shared) as made:
@@ -825,7 +825,7 @@ def test_wakeup_ends_the_wait_for_other_processes(
 
 @pytest.mark.long
 def test_idle_consumer_of_a_shared_directory_rarely_checks(tmp_path: Path) -> None:
-    """It waits for events, also of deaths, and made 20 checks a second before."""
+    """The consumer waits for events, including deaths. It checked 20 times a second."""
     with (
         logcore.open_dir(tmp_path / "data", create=True, shared=True) as data,
         data.consumer(group_id="g", auto_offset_reset="earliest") as consumer,

@@ -190,7 +190,7 @@ def test_commit_of_a_listener_belongs_to_the_ending_generation(data: LogDir) -> 
     generation, in which another member may have committed a larger offset.
     """
 
-    class Late(RebalanceListener):
+    class CommittingListener(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
             first.commit_async(dict.fromkeys(partitions, 9), record)
 
@@ -203,7 +203,7 @@ def test_commit_of_a_listener_belongs_to_the_ending_generation(data: LogDir) -> 
     has: list[frozenset[TopicPartition]] = []
     callback = CommitCallback()
     first = data.consumer(**SETTINGS, assignors=["range"])
-    first.subscribe(["t"], listener=Late())
+    first.subscribe(["t"], listener=CommittingListener())
     while not first.assignment():
         first.poll(0.001, 1)
     other = data.consumer(**SETTINGS, assignors=["range"])
@@ -224,7 +224,7 @@ def test_removed_member_commits_nothing_after_the_group_is_empty() -> None:
     no member id.
     """
 
-    class Stubborn(RebalanceListener):
+    class LateCommittingListener(RebalanceListener):
         def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
             for commit in (slow.commit, slow.commit_async):
                 try:
@@ -237,7 +237,7 @@ def test_removed_member_commits_nothing_after_the_group_is_empty() -> None:
     with logcore.open_dir("/data", create=True, fs=disk) as data:
         data.create_topic("t", 2)
         slow = data.consumer(**SETTINGS, max_poll_interval_ms=1_000)
-        slow.subscribe(["t"], listener=Stubborn())
+        slow.subscribe(["t"], listener=LateCommittingListener())
         while not slow.assignment():
             slow.poll()
         disk.advance(2_000)
@@ -337,7 +337,7 @@ def test_commit_is_retried_until_its_timeout(
         consumer.close(timeout=1)
 
 
-class Loud:
+class MarkingInterceptor:
     """Marks each value, drops every second record, and records commits."""
 
     def __init__(self) -> None:
@@ -362,7 +362,7 @@ class Loud:
         )
 
 
-class Broken:
+class FailingInterceptor:
     def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
         raise ZeroDivisionError
 
@@ -375,8 +375,10 @@ def test_interceptors_get_returned_records_and_commits(
 ) -> None:
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
-    loud = Loud()
-    with joined(data, interceptors=[loud, Broken()], consumer_timeout_ms=0) as consumer:
+    marking = MarkingInterceptor()
+    with joined(
+        data, interceptors=[marking, FailingInterceptor()], consumer_timeout_ms=0
+    ) as consumer:
         consumer.seek(ONE, 0)
         assert [
             record.value for record in consumer.poll(max_records=4).records(ONE)
@@ -385,11 +387,11 @@ def test_interceptors_get_returned_records_and_commits(
         assert [record.value for record in consumer] == [b"5!", b"7!", b"9!"]
         reported.clear()
         consumer.commit()
-        assert (loud.committed, len(reported)) == ([{0: 10, 1: 0}], 1)
+        assert (marking.committed, len(reported)) == ([{0: 10, 1: 0}], 1)
 
 
 def test_an_iteration_that_an_interceptor_interrupts_continues(data: LogDir) -> None:
-    """The records that were read ahead with the interrupted one are not skipped."""
+    """The records that were read ahead are not skipped."""
     seen: list[int] = []
     interrupts = False
 
@@ -429,8 +431,8 @@ def test_records_of_one_partition_are_selectable(data: LogDir) -> None:
 
 
 def test_concurrent_commits_of_threads_share_batches(tmp_path: Path) -> None:
-    """This holds if the batches have one partition and one producer, and are not larger
-    than a batch of a producer.
+    """Commits share a batch if they go to the same partition and have the same producer,
+    up to the maximum batch size of a producer.
     """
     large = "m" * 4_000
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
@@ -498,8 +500,8 @@ def test_shared_batch_respects_the_size_limits_of_the_topic(
 def test_commits_with_unknown_result_raise_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that stores three commits is interrupted while it processes that the
-    records of the first are durable.
+    """A thread stores three commits, and is interrupted in the callback that runs once
+    the first commit is durable.
     """
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
@@ -540,8 +542,8 @@ def commit_concurrently(
 
     threads = []
     with groups._lock:
-        for partition in commits:
-            threads.append(threading.Thread(target=commit, args=partition))
+        for arguments in commits:
+            threads.append(threading.Thread(target=commit, args=arguments))
             threads[-1].start()
             while len(groups._steps._requests) < len(threads):
                 time.sleep(0.0005)

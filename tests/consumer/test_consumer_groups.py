@@ -203,7 +203,7 @@ def test_close_during_a_rebalance_commits(
 
 
 def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
-    """Connector.commit_offsets() does this while the thread of the stream waits for its
+    """Connector.commit_offsets() commits while the thread of the stream waits for its
     next record.
     """
     disk = SimulatedDisk()
@@ -226,7 +226,7 @@ def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
         reading.poll()
         other.poll()
         with ThreadPoolExecutor(1) as elsewhere:
-            committing = elsewhere.submit(reading.commit_elsewhere)
+            committing = elsewhere.submit(reading.commit_from_other_thread)
             while not reading._commits.refused:
                 assert not committing.done()
             while not committing.done():
@@ -245,7 +245,7 @@ def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
 def test_delayed_commit_of_another_thread_does_not_lower_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While it waits, the reading thread commits more."""
+    """While the other thread waits, the reading thread commits larger offsets."""
     with opened(SimulatedDisk()) as data:
         data.create_topic("t")
         data.partition("t", 0).append_many([(None, b"x")] * 10)
@@ -253,7 +253,7 @@ def test_delayed_commit_of_another_thread_does_not_lower_offsets(
         (reading,) = consumers(data, 1, enable_auto_commit=False, max_poll_records=5)
         while not reading.poll():
             pass
-        commit = reading._commits.commit_elsewhere
+        commit = reading._commits.commit_from_other_thread
         asked: list[Any] = []
 
         def wait_once(chosen: Any) -> bool:
@@ -263,8 +263,8 @@ def test_delayed_commit_of_another_thread_does_not_lower_offsets(
                 return False
             return commit(chosen)
 
-        monkeypatch.setattr(reading._commits, "commit_elsewhere", wait_once)
-        reading.commit_elsewhere()
+        monkeypatch.setattr(reading._commits, "commit_from_other_thread", wait_once)
+        reading.commit_from_other_thread()
         assert [len(chosen) for chosen in asked] == [1, 0]
         assert reading.committed([("t", 0)])[TopicPartition("t", 0)].offset == 8  # type: ignore[union-attr]
         reading.leave_unfinished()
@@ -451,7 +451,7 @@ def test_members_need_a_common_assignor() -> None:
 
 
 def test_result_of_a_custom_assignor_is_checked() -> None:
-    class Greedy:
+    class SamePartitionAssignor:
         name = "greedy"
         is_cooperative = False
 
@@ -463,7 +463,7 @@ def test_result_of_a_custom_assignor_is_checked() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 1)
-        members = consumers(data, 2, assignors=[Greedy()])
+        members = consumers(data, 2, assignors=[SamePartitionAssignor()])
         members[0].poll()
         with pytest.raises(InvalidConfigError, match="gave t-0"):
             poll_all(members)
@@ -484,9 +484,9 @@ class Weighted:
         return self.weight
 
     def assign(self, partitions: Any, members: Any) -> dict[str, list[TopicPartition]]:
-        most = max(members, key=lambda member: member.user_data or b"")
+        max_polls = max(members, key=lambda member: member.user_data or b"")
         return {
-            most.member_id: [
+            max_polls.member_id: [
                 TopicPartition("t", number) for number in range(partitions["t"])
             ]
         }
@@ -695,13 +695,13 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
         guard = threading.Lock()
         failures: list[BaseException] = []
 
-        def work(most: int) -> None:
+        def work(max_polls: int) -> None:
             try:
                 with data.consumer(
                     group_id="g", auto_offset_reset="earliest", max_poll_records=50
                 ) as consumer:
                     consumer.subscribe(["t"])
-                    for _ in range(most):
+                    for _ in range(max_polls):
                         found = consumer.poll(0.05)
                         with guard:
                             seen.update(
@@ -714,7 +714,8 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
                 failures.append(error)
 
         threads = [
-            threading.Thread(target=work, args=(most,)) for most in (5, 2000, 2000)
+            threading.Thread(target=work, args=(max_polls,))
+            for max_polls in (5, 2000, 2000)
         ]
         for thread in threads:
             thread.start()
@@ -803,7 +804,7 @@ def test_offsets_of_topics_in_other_directories_are_kept() -> None:
 
 @pytest.mark.parametrize("name", ["range", "cooperative-sticky"])
 def test_listener_that_raises_neither_keeps_nor_loses_partitions(name: str) -> None:
-    class Rude(RecordingListener):
+    class FailingListener(RecordingListener):
         fails = True
 
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -813,11 +814,11 @@ def test_listener_that_raises_neither_keeps_nor_loses_partitions(name: str) -> N
 
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 4)
-        rude = Rude()
+        listener = FailingListener()
         first = data.consumer(
             group_id="g", assignors=[name], max_poll_interval_ms=INTERVAL_MS
         )
-        first.subscribe(["t"], listener=rude)
+        first.subscribe(["t"], listener=listener)
         first.poll()
         (second,) = consumers(data, 1, assignors=[name])
         failures = 0
@@ -828,7 +829,7 @@ def test_listener_that_raises_neither_keeps_nor_loses_partitions(name: str) -> N
                 failures += 1
             second.poll()
         assert failures
-        rude.fails = False
+        listener.fails = False
         poll_all([first, second])
         assert sorted(
             number for share in shares([first, second]) for number in share
@@ -879,7 +880,7 @@ def test_reset_of_a_deleted_position_is_logged(
 
 
 def test_listener_may_seek_and_commit() -> None:
-    class Moves(RebalanceListener):
+    class SeekingListener(RebalanceListener):
         def __init__(self) -> None:
             self.refused: list[str] = []
 
@@ -905,16 +906,16 @@ def test_listener_may_seek_and_commit() -> None:
         data.create_topic("t", 2)
         for number in range(2):
             data.partition("t", number).append_many([(None, b"x")] * 5)
-        moves = Moves()
+        listener = SeekingListener()
         consumer = data.consumer(group_id="g", enable_auto_commit=False)
-        consumer.subscribe(["t"], listener=moves)
+        consumer.subscribe(["t"], listener=listener)
         seen = [
             (record.partition, record.offset)
             for _ in range(3)
             for record in consumer.poll().records()
         ]
         assert sorted(seen) == [(0, 3), (0, 4), (1, 3), (1, 4)]
-        assert len(moves.refused) == 4
+        assert len(listener.refused) == 4
         consumer.close()
         assert [data.committed_offsets("t", number) for number in range(2)] == [
             {"g": 5}

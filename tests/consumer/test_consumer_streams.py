@@ -184,7 +184,7 @@ def test_request_for_the_next_record_finishes_the_last(data: LogDir) -> None:
 def test_stream_ends_while_shutdown_closes_its_consumer(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread asks for a record at that moment, finds the consumer busy, and ends."""
+    """The thread of the stream requests a record during shutdown(), and gets none."""
     fill(data, "u", 1)
     connector = data.connector("g", auto_offset_reset="earliest")
     stream = connector.create_message_streams({"u": 1})["u"][0]

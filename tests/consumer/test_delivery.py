@@ -85,11 +85,11 @@ def stored(path: Path, recipe: str) -> Counter[bytes]:
             return Counter(record.value or b"" for record in directory.read("sent"))
     database = sqlite3.connect(path / "out.sqlite")
     table = "once" if recipe == "upserted" else "payments"
-    found = Counter(
+    counts_by_value = Counter(
         value for (value,) in database.execute(f"SELECT value FROM {table}")
     )
     database.close()
-    return found
+    return counts_by_value
 
 
 @pytest.fixture
@@ -103,27 +103,29 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", ALLOWED)
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("interval", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_at_each_change_keeps_the_delivery_guarantee(
-    folder: Path, recipe: str, every: int
+    folder: Path, recipe: str, interval: int
 ) -> None:
     (folder / "calm").mkdir()
     prepare(folder / "calm")
     changes = run(folder / "calm", recipe, None)
     assert set(stored(folder / "calm", recipe).values()) == {1}
-    counts: Counter[int] = Counter()
-    for at in range(0, changes, every):
-        path = folder / str(at)
+    all_observed: Counter[int] = Counter()
+    for change in range(0, changes, interval):
+        path = folder / str(change)
         path.mkdir()
         prepare(path)
-        assert run(path, recipe, Strike(at)) == -1
+        assert run(path, recipe, Strike(change)) == -1
         run(path, recipe, None)
-        found = stored(path, recipe)
-        each = Counter(found[b"%d" % number] for number in range(COUNT))
-        assert set(each) <= ALLOWED[recipe], f"killed at change {at}: {found}"
-        counts += each
-    if every == 1:
-        assert set(counts) == ALLOWED[recipe], "each permitted count was observed"
+        counts_by_value = stored(path, recipe)
+        observed = Counter(counts_by_value[b"%d" % number] for number in range(COUNT))
+        assert set(observed) <= ALLOWED[recipe], (
+            f"killed at change {change}: {counts_by_value}"
+        )
+        all_observed += observed
+    if interval == 1:
+        assert set(all_observed) == ALLOWED[recipe], "each permitted count was observed"
 
 
 def test_change_of_owner_is_detected(folder: Path) -> None:

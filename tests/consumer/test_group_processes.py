@@ -1,10 +1,8 @@
-"""A group with members in real processes, which are killed and stopped at any time, and
-which is checked from the outside.
+"""A group whose members are processes that are killed and stopped at any time.
 
 Each process writes the records that it processes and the offsets that it commits as
-lines into a pipe. Lines written before a SIGKILL are read to the end. The ledger of
-these lines outlives the processes. These rules must hold, with the names of
-group_sharers.py:
+lines into a pipe, which can be read to its end after a SIGKILL. The test collects the
+lines in a ledger, and checks these rules, which have the names of group_sharers.py:
 
 - all (C11): every acknowledged record is processed at least once.
 - kept (C04, C05): a committed offset never falls below one that was acknowledged to a
@@ -90,8 +88,8 @@ def consume_until_killed(path: Path, report: Report) -> None:
             }
             try:
                 consumer.commit()
-            # Another member has the partitions now, or this one commits after its next
-            # poll.
+            # Another member owns the partitions now, or this member can commit after
+            # its next poll.
             except (CommitFailedError, RebalanceInProgressError):
                 continue
             report("committed", sorted(offsets.items()))
@@ -223,7 +221,7 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
                 place = rng.randrange(len(workers))
                 if rng.random() < 0.4:
                     workers[place].send(signal.SIGSTOP)
-                    # Now and then for longer than the others wait.
+                    # Sometimes for so long that the group removes the member.
                     time.sleep(
                         INTERVAL_MS * 1.5 / 1000
                         if rng.random() < 0.1

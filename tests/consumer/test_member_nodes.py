@@ -130,7 +130,7 @@ def test_partition_is_read_only_after_its_owner_released_it(
         "enable_auto_commit": False,
     }
 
-    class Slow(RebalanceListener):
+    class InterruptedListener(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
             assert {partition.partition for partition in partitions} <= owners(
                 registry
@@ -139,7 +139,7 @@ def test_partition_is_read_only_after_its_owner_released_it(
             raise InterruptedError
 
     first = data.consumer(**settings)
-    first.subscribe(["t"], listener=Slow())
+    first.subscribe(["t"], listener=InterruptedListener())
     assert first.poll(0).count == 6
     second = data.consumer(**settings)
     second.subscribe(["t"])

@@ -95,8 +95,8 @@ def test_larger_offset_of_both_stores_is_read(
 
 
 def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
-    """All consumers are restarted twice. At each moment, consumers with the old and the
-    new settings may commit in turn.
+    """All consumers are restarted twice. During a restart, consumers with old and with
+    new settings commit in turn.
     """
     seen: list[int] = []
     for settings in (
@@ -119,8 +119,7 @@ def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
         ) as consumer:
             consumer.subscribe(["t"])
             seen += [record.offset for record in consumer.poll(0, 1).records()]
-        # The registry is not updated any more, so that the way back begins with dual
-        # commits.
+        # The registry is stale now, so that the way back must begin with dual commits.
         if settings is LOG:
             break
     assert seen == list(range(len(seen)))

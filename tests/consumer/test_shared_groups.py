@@ -53,12 +53,12 @@ class Worker:
     """
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.here, there = _CONTEXT.Pipe()
+        self.here, pipe = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(
-            target=_work, args=(path, there, settings), daemon=True
+            target=_work, args=(path, pipe, settings), daemon=True
         )
         self.process.start()
-        there.close()
+        pipe.close()
         self.values: list[bytes] = []
         self.assigned: tuple[int, ...] = ()
 
@@ -78,7 +78,7 @@ class Worker:
         os.kill(self.process.pid, number)
 
 
-def _work(path: Path, there: Connection, settings: Any) -> None:
+def _work(path: Path, pipe: Connection, settings: Any) -> None:
     with (
         logcore.open_dir(path, shared=True) as data,
         data.consumer(**settings) as consumer,
@@ -92,13 +92,13 @@ def _work(path: Path, there: Connection, settings: Any) -> None:
             )
             if present != assigned:
                 assigned = present
-                there.send(("has", assigned))
+                pipe.send(("has", assigned))
             if found:
                 try:
                     consumer.commit()
                 except CommitFailedError:
                     continue
-                there.send(("values", [record.value for record in found.records()]))
+                pipe.send(("values", [record.value for record in found.records()]))
 
 
 def until(workers: list[Worker], condition: Callable[[], bool]) -> None:
@@ -197,8 +197,8 @@ def test_members_of_two_processes_divide_the_partitions(
 
 
 def test_offsets_of_a_shared_group_are_readable_from_the_log(data: LogDir) -> None:
-    """A broker, or a process with exclusive access to the directory, later finds them
-    there.
+    """A broker, or a process with exclusive access to the directory, can read them
+    later.
     """
     for number in range(8):
         data.append("t", b"%d" % number, partition=number % PARTITIONS)
@@ -281,7 +281,7 @@ def test_generation_of_an_exclusive_process_is_not_reused(
 def test_offset_commit_of_a_transaction_counts_once_committed(
     tmp_path: Path,
 ) -> None:
-    """A broker that served the directory earlier left such records."""
+    """A broker that served the directory earlier has written such records."""
     with logcore.open_dir(tmp_path / "data", create=True, shared=True) as data:
         data.create_topic("t")
         for number in range(9):
@@ -365,9 +365,9 @@ def test_acknowledged_commit_survives_a_power_cut() -> None:
 def test_reader_of_an_unsynced_commit_syncs_it(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A commit is synced after the step that appends it. Its process stops in between.
-    Another process continues from the commit, and a power cut must not undo the offset
-    that it returned.
+    """The process of a commit stops after the append and before the sync. Another
+    process then reads the commit, and a power cut must not undo the offset that this
+    process returned.
     """
     disk = SimulatedDisk({"data": None})
     data = create_shared(disk)
@@ -394,8 +394,8 @@ def test_reader_of_an_unsynced_commit_syncs_it(
 
 
 def test_concurrent_commits_of_threads_share_syncs(data: LogDir) -> None:
-    """All threads have appended before the first of them syncs, because they wait for
-    one another in between.
+    """The threads wait for one another before the first sync, so that all of them have
+    appended.
     """
     consumers = [
         data.consumer(**{**SETTINGS, "group_id": f"g{number}"}) for number in range(8)
@@ -407,12 +407,12 @@ def test_concurrent_commits_of_threads_share_syncs(data: LogDir) -> None:
     together = threading.Barrier(len(consumers), timeout=SECONDS)
     settle = DurableQueue.wait_until_durable
 
-    def settle_together(self: DurableQueue) -> None:
+    def sync_together(self: DurableQueue) -> None:
         together.wait()
         settle(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DurableQueue, "wait_until_durable", settle_together)
+        patch.setattr(DurableQueue, "wait_until_durable", sync_together)
         threads = [
             threading.Thread(target=consumer.commit, args=({("t", 0): 3},))
             for consumer in consumers
@@ -625,7 +625,7 @@ def test_node_of_another_version_is_an_error(value: bytes) -> None:
         GroupNode.unpack("g", value)
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
+def elements(value: Any) -> list[tuple[Any, Any]]:
     """Return (container, key) of each element in a value."""
     found: list[tuple[Any, Any]] = []
     keys = (
@@ -636,18 +636,18 @@ def places(value: Any) -> list[tuple[Any, Any]]:
         else []
     )
     for key in keys:
-        found += [(value, key), *places(value[key])]
+        found += [(value, key), *elements(value[key])]
     return found
 
 
 def test_missing_unknown_or_mistyped_field_is_an_error() -> None:
     data = full_node().pack()
-    count = len(places(json.loads(data)))
+    count = len(elements(json.loads(data)))
     assert count > 50
     for at in range(count):
         for change in ("missing", "unknown", "float", "list", "dict"):
             values = json.loads(data)
-            container, key = places(values)[at]
+            container, key = elements(values)[at]
             if change == "missing":
                 del container[key]
             elif change == "unknown" and isinstance(container[key], dict):

@@ -1,5 +1,5 @@
-"""Failure detector: how long a process has observed that a member is inactive, and when
-that is long enough to remove it.
+"""Failure detector: how long a process must observe an inactive member until the member
+is removed.
 """
 
 from __future__ import annotations

@@ -156,7 +156,9 @@ class _Stepped(synchronous.Consumer):
             )
 
     @contextlib.contextmanager
-    def _exclusively(self, *, is_whole: bool = False) -> Generator[None, None, None]:
+    def _exclusively(
+        self, *, refuse_in_listener: bool = False
+    ) -> Generator[None, None, None]:
         yield
 
     def _wake(self) -> None:
@@ -186,7 +188,7 @@ class _Stepped(synchronous.Consumer):
         self._check_open()
 
     def checked_most(self, max_records: int | None) -> int:
-        return self._checked_most(max_records)
+        return self._checked_max_records(max_records)
 
     def reading(self, partition: tuple[str, int]) -> PartitionPosition:
         """Return the read position of a partition.
@@ -194,11 +196,11 @@ class _Stepped(synchronous.Consumer):
         Raises:
             ConsumerStateError: The partition is not read.
         """
-        return self._reading(partition)
+        return self._read_position(partition)
 
     def check_seek(self, partition: tuple[str, int], offset: int) -> None:
         """Check the arguments of seek(), with the errors of seek()."""
-        self._sought(partition, offset)
+        self._position_to_seek(partition, offset)
 
     def offsets_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that commit() stores by default."""
@@ -223,7 +225,7 @@ class _Stepped(synchronous.Consumer):
 
         Returns whether enough commits are pending that a step is due.
         """
-        return self._commits.add(self._chosen(offsets), callback)
+        return self._commits.add(self._checked_offsets(offsets), callback)
 
     def step(self) -> None:
         """Run all work before a read, in the thread. A first read may wait here."""
@@ -642,17 +644,17 @@ class Consumer:
                 if record is not None:
                     return record
                 self._sync.fetcher.finish()
-                waits_ms = self._sync.settings.consumer_timeout_ms
+                timeout_ms = self._sync.settings.consumer_timeout_ms
                 deadline = None
-                if waits_ms is not None:
-                    deadline = self._loop.time() + waits_ms / 1000
+                if timeout_ms is not None:
+                    deadline = self._loop.time() + timeout_ms / 1000
                 try:
                     is_more = await self._prepare(deadline)
                 except WakeupError:
                     is_more = False
                 if not is_more:
                     raise StopAsyncIteration
-                chosen = self._sync.fetcher.open_next()
+                chosen = self._sync.fetcher.open_next_partition()
                 if chosen is not None:
                     runs = self._sync.fetcher.runs(chosen)
                     self._records = chain.from_iterable(runs)
@@ -686,7 +688,7 @@ class Consumer:
             is_new = self._directory_watch.watch(
                 self._sync.watched_paths(), self._sync.watched_sessions()
             )
-            if is_new or self._sync.has_moved or self._has_changed:
+            if is_new or self._sync.has_changed or self._has_changed:
                 continue
             left = self._sync.seconds_to_next_step(
                 reports_deaths=self._directory_watch.reports_deaths

@@ -1,10 +1,7 @@
-"""The records of one poll as an Arrow table: the columns of a scan, with topic and
-partition as dictionaries.
+"""Conversion of the records of one poll to an Arrow table.
 
-A dictionary holds each name once, and each row an index into it: a row of a topic costs
-4 bytes, not its name.
-
-Nothing here reads.
+The columns topic and partition are dictionary-encoded: a row contains an index of 4
+bytes instead of the name.
 """
 
 from __future__ import annotations
@@ -21,15 +18,19 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def table_of(found: Mapping[TopicPartition, list[RecordColumns]]) -> pyarrow.Table:
-    """All of it, one partition after the other. Raises MissingDependencyError without
-    pyarrow.
+def table_of(
+    columns_by_partition: Mapping[TopicPartition, list[RecordColumns]],
+) -> pyarrow.Table:
+    """Return a table of all partitions, one after the other.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
     """
     plain = arrow_schema(ARROW_COLUMNS)
     import pyarrow as pa
 
-    topics = sorted({partition.topic for partition in found})
-    numbers = sorted({partition.partition for partition in found})
+    topics = sorted({partition.topic for partition in columns_by_partition})
+    numbers = sorted({partition.partition for partition in columns_by_partition})
     names = pa.array(topics, pa.string())
     partitions = pa.array(numbers, pa.int32())
     schema = pa.schema(
@@ -40,8 +41,8 @@ def table_of(found: Mapping[TopicPartition, list[RecordColumns]]) -> pyarrow.Tab
         ]
     )
     batches = []
-    for partition, pieces in found.items():
-        for columns in pieces:
+    for partition, chunks in columns_by_partition.items():
+        for columns in chunks:
             arrays: list[Any] = [
                 pa.DictionaryArray.from_arrays(
                     _constant(topics.index(partition.topic), len(columns)), names

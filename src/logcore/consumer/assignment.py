@@ -2,8 +2,8 @@
 
     subscribe() --> member of the group --> share --> owned --> read
 
-The group assigns the share. A partition of the share is owned after no other member
-reads the partition any more.
+The group assigns the share. The consumer owns a partition of its share once no other
+member reads the partition.
 
 Rules (clients reference 5):
 - Before a partition is given up, its finished offset is committed and the listener is
@@ -11,16 +11,16 @@ Rules (clients reference 5):
 - Offsets of lost partitions are not committed, because another member may have
   committed later ones. They are reported.
 - If a listener or the disk raises, the next poll continues at the same point.
-- A partition that was added to a topic later is read from its start (is_added()).
-  Otherwise, its first records would be lost.
+- A partition that is added after the subscription is read from its start (is_added()).
+  With auto_offset_reset="latest", its first records would otherwise be skipped.
 
 All methods run under the consumer's lock or in an operation of logcore.aio, so the
 fields need no lock. The listener is called during such an operation, and may seek and
 commit.
 
-This module does not divide the partitions of a group (group_member.py, assignors.py) or write
-the owner nodes of the registry (registry_identity.py). It does not define the committed offsets
-(commits.py) or the initial positions (consumer.py).
+This module does not divide the partitions of a group (group_member.py, assignors.py) or
+write the owner nodes of the registry (registry_identity.py). It does not choose the
+committed offsets (commits.py) or the initial positions (consumer.py).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Assignment:
         #: Whether the consumer owns its whole share. Otherwise, each poll tries to claim
         #: partitions that another member still owns.
         self._owns_share = True
-        # Assigned partitions for which the listener was not called yet.
+        #: Assigned partitions for which the listener was not called yet.
         self._unannounced: frozenset[TopicPartition] = frozenset()
         #: Topic -> number of partitions when it was first subscribed to.
         self._initial_partition_counts: dict[str, int] = {}
@@ -90,8 +90,8 @@ class Assignment:
         self._registration: Registration | None = None
         #: Number of this consumer among the streams of the registration.
         self._number = 0
-        # Whether this consumer, and not a connector, writes the subscription to the
-        # registry.
+        #: Whether this consumer, and not a connector, writes the subscription to the
+        #: registry.
         self._announces = False
         self._ownership: OwnerNodes | None = None
 
@@ -163,14 +163,14 @@ class Assignment:
                     f"topic {partition.topic!r} has no such partition",
                     found=partition.partition,
                 )
-        self._stop_reading(self._read() - partitions)
+        self._stop_reading(self._current_partitions() - partitions)
         self._read_positions.set_partitions(partitions)
 
     def _drop_assigned(self) -> None:
-        if self._read() and not self.is_subscribed:
-            self._stop_reading(self._read())
+        if self._current_partitions() and not self.is_subscribed:
+            self._stop_reading(self._current_partitions())
 
-    def _read(self) -> frozenset[TopicPartition]:
+    def _current_partitions(self) -> frozenset[TopicPartition]:
         return frozenset(self._read_positions.by_partition)
 
     # -- in the registry ---------------------------------------------------------------
@@ -182,7 +182,7 @@ class Assignment:
         subscription: Mapping[str, int],
         pattern: Pattern,
     ) -> Registration | None:
-        """Register the consumer for Consumer.register_with(), which documents this."""
+        """Register a stream of a connector; see Consumer.register_with()."""
         if not isinstance(self._groups, SharedGroups):
             return None
         if registration is None:
@@ -231,7 +231,7 @@ class Assignment:
     # -- changes -----------------------------------------------------------------------
 
     def check_for_changes(self) -> None:
-        """Process changes of topics, of the place in the group, and of failed logs.
+        """Process changes of topics and of the group, and open failed logs again.
 
         This calls the listener.
         """
@@ -245,7 +245,7 @@ class Assignment:
         topics = self.subscription()
         for topic in topics:
             count = self._count(topic)
-            # 0 after a deletion
+            # The count is 0 after the topic was deleted.
             self._initial_partition_counts[topic] = min(
                 count, self._initial_partition_counts.get(topic, count)
             )
@@ -283,11 +283,12 @@ class Assignment:
     def _apply_membership(
         self, member: GroupMember, event: MembershipEvent | Share
     ) -> None:
-        current = self._read()
+        current = self._current_partitions()
         if event is LOST:
             if self._settings.enable_auto_commit:
                 self._commits.log_uncommitted(
-                    self._commits.finished(), "this consumer was removed from its group"
+                    self._commits.finished_offsets(),
+                    "this consumer was removed from its group",
                 )
             self._read_positions.set_partitions(frozenset())
             self._share = frozenset()
@@ -295,21 +296,21 @@ class Assignment:
                 self._ownership.forget()
             if current:
                 self._call_listener(self._listener.on_partitions_lost, current)
-                # These commits are stored now, because the group refuses them now. After
-                # the member has joined again, the group would accept them.
+                # The group must refuse the commits of the listener, because the
+                # partitions are lost. Once the member has joined again, the group
+                # would accept them.
                 self._commits.store_queued()
         elif event is REJOIN:
             if not member.is_cooperative:
                 self._stop_reading(current)
-            self._share = self._read()
+            self._share = self._current_partitions()
             # This releases the revoked partitions before the member joins.
             self._read_owned()
-            member.join(self._read())
+            member.join(self._current_partitions())
         elif isinstance(event, Share):
             self.rebalances += 1
             if current - event.partitions and member.is_cooperative:
-                # This is the first step: if a later one fails, the member still joins
-                # with its current partitions.
+                # First, because the member must join again even if a later step fails.
                 member.rejoin()
             self._share = event.partitions
             # If the listener raises, the next poll continues.
@@ -319,7 +320,7 @@ class Assignment:
 
     def _apply_share(self) -> None:
         """Stop reading the partitions outside of the share, and read the others."""
-        self._stop_reading(self._read() - self._share)
+        self._stop_reading(self._current_partitions() - self._share)
         self._read_owned()
 
     def _read_owned(self) -> None:
@@ -334,10 +335,12 @@ class Assignment:
             owned = self._ownership.claim(
                 self._share, self._membership.group_metadata()
             )
-        self._unannounced = (self._unannounced & owned) | (owned - self._read())
+        self._unannounced = (self._unannounced & owned) | (
+            owned - self._current_partitions()
+        )
         self._read_positions.set_partitions(owned)
         if self._unannounced:
-            # If an interrupt stops the listener, the next poll calls it again.
+            # If an interrupt stops the listener, the next poll calls the listener again.
             self._owns_share = False
             try:
                 self._call_listener(
@@ -361,7 +364,7 @@ class Assignment:
             # The commits of the listener belong to the ending generation.
             self._commits.store_queued()
         finally:
-            self._read_positions.set_partitions(self._read() - partitions)
+            self._read_positions.set_partitions(self._current_partitions() - partitions)
 
     def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
         if partitions and self.is_subscribed:
@@ -391,13 +394,13 @@ class Assignment:
         self._membership.is_leaving = True
         try:
             self._commits.commit_finished(timeout)
-            self._revoke(self._read())
+            self._revoke(self._current_partitions())
             self._commits.store_queued()
         finally:
             self._membership.is_leaving = False
             self._read_positions.set_partitions(frozenset())
             self._share = frozenset()
-            # In a forked child, the place belongs to the parent process.
+            # In a forked child, the parent process is the member.
             if self._fs.forks == self._forks:
                 self._end_ownership(member)
 

@@ -1,11 +1,11 @@
-"""Divides the partitions of a group among its members, like Kafka's assignors.
+"""Assignors, which divide the partitions of a group among its members, as in Kafka.
 
 | name | assignment |
 |---|---|
 | `range` | of each topic, a range of partitions for each member, in the order of members |
 | `roundrobin` | all partitions in turn |
 | `sticky` | as even as possible; members keep their partitions |
-| `cooperative-sticky` | the same; a moved partition remains unassigned until its owner has revoked it |
+| `cooperative-sticky` | like `sticky`, but a moved partition remains unassigned until its owner has revoked it |
 
 Rules (clients reference 7.5):
 - Members are ordered by their instance ids, then by their member ids, in Java's order
@@ -38,9 +38,9 @@ class Assignor(Protocol):
     their partitions during a rebalance.
 
     Two more methods are called if they exist. subscription_user_data(topics) returns
-    bytes for the member that assigns, which finds them in Member.user_data, or None.
-    on_assignment(partitions, generation) receives the partitions of the member, in its
-    thread.
+    bytes or None. The leader of the group, whose assignor runs, receives the bytes as
+    Member.user_data. on_assignment(partitions, generation) receives the partitions of
+    the member, in the thread that uses the consumer.
     """
 
     @property
@@ -124,14 +124,14 @@ class CooperativeStickyAssignor:
         self, partitions: Mapping[str, int], members: Iterable[Member]
     ) -> Assignment:
         member_list = list(members)
-        return withheld(
+        return withhold_claimed(
             Claims.of(member_list, partitions), _sticky(partitions, member_list)
         )
 
 
-def withheld(claims: Claims, assignment: Assignment) -> Assignment:
-    """Return an assignment without the partitions that another member still has. Their
-    owners revoke them first.
+def withhold_claimed(claims: Claims, assignment: Assignment) -> Assignment:
+    """Return an assignment without the partitions that another member still owns, and
+    must revoke first.
     """
     return {
         member_id: [
@@ -148,7 +148,7 @@ def _sticky(partitions: Mapping[str, int], members: list[Member]) -> Assignment:
     claims = Claims.of(members, known)
     subscriptions = {frozenset(member.topics) for member in members}
     if len(subscriptions) == 1:
-        return _constrained(known, members, claims)
+        return _assign_equal_subscriptions(known, members, claims)
     return balance(known, members, claims)
 
 
@@ -162,7 +162,7 @@ class _Bounds(NamedTuple):
     extra: int
 
 
-def _constrained(
+def _assign_equal_subscriptions(
     known: Mapping[str, int], members: list[Member], claims: Claims
 ) -> Assignment:
     """Assign partitions to members that subscribe to the same topics."""
@@ -174,9 +174,9 @@ def _constrained(
     low, extra = divmod(total, len(ordered))
     bounds = _Bounds(low, low + bool(extra), extra)
     assignment: Assignment = {member.member_id: [] for member in ordered}
-    under: list[str] = []
-    exact: list[str] = []
-    full = 0
+    below_low: list[str] = []
+    at_low: list[str] = []
+    at_high_count = 0
     for member in ordered:
         previous_partitions = sorted(
             claims.retained_by(member),
@@ -184,16 +184,16 @@ def _constrained(
         )
         if len(previous_partitions) < bounds.low:
             retained = previous_partitions
-            under.append(member.member_id)
-        elif len(previous_partitions) >= bounds.high and full < bounds.extra:
+            below_low.append(member.member_id)
+        elif len(previous_partitions) >= bounds.high and at_high_count < bounds.extra:
             retained = previous_partitions[: bounds.high]
-            full += 1
-            if full == bounds.extra:
-                exact.clear()
+            at_high_count += 1
+            if at_high_count == bounds.extra:
+                at_low.clear()
         else:
             retained = previous_partitions[: bounds.low]
-            if full < bounds.extra:
-                exact.append(member.member_id)
+            if at_high_count < bounds.extra:
+                at_low.append(member.member_id)
         assignment[member.member_id] = retained
     assigned_partitions = {
         partition for owned in assignment.values() for partition in owned
@@ -204,34 +204,34 @@ def _constrained(
         for number in range(known[topic])
         if TopicPartition(topic, number) not in assigned_partitions
     ]
-    _assign_remaining(free, assignment, under, exact, bounds)
+    _assign_remaining(free, assignment, below_low, at_low, bounds)
     return assignment
 
 
 def _assign_remaining(
     free: list[TopicPartition],
     assignment: Assignment,
-    under: list[str],
-    exact: list[str],
+    below_low: list[str],
+    at_low: list[str],
     bounds: _Bounds,
 ) -> None:
-    """Give partitions in turn to members with too few, and then one each to members
-    that may have one more.
+    """Assign partitions in turn to the members with fewer than bounds.low. Then assign
+    one partition each to members with exactly bounds.low.
     """
-    waiting = list(under)
-    at = 0
+    waiting = list(below_low)
+    index = 0
     for partition in free:
         if waiting:
-            at %= len(waiting)
-            member_id = waiting[at]
+            index %= len(waiting)
+            member_id = waiting[index]
             assignment[member_id].append(partition)
             if len(assignment[member_id]) == bounds.low:
-                waiting.pop(at)
-                exact.append(member_id)
+                waiting.pop(index)
+                at_low.append(member_id)
             else:
-                at += 1
+                index += 1
         else:
-            assignment[exact.pop(0)].append(partition)
+            assignment[at_low.pop(0)].append(partition)
 
 
 COOPERATIVE_STICKY: Final = CooperativeStickyAssignor()
@@ -242,7 +242,7 @@ _ALL: Final[tuple[Assignor, ...]] = (
     STICKY,
     COOPERATIVE_STICKY,
 )
-#: The assignors that have a name.
+#: The built-in assignors by name.
 ASSIGNORS: Final[Mapping[str, Assignor]] = {
     assignor.name: assignor for assignor in _ALL
 }

@@ -1,12 +1,12 @@
 """Waits of a consumer for changes by other processes.
 
 Rules:
-- One watch is used until the directories change: creating one for each wait took a third
-  of the system calls of an idle consumer.
+- A watch is reused until the directories change. Creating a watch for each wait took a
+  third of the system calls of an idle consumer.
 - Events between two waits end the next wait at once.
 - The kernel closes the files of a dead process one after the other, so its locks may
-  still exist when the end of one file is reported. For _ECHO_MS, deaths must be checked
-  without further reports.
+  still exist when the closing of one file is reported, and no report follows. So for
+  _DEATH_CHECKS_MS after a report, the consumer must check for deaths by polling.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, cast
 from logcore.fs import FS, SharedFS
 from logcore.fs.watch import DirectoryWatch
 
-_ECHO_MS: Final = 500
+_DEATH_CHECKS_MS: Final = 500
 
 
 class ChangeWatch:
@@ -29,30 +29,30 @@ class ChangeWatch:
         self._fs = fs
         self._watch: DirectoryWatch | None = None
         self._watched: tuple[Sequence[str], Sequence[str]] = ((), ())
-        self._echo_ms = 0
-        # Protects the watch from wake(), and the next field.
+        self._death_checks_end_ms = 0
+        # Guards _watch against wake() of another thread, and _is_waiting.
         self._mutex = threading.Lock()
         self._is_waiting = False
 
     def watch(self, directories: Sequence[str], closing: Sequence[str]) -> bool:
-        """Watch these directories instead of the former ones; see SharedFS.watch().
+        """Watch these directories and no others; see SharedFS.watch().
 
-        Returns whether the watch is new. Changes before this call are then not reported.
+        Return whether a new watch was created, which does not report earlier changes.
         """
         if self.is_current(directories, closing):
             return False
         self.close()
         if closing:
-            made = cast(SharedFS, self._fs).watch(*directories, closing=closing)
+            watch = cast(SharedFS, self._fs).watch(*directories, closing=closing)
         else:
-            made = self._fs.watch(*directories)
+            watch = self._fs.watch(*directories)
         with self._mutex:
-            self._watch = made
+            self._watch = watch
         self._watched = directories, closing
         return True
 
     def is_current(self, directories: Sequence[str], closing: Sequence[str]) -> bool:
-        """Return whether watch() keeps the present watch for these directories."""
+        """Return whether watch() would reuse the present watch."""
         return (
             self._watch is not None
             and (directories, closing) == self._watched
@@ -60,7 +60,9 @@ class ChangeWatch:
         )
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable with a change, or -1 without one."""
+        """Return a descriptor that becomes readable when a directory changes, or -1 if
+        the system has none.
+        """
         assert self._watch is not None
         return self._watch.fileno()
 
@@ -71,12 +73,12 @@ class ChangeWatch:
             self._watch is not None
             and self._watch.fileno() >= 0
             and bool(self._watched[1])
-            and self._fs.monotonic_ms() >= self._echo_ms
+            and self._fs.monotonic_ms() >= self._death_checks_end_ms
         )
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None, None, None]:
-        """Let wake() end the wait() of this block, also if it is called before."""
+        """Make wake() end the wait() in this block, even if wake() is called first."""
         with self._mutex:
             self._is_waiting = True
         try:
@@ -86,12 +88,12 @@ class ChangeWatch:
                 self._is_waiting = False
 
     def wait(self, seconds: float) -> None:
-        """Wait for a change or for wake(), at most for some seconds."""
+        """Wait for a change or for wake(), at most `seconds`."""
         assert self._watch is not None
         self._watch.wait(seconds)
         if self._watch.saw_close:
             self._watch.saw_close = False
-            self._echo_ms = self._fs.monotonic_ms() + _ECHO_MS
+            self._death_checks_end_ms = self._fs.monotonic_ms() + _DEATH_CHECKS_MS
 
     def wake(self) -> None:
         """End the present wait."""

@@ -95,20 +95,16 @@ class GroupMembership:
         )
 
     def committer(self) -> Committer:
-        """Return the identity for a commit: group, generation and member."""
+        """Return the group, generation and member id to send with a commit."""
         return Committer(*self.group_metadata(), is_leaving=self.is_leaving)
 
     def enter_generation(self) -> bool:
-        """Call GroupMember.enter_generation() of the member, if there is one."""
+        """Call GroupMember.enter_generation(), or return False without a member."""
         return self.member is not None and self.member.enter_generation()
 
 
 class Commits:
-    """The commits of one consumer.
-
-    `read_positions` contains its read positions. `stores` is None
-    without a group.
-    """
+    """The commits of one consumer. `stores` is None without a group."""
 
     def __init__(
         self,
@@ -236,10 +232,10 @@ class Commits:
             if queued_commit.callback is not None:
                 call(queued_commit.callback, failure, queued_commit.offsets)
 
-    def commit_elsewhere(
+    def commit_from_other_thread(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> bool:
-        """Commit like commit(), in another thread than the one that reads.
+        """Commit in another thread than the thread that reads.
 
         The membership does not change. Return False while a new generation begins that
         the reading thread has not entered yet.
@@ -314,7 +310,7 @@ class Commits:
                 failed.__cause__ = self._offsets().groups.failure
                 return failed
 
-    def finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
+    def finished_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that auto-commit must store."""
         return {
             partition: OffsetAndMetadata(read_position.finished)
@@ -327,15 +323,14 @@ class Commits:
     def commit_finished(self, timeout: float | None = None) -> None:
         """Commit finished offsets before partitions are revoked.
 
-        If the group refuses the commit, the next owner processes the records again. A
-        failing disk is reported by local_groups.py.
+        If the group refuses the commit, the next owner processes the records again.
         """
         if self._stores is None:
             return
         self.store_queued()
         if not self._settings.enable_auto_commit:
             return
-        offsets = self.finished()
+        offsets = self.finished_offsets()
         try:
             self._commit(offsets, timeout)
         except (
@@ -375,4 +370,4 @@ class Commits:
             with contextlib.suppress(
                 CommitFailedError, RebalanceInProgressError, FencedInstanceError
             ):
-                self.commit(self.finished())
+                self.commit(self.finished_offsets())

@@ -10,8 +10,8 @@ Rules (clients reference 5):
   Auto-commit stores finished offsets only.
 - A commit is durable when commit() returns. If the consumer lost its partitions, the
   commit is refused and has no effect.
-- A consumer starts no thread. To remain in its group, it calls poll() at least every
-  max_poll_interval_ms.
+- A consumer starts no thread. To keep it in its group, the user calls poll() at least
+  every max_poll_interval_ms.
 
 This module does not choose the partitions (assignment.py) or the next records
 (fetcher.py). It does not divide partitions in a group (group_member.py, assignors.py) or
@@ -89,9 +89,9 @@ _CHECK_SECONDS: Final = 1.0
 #: The same interval in a shared directory, if no event reports the death of another
 #: process.
 _CHECK_SHARED_SECONDS: Final = 0.05
-#: Number and interval of the attempts of commit_elsewhere() while a generation begins.
-_ELSEWHERE_ATTEMPTS: Final = 100
-_ELSEWHERE_SECONDS: Final = 0.1
+#: Number and interval of the attempts of commit_from_other_thread() during a rebalance.
+_OTHER_THREAD_ATTEMPTS: Final = 100
+_OTHER_THREAD_SECONDS: Final = 0.1
 
 
 class Consumer:
@@ -124,10 +124,10 @@ class Consumer:
         )
         # Weak, because logs and groups hold this callback longer than the user holds
         # the consumer.
-        myself = weakref.WeakMethod(self._wake)
-        self._listening = functools.partial(_call, myself)
+        weak_wake = weakref.WeakMethod(self._wake)
+        self._wake_callback = functools.partial(_call_if_alive, weak_wake)
         read_positions = ReadPositions(
-            directory, self._listening, is_read_only=self._is_read_only
+            directory, self._wake_callback, is_read_only=self._is_read_only
         )
         self._read_positions: Mapping[TopicPartition, PartitionPosition] = (
             read_positions.by_partition
@@ -135,14 +135,14 @@ class Consumer:
         self._is_closed = False
         self._checks = 0
         # Reentrant, because a listener may seek and commit during poll().
-        self._using = threading.RLock()
-        self._moved = threading.Condition()
-        self._has_moved = False
+        self._use_lock = threading.RLock()
+        self._change_condition = threading.Condition()
+        self._has_changed = False
         self._is_woken = False
         self._changes = ChangeWatch(fs)
         self._forks = fs.forks
         if groups is not None:
-            groups.listen(self._listening)
+            groups.listen(self._wake_callback)
         self._fetcher = Fetcher(
             fs,
             self._read_positions,
@@ -178,8 +178,8 @@ class Consumer:
         ):
             # No lock is acquired here: the garbage collector runs in any thread, at any
             # point.
-            what = f"a consumer of group {self._settings.group_id!r} was not closed"
-            warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+            message = f"a consumer of group {self._settings.group_id!r} was not closed"
+            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
         state = (
@@ -198,12 +198,12 @@ class Consumer:
     def leave_unfinished(self) -> None:
         """Close the consumer without finishing the records returned last.
 
-        Their receiver may still process them. Otherwise, this is close().
+        The caller may still be processing them. In all other respects, this is close().
         """
         self._close(is_done=False)
 
     def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
-        with self._exclusively(is_whole=True):
+        with self._exclusively(refuse_in_listener=True):
             if self._is_closed:
                 return
             # In a forked child: the parent is the member and commits.
@@ -223,27 +223,29 @@ class Consumer:
         self._changes.close()
         self._assignment.end()
         if self._groups is not None:
-            self._groups.forget(self._listening)
+            self._groups.forget(self._wake_callback)
         self._is_closed = True
 
     @contextlib.contextmanager
-    def _exclusively(self, *, is_whole: bool = False) -> Generator[None, None, None]:
+    def _exclusively(
+        self, *, refuse_in_listener: bool = False
+    ) -> Generator[None, None, None]:
         """Exclude other threads while a method runs.
 
-        With `is_whole`, a listener must not call the method during another one.
+        With `refuse_in_listener`, a call by a listener is refused.
         """
-        if not self._using.acquire(blocking=False):
+        if not self._use_lock.acquire(blocking=False):
             raise ConsumerBusyError(
                 "a consumer is used by one thread at a time, and another uses this one"
             )
         try:
-            if is_whole and self._assignment.is_calling_listener:
+            if refuse_in_listener and self._assignment.is_calling_listener:
                 raise ConsumerStateError(
                     "a listener may seek and commit, and not poll, subscribe, assign or close"
                 )
             yield
         finally:
-            self._using.release()
+            self._use_lock.release()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -285,7 +287,7 @@ class Consumer:
             if pattern is None
             else topic_pattern("the pattern of subscribe()", pattern)
         )
-        with self._exclusively(is_whole=True):
+        with self._exclusively(refuse_in_listener=True):
             self._check_open()
             self._assignment.subscribe(wanted, compiled, listener)
 
@@ -306,7 +308,7 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """Give up all partitions and leave the group."""
-        with self._exclusively(is_whole=True):
+        with self._exclusively(refuse_in_listener=True):
             self._check_open()
             self._assignment.unsubscribe()
 
@@ -318,12 +320,12 @@ class Consumer:
             ConsumerStateError: the consumer has subscribed to topics.
         """
         wanted = frozenset(TopicPartition(*partition) for partition in partitions)
-        with self._exclusively(is_whole=True):
+        with self._exclusively(refuse_in_listener=True):
             self._check_open()
             self._assignment.assign(wanted)
 
     def subscription(self) -> frozenset[str]:
-        """Return the subscribed topics, or those that match the pattern now."""
+        """Return the subscribed topics, or the topics that match the pattern now."""
         return self._assignment.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
@@ -333,13 +335,13 @@ class Consumer:
     def pause(self, *partitions: tuple[str, int]) -> None:
         """Make poll() skip these partitions until resume()."""
         for partition in partitions:
-            read_position = self._reading(partition)
+            read_position = self._read_position(partition)
             read_position.is_paused = True
             read_position.drop()  # ends an iteration
 
     def resume(self, *partitions: tuple[str, int]) -> None:
         for partition in partitions:
-            self._reading(partition).is_paused = False
+            self._read_position(partition).is_paused = False
 
     def paused(self) -> frozenset[TopicPartition]:
         # A copy, because another thread may remove some; see logcore.aio.
@@ -350,7 +352,7 @@ class Consumer:
             if read_position.is_paused
         )
 
-    def _reading(self, partition: tuple[str, int]) -> PartitionPosition:
+    def _read_position(self, partition: tuple[str, int]) -> PartitionPosition:
         self._check_open()
         found = self._read_positions.get(TopicPartition(*partition))
         if found is None:
@@ -367,13 +369,13 @@ class Consumer:
         """Return the offset of the next record that poll() returns.
 
         Raises:
-            NoOffsetError: the position is not known yet.
+            NoOffsetError: an open transaction may still commit an offset.
         """
         with self._exclusively():
             self._set_missing_positions([TopicPartition(*partition)])
-            return self._placed(self._reading(partition))
+            return self._known_position(self._read_position(partition))
 
-    def _placed(self, read_position: PartitionPosition) -> int:
+    def _known_position(self, read_position: PartitionPosition) -> int:
         if read_position.position is None:
             raise NoOffsetError(
                 "an open transaction may commit an offset of this partition: poll until it has ended",
@@ -384,24 +386,26 @@ class Consumer:
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Continue from an offset. The next poll() checks whether the log contains it."""
         with self._exclusively():
-            self._sought(partition, offset).seek_to(offset)
+            self._position_to_seek(partition, offset).seek_to(offset)
 
-    def _sought(self, partition: tuple[str, int], offset: int) -> PartitionPosition:
+    def _position_to_seek(
+        self, partition: tuple[str, int], offset: int
+    ) -> PartitionPosition:
         if offset < 0:
             raise InvalidConfigError("an offset is not negative", found=offset)
-        return self._reading(partition)
+        return self._read_position(partition)
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
-        """Move to the start of these partitions, or of all that the consumer reads."""
+        """Move to the start of these partitions, or of all partitions without arguments."""
         with self._exclusively():
             for partition in partitions or tuple(self._read_positions):
-                read_position = self._reading(partition)
+                read_position = self._read_position(partition)
                 read_position.seek_to(self._fetcher.start(read_position.log))
 
     def seek_to_end(self, *partitions: tuple[str, int]) -> None:
         with self._exclusively():
             for partition in partitions or tuple(self._read_positions):
-                read_position = self._reading(partition)
+                read_position = self._read_position(partition)
                 read_position.seek_to(self._fetcher.end(read_position.log))
 
     def lag(self, partition: tuple[str, int] | None = None) -> int:
@@ -410,7 +414,7 @@ class Consumer:
         Without a partition, return the sum of all partitions.
 
         Raises:
-            NoOffsetError: a position is not known yet.
+            NoOffsetError: an open transaction may still commit an offset.
         """
         with self._exclusively():
             wanted = (
@@ -421,10 +425,11 @@ class Consumer:
             self._set_missing_positions(wanted)
             found = 0
             for topic_partition in wanted:
-                read_position = self._reading(topic_partition)
+                read_position = self._read_position(topic_partition)
                 found += max(
                     0,
-                    self._fetcher.end(read_position.log) - self._placed(read_position),
+                    self._fetcher.end(read_position.log)
+                    - self._known_position(read_position),
                 )
             return found
 
@@ -454,7 +459,7 @@ class Consumer:
     ) -> dict[TopicPartition, int | None]:
         """Return the offset of the first record at or after each time.
 
-        It is None if all records are older.
+        The value is None if all records of the partition are older.
         """
         return {
             TopicPartition(*partition): self._log(
@@ -501,9 +506,9 @@ class Consumer:
     ) -> None:
         """Commit the positions of all partitions, or the given offsets.
 
-        When this method returns, the offsets are durable, and so are those of earlier
-        commit_async() calls. While another process holds the group, it retries for
-        `timeout` seconds. Waiting for the disk has no limit.
+        When this method returns, the offsets are durable, including the offsets of
+        earlier commit_async() calls. While another process has locked the group, this
+        method retries for `timeout` seconds. The wait for the disk has no limit.
 
         Raises:
             CommitFailedError: the partitions were lost, or their topics are not
@@ -511,11 +516,11 @@ class Consumer:
             RebalanceInProgressError: the group is dividing its partitions.
             ConsumerStateError: the consumer has no group.
             FencedInstanceError: another consumer has the same group_instance_id.
-            RegistryLockedError: another process held the group until the timeout.
+            RegistryLockedError: another process locked the group until the timeout.
         """
         with self._exclusively():
             self._check_open()
-            self._commits.commit(self._chosen(offsets), timeout)
+            self._commits.commit(self._checked_offsets(offsets), timeout)
 
     def commit_async(
         self,
@@ -524,10 +529,10 @@ class Consumer:
     ) -> None:
         """Commit the current positions, or the given offsets, without waiting.
 
-        They are stored by the next poll(), commit() or close(), or once a thousand
-        commits are queued. All queued commits share one sync. callback(error, offsets)
-        is called inside the call that stores them. The error is None, or an error of
-        commit(). Without a callback, a failure is logged.
+        The commits are queued, and the next poll(), commit() or close() stores them with
+        one sync. The thousandth queued commit stores them too. callback(error, offsets)
+        is called by the method that stores the commit. The error is None, or an error
+        of commit(). Without a callback, a failure is logged.
 
         Raises:
             ConsumerStateError: the consumer has no group.
@@ -535,10 +540,10 @@ class Consumer:
         """
         with self._exclusively():
             self._check_open()
-            if self._commits.add(self._chosen(offsets), callback):
+            if self._commits.add(self._checked_offsets(offsets), callback):
                 self._commits.store_queued()
 
-    def _chosen(
+    def _checked_offsets(
         self, offsets: Offsets[PartitionKey] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets to commit.
@@ -564,15 +569,15 @@ class Consumer:
                 )
         return chosen
 
-    def commit_elsewhere(self) -> None:
-        """Commit from another thread all records that the reading thread has received."""
+    def commit_from_other_thread(self) -> None:
+        """Commit the positions from another thread than the thread that reads."""
         self._check_open()
         chosen = self._offsets_to_commit()
         before = {
             partition: (read_position, read_position.stored)
             for partition, read_position in list(self._read_positions.items())
         }
-        for _ in range(_ELSEWHERE_ATTEMPTS):
+        for _ in range(_OTHER_THREAD_ATTEMPTS):
             # Skip partitions that were given up or committed since then. A commit must
             # not overwrite a later one of any member.
             now = {
@@ -584,17 +589,17 @@ class Consumer:
                 for partition, each in chosen.items()
                 if partition in before and now.get(partition) == before[partition]
             }
-            if self._commits.commit_elsewhere(kept):
+            if self._commits.commit_from_other_thread(kept):
                 return
-            with self._moved:
-                self._moved.wait(_ELSEWHERE_SECONDS)
+            with self._change_condition:
+                self._change_condition.wait(_OTHER_THREAD_SECONDS)
         raise RebalanceInProgressError(
-            "the group divides its partitions, and the stream's thread asks for no record"
+            "the group is rebalancing, and the thread of the stream requests no record"
         )
 
     def _offsets_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets that commit() stores by default."""
-        # Otherwise, auto-commit would later commit a smaller offset.
+        # Without this, auto-commit would later commit a smaller offset.
         self._fetcher.finish()
         positions = {
             partition: read_position.position
@@ -611,7 +616,7 @@ class Consumer:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the committed offsets of the group, from all members.
 
-        The value is None for a partition without one.
+        The value is None for a partition without a committed offset.
         """
         stored = self._commits.committed()
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
@@ -627,8 +632,8 @@ class Consumer:
     def group_metadata(self) -> GroupMetadata:
         """Return the identity of this consumer in its group.
 
-        It is an argument of TransactionalProducer.send_offsets_to_transaction(). A
-        consumer without a subscription is not a member.
+        Pass it to TransactionalProducer.send_offsets_to_transaction(). A consumer
+        without a subscription is not a member.
 
         Raises:
             ConsumerStateError: the consumer has no group.
@@ -651,9 +656,9 @@ class Consumer:
         """Return the next records of the assigned partitions, at most max_records.
 
         The default is max_poll_records. If there are no records, wait up to `timeout`
-        seconds for the first. The call finishes the records of the previous poll(), keeps the
-        consumer in its group, and calls the listener. Exceptions of the listener are
-        raised here.
+        seconds for the first record. The call finishes the records of the previous
+        poll(), keeps the consumer in its group, and calls the listener. Exceptions of
+        the listener are raised here.
 
         Raises:
             NoOffsetError: auto_offset_reset="none", and no offset was committed.
@@ -664,9 +669,9 @@ class Consumer:
             WakeupError: wakeup() was called.
             LogcoreError: a log could not be read.
         """
-        most = self._checked_most(max_records)
+        most = self._checked_max_records(max_records)
         timeout_ms = milliseconds(timeout)
-        with self._exclusively(is_whole=True):
+        with self._exclusively(refuse_in_listener=True):
             self._fetcher.finish()
             found: dict[TopicPartition, list[TopicRecord]] = {}
             moves: list[Move] = []
@@ -676,7 +681,7 @@ class Consumer:
             given = intercepted(self._settings.interceptors, ConsumerRecords(found))
         return self._fetcher.deliver(moves, given)
 
-    def _checked_most(self, max_records: int | None) -> int:
+    def _checked_max_records(self, max_records: int | None) -> int:
         if max_records is None:
             return self._settings.max_poll_records
         check_at_least_1("max_records", max_records)
@@ -688,8 +693,9 @@ class Consumer:
         """Return columns instead of records, to process many records at once.
 
         The partitions are read one after the other, until max_bytes of keys and values
-        are found. At least one chunk of a scan is returned. Deserializers and
-        interceptors are not called. Otherwise, this is poll(), with the same errors.
+        are found. If there are records, the result has at least one chunk of a scan.
+        Deserializers and interceptors are not called. The other behavior and the errors
+        are those of poll().
         """
         return self._poll_columns(timeout, max_bytes, dict)
 
@@ -701,12 +707,13 @@ class Consumer:
     ) -> _T:
         """Return make(columns).
 
-        It is first called without columns, before any record is read.
+        `make` is also called without columns before any record is read, so that a
+        missing package is reported before positions move.
         """
         check_at_least_1("max_bytes", max_bytes)
         timeout_ms = milliseconds(timeout)
         given = make({})
-        with self._exclusively(is_whole=True):
+        with self._exclusively(refuse_in_listener=True):
             self._fetcher.finish()
             moves: list[Move] = []
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
@@ -723,8 +730,8 @@ class Consumer:
         """Return one Arrow table instead of records.
 
         Its columns are topic and partition, which are dictionary-encoded, offset,
-        timestamp, key, value and headers. Otherwise, this is poll_columns(), with the
-        errors of poll().
+        timestamp, key, value and headers. The other behavior is that of
+        poll_columns(), and the errors are those of poll().
 
         Raises:
             MissingDependencyError: pyarrow is not installed. This is checked before any
@@ -741,12 +748,12 @@ class Consumer:
         for consumer_timeout_ms. A record is finished when the loop requests the next
         one.
         """
-        # Each record passes through C alone, if the kernels are compiled.
+        # If the kernels are compiled, C code alone passes on each record.
         return chain.from_iterable(self._runs())
 
     def _runs(self) -> Iterator[Iterator[TopicRecord]]:
         while True:
-            with self._exclusively(is_whole=True):
+            with self._exclusively(refuse_in_listener=True):
                 self._fetcher.finish()
                 try:
                     is_more = self._prepare(self._iteration_ends_ms())
@@ -754,31 +761,31 @@ class Consumer:
                     return
                 if not is_more:
                     return
-                chosen = self._fetcher.open_next()
+                chosen = self._fetcher.open_next_partition()
             if chosen is not None:
                 yield from self._fetcher.runs(chosen)
 
     def _iteration_ends_ms(self) -> int | None:
         """Return when an iteration without a record ends, or None for never."""
-        waits_ms = self._settings.consumer_timeout_ms
-        if waits_ms is None:
+        timeout_ms = self._settings.consumer_timeout_ms
+        if timeout_ms is None:
             return None
-        return self._fs.monotonic_ms() + waits_ms
+        return self._fs.monotonic_ms() + timeout_ms
 
     def wakeup(self) -> None:
         """Make the current poll(), or the next one, raise WakeupError once.
 
         An iteration ends instead. Any thread may call this.
         """
-        with self._moved:
+        with self._change_condition:
             self._is_woken = True
-            self._moved.notify_all()
+            self._change_condition.notify_all()
         self._changes.wake()
 
     def _wake(self) -> None:
-        with self._moved:
-            self._has_moved = True
-            self._moved.notify_all()
+        with self._change_condition:
+            self._has_changed = True
+            self._change_condition.notify_all()
         self._changes.wake()
 
     def _prepare(self, deadline_ms: int | None) -> bool:
@@ -798,10 +805,10 @@ class Consumer:
             now_ms = self._fs.monotonic_ms()
             if deadline_ms is not None and now_ms >= deadline_ms:
                 return False
-            left = (
+            remaining = (
                 _CHECK_SECONDS if deadline_ms is None else (deadline_ms - now_ms) / 1000
             )
-            self._wait(min(left, _CHECK_SECONDS))
+            self._wait(min(remaining, _CHECK_SECONDS))
 
     def prepare_to_read(self) -> None:
         """Do the work before a read that may block on the disk.
@@ -814,8 +821,8 @@ class Consumer:
             raise ConsumerStateError(
                 "nothing to read", expected="subscribe() or assign() first"
             )
-        with self._moved:
-            self._has_moved = False
+        with self._change_condition:
+            self._has_changed = False
         self._checks += 1
         self._commits.store_queued()
         self._assignment.check_for_changes()
@@ -823,17 +830,17 @@ class Consumer:
         self._set_missing_positions(list(self._read_positions))
 
     @property
-    def has_moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether any change was reported since the latest prepare_to_read() began."""
-        with self._moved:
-            return self._has_moved
+        with self._change_condition:
+            return self._has_changed
 
     def has_records(self) -> bool:
         """Return whether there are records at the positions."""
         return self._fetcher.has_records()
 
     def _consume_wakeup(self) -> bool:
-        with self._moved:
+        with self._change_condition:
             is_woken = self._is_woken
             self._is_woken = False
             return is_woken
@@ -842,13 +849,15 @@ class Consumer:
         paths = self.watched_paths()
         if not paths:
             seconds = self.max_wait_seconds(seconds)
-            with self._moved:
-                self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
+            with self._change_condition:
+                self._change_condition.wait_for(
+                    lambda: self._has_changed or self._is_woken, seconds
+                )
             return
         is_new = self._changes.watch(paths, self._assignment.watched_sessions())
         with self._changes.waiting():
-            with self._moved:
-                is_over = self._has_moved or self._is_woken
+            with self._change_condition:
+                is_over = self._has_changed or self._is_woken
             if is_over or (is_new and self.has_records()):
                 return
             self._changes.wait(
@@ -888,13 +897,17 @@ class Consumer:
 
     def _max_shared_wait_seconds(self, reports_deaths: bool) -> float:
         # No event reports the end of a transaction that decides about a position.
-        is_settled = all(
+        has_all_positions = all(
             read_position.position is not None
             for read_position in self._read_positions.values()
         )
-        if is_settled and self._groups is None:
+        if has_all_positions and self._groups is None:
             return _CHECK_SECONDS
-        if is_settled and reports_deaths and isinstance(self._groups, SharedGroups):
+        if (
+            has_all_positions
+            and reports_deaths
+            and isinstance(self._groups, SharedGroups)
+        ):
             return self._groups.time_until_check_ms() / 1000
         return _CHECK_SHARED_SECONDS
 
@@ -905,31 +918,31 @@ class Consumer:
 
         The position is the committed offset, or depends on auto_offset_reset.
         """
-        unsettled = [
+        missing = [
             partition
             for partition in wanted
             if partition in self._read_positions
             and self._read_positions[partition].position is None
         ]
-        if not unsettled:
+        if not missing:
             return
         stored: Mapping[tuple[str, int], Committed] = {}
-        undecided: set[tuple[str, int]] = set()
+        unstable: set[tuple[str, int]] = set()
         if self._groups is not None:
             group_id = str(self._settings.group_id)
             # The order matters: a transaction that ends between the two calls is open
             # in the first call or valid in the second.
             if self._settings.isolation_level == "read_committed":
-                undecided = self._groups.unstable(group_id)
+                unstable = self._groups.unstable(group_id)
             stored = self._commits.committed()
-        for partition in unsettled:
-            # If the transaction commits, records up to its offset are processed.
-            if partition in undecided:
+        for partition in missing:
+            # An open transaction may commit an offset of this partition.
+            if partition in unstable:
                 continue
             read_position = self._read_positions[partition]
             committed = stored.get(partition)
             if committed is None:
-                self._fetcher.begin(
+                self._fetcher.set_initial_position(
                     partition,
                     read_position,
                     is_added=read_position.is_new
@@ -946,7 +959,7 @@ class Consumer:
                 self._fetcher.reset(partition, read_position, error)
 
 
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+def _call_if_alive(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     found = method()
     if found is not None:
         found()

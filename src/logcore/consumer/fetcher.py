@@ -3,8 +3,8 @@
 Rules:
 - Partitions are read round-robin, starting after the one that was read last.
 - A position moves when the records are returned to the caller: in deliver(), or when
-  an iteration yields. After an earlier error or interrupt the position is unchanged,
-  and no record is skipped.
+  an iteration yields. An error or interrupt before that leaves the position unchanged,
+  so that no record is skipped.
 - Records before a damaged record, or before one that a deserializer rejects, are
   returned first. The next call raises.
 - Records may be read ahead until PartitionPosition.drop() discards them.
@@ -46,23 +46,23 @@ from logcore.reader import topic_record_lists
 from logcore.reporting import WARNING, log_line
 
 _T = TypeVar("_T")
-#: Yields records of a list, from one index to another, and moves the position.
+#: Yields the records of a list between two indexes, and moves the position.
 _YieldRecords = Callable[
     [PositionFields, list[TopicRecord], int, int], Iterator[TopicRecord]
 ]
-#: Default size of one poll of columns; see Consumer.poll_columns().
+#: Default max_bytes of Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
 #: Maximum time for which an iteration runs before it checks the group.
 _MAX_ITERATION_MS: Final = 100
-#: Number of records that an iteration reads ahead, and number of records between two
-#: readings of the clock while the loop is fast.
+#: Number of records that an iteration reads ahead.
 _READ_AHEAD_RECORDS: Final = 128
+#: Maximum number of records between two readings of the clock.
 _RECORDS_PER_CHECK: Final = 16
 
 
 @attrs.frozen
 class Columns:
-    """The columns in [start, end) of a partition."""
+    """The records of a partition with offsets in [start, end), as columns."""
 
     partition: TopicPartition
     start: int
@@ -95,11 +95,7 @@ class Fetcher:
         is_read_only: bool,
         is_shared: bool,
     ) -> None:
-        """Initialize the fetcher.
-
-        `read_positions` contains the read positions. The consumer adds and removes
-        partitions.
-        """
+        """Initialize the fetcher. The consumer adds and removes `read_positions`."""
         self._fs = fs
         self._read_positions = read_positions
         self._settings = settings
@@ -124,7 +120,7 @@ class Fetcher:
             return log.last_stable_offset
         return log.high_watermark
 
-    def begin(
+    def set_initial_position(
         self,
         topic_partition: TopicPartition,
         read_position: PartitionPosition,
@@ -146,9 +142,9 @@ class Fetcher:
             )
         if is_added:
             rule = "earliest"
-        read_position.seek_to(self._beginning(read_position.log, rule))
+        read_position.seek_to(self._initial_position(read_position.log, rule))
 
-    def _beginning(self, log: Log, rule: str) -> int:
+    def _initial_position(self, log: Log, rule: str) -> int:
         """Return the position that auto_offset_reset defines."""
         if rule == "earliest":
             return log.log_start_offset
@@ -175,7 +171,7 @@ class Fetcher:
         rule = self._settings.auto_offset_reset
         if rule == "none":
             raise error
-        read_position.seek_to(self._beginning(read_position.log, rule))
+        read_position.seek_to(self._initial_position(read_position.log, rule))
         group = self._settings.group_id
         log_line(
             "consumer",
@@ -216,7 +212,7 @@ class Fetcher:
         for step in range(len(order)):
             partition = order[(first + step) % len(order)]
             try:
-                columns = self._columns(
+                columns = self._read_columns(
                     partition, self._read_positions[partition], remaining_bytes
                 )
             except Exception:
@@ -271,8 +267,8 @@ class Fetcher:
                 read_position.seek_to(start)
             raise
 
-    def open_next(self) -> PartitionPosition | None:
-        """Find the next partition, round-robin, with records, and open it."""
+    def open_next_partition(self) -> PartitionPosition | None:
+        """Return the next partition that has records, round-robin, or None."""
         order = list(self._read_positions)
         for step in range(len(order)):
             index = (self._next_partition + step) % len(order)
@@ -485,7 +481,7 @@ class Fetcher:
             try:
                 for record in records:
                     for name, function in functions:
-                        record = _with(record, name, function)
+                        record = _deserialize_field(record, name, function)
                     deserialized.append(record)
             except Exception:
                 if not deserialized:
@@ -500,7 +496,7 @@ class Fetcher:
         start: int,
         stop: int,
     ) -> Iterator[TopicRecord]:
-        """Do the same as kernel.yield_records(), with the interceptors' records."""
+        """Yield the records of kernel.yield_records() as the interceptors return them."""
         records = read_position.records
         for record in records_ahead[start:stop]:
             single = ConsumerRecords(
@@ -521,7 +517,7 @@ class Fetcher:
             if read_position.records is not records:
                 return
 
-    def _columns(
+    def _read_columns(
         self,
         topic_partition: TopicPartition,
         read_position: PartitionPosition,
@@ -640,7 +636,9 @@ def _size_bytes(columns: RecordColumns) -> int:
     return size_bytes
 
 
-def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
+def _deserialize_field(
+    record: TopicRecord, name: str, function: Deserializer
+) -> TopicRecord:
     """Apply a deserializer to the key or value of a record. A null remains null."""
     value = getattr(record, name)
     if value is None:

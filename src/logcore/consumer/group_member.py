@@ -1,11 +1,14 @@
-"""One consumer's place in its group.
+"""The membership of one consumer in its group.
 
-It joins, assigns partitions as the leader, and detects rebalances.
+A GroupMember joins the group, detects rebalances, and assigns partitions if it is the
+leader.
 
-    step() --> None      no change: it waits for others, or the assignment is current
-               LOST      the group has removed it, and others may own its partitions
+    step() --> None      no change: the member waits for other members, or its
+                         assignment is current
+               LOST      the group has removed the member, and other members may own its
+                         partitions
                REJOIN    the group rebalances: give up partitions, then call join()
-               Share     its partitions in this generation
+               Share     the partitions of the member in this generation
 
 Rules:
 - A member never waits in this module. The caller calls step() again when the groups
@@ -16,8 +19,8 @@ Rules:
 - The leader runs the assignor without any lock, and the result is validated before
   other members see it.
 
-This module has no positions, commits and listeners (consumer.py), and does not
-implement the group's decisions (logcore.coordination).
+Positions, commits and listeners are in consumer.py, and the decisions of the group in
+logcore.coordination.
 """
 
 from __future__ import annotations
@@ -107,10 +110,10 @@ class GroupMember:
         self._protocol = ""
         # The partition counts in this member's latest assignment as leader.
         self._assigned_counts: dict[str, int] | None = None
-        # The request to join while it is sent. An interrupt may leave it here.
-        self._sent_join: PendingResult | None = None
-        self._joining: PendingResult | None = None
-        self._syncing: PendingResult | None = None
+        # The request to join while it is sent. It remains set if an interrupt stops that.
+        self._join_being_sent: PendingResult | None = None
+        self._pending_join: PendingResult | None = None
+        self._pending_sync: PendingResult | None = None
         self._share: Share | None = None  # the result of step() until clear_share()
         self._is_stable = False
         self._must_join = False
@@ -145,9 +148,9 @@ class GroupMember:
         self._must_join = True
 
     def join(self, owned: Iterable[TopicPartition]) -> None:
-        """Request a place in the next generation.
+        """Request to join the next generation.
 
-        `owned` are the partitions that the member keeps during the rebalance.
+        `owned` contains the partitions that the member keeps during the rebalance.
         """
         owned_generation = -1
         if self._protocol:
@@ -179,12 +182,12 @@ class GroupMember:
         )
         self._must_join = False
         self._is_stable = False
-        self._syncing = None
+        self._pending_sync = None
         self._share = None
-        self._sent_join = pending
+        self._join_being_sent = pending
         self._groups.join(request, pending)
-        self._joining = pending
-        self._sent_join = None
+        self._pending_join = pending
+        self._join_being_sent = None
 
     def _user_data(self, assignor: Assignor) -> bytes | None:
         """Return the user data that a custom assignor adds to the subscription.
@@ -203,10 +206,10 @@ class GroupMember:
         return user_data
 
     def leave(self) -> None:
-        """Leave the group. A static member keeps its place for its session timeout."""
-        self._withdraw_join(self._sent_join)
-        if not self.member_id and self._joining is not None:
-            self._withdraw_join(self._joining)
+        """Leave the group. A static member remains a member for its session timeout."""
+        self._withdraw_join(self._join_being_sent)
+        if not self.member_id and self._pending_join is not None:
+            self._withdraw_join(self._pending_join)
         if self.member_id and self.instance_id is None:
             self._groups.leave(self.group_id, [(self.member_id, None)])
         elif self.member_id:
@@ -221,7 +224,7 @@ class GroupMember:
         if request is not None:
             self._groups.withdraw(self.group_id, request)
             self._store_member_id(request)
-        self._sent_join = None
+        self._join_being_sent = None
 
     def _store_member_id(self, answered: PendingResult) -> None:
         result = answered.result
@@ -231,9 +234,9 @@ class GroupMember:
     def _reset(self) -> None:
         self.member_id = ""
         self.generation = -1
-        self._sent_join = None
-        self._joining = None
-        self._syncing = None
+        self._join_being_sent = None
+        self._pending_join = None
+        self._pending_sync = None
         self._share = None
         self._is_stable = False
         self._assigned_counts = None
@@ -249,27 +252,29 @@ class GroupMember:
             ConsumerStateError: the group refused a request for another reason.
         """
         # Step 1: finish a request to join.
-        if self._sent_join is not None:  # an interrupt or an error stopped the request
-            self._withdraw_join(self._sent_join)
-        if self._joining is not None:
-            if not self._joining.is_done:
+        if (
+            self._join_being_sent is not None
+        ):  # an interrupt or an error stopped the request
+            self._withdraw_join(self._join_being_sent)
+        if self._pending_join is not None:
+            if not self._pending_join.is_done:
                 return None
-            result = self._joining.result
-            self._store_member_id(self._joining)
-            self._joining = None
-            event = self._joined(result)
-            if self._syncing is None:
+            result = self._pending_join.result
+            self._store_member_id(self._pending_join)
+            self._pending_join = None
+            event = self._handle_join_result(result)
+            if self._pending_sync is None:
                 return event
         # Step 2: finish the request for the assignment.
-        if self._syncing is not None:
-            if not self._syncing.is_done:
+        if self._pending_sync is not None:
+            if not self._pending_sync.is_done:
                 return self._heartbeat()
-            self._synced(self._syncing.result)
+            self._handle_sync_result(self._pending_sync.result)
             if self._share is None:
-                error = self._syncing.result
-                self._syncing = None
-                return self._refused(error)
-            self._syncing = None
+                error = self._pending_sync.result
+                self._pending_sync = None
+                return self._handle_refusal(error)
+            self._pending_sync = None
         # Step 3: report the share or a change, and renew the session.
         if self._share is not None:
             return self._share
@@ -284,17 +289,19 @@ class GroupMember:
     def enter_generation(self) -> bool:
         """Enter the generation that the member has joined, if it has begun.
 
-        Return whether it has. A later step() returns the share of the generation.
+        Return whether it has begun. A later step() returns the share of the generation.
 
         Raises:
             InvalidConfigError: the assignor failed.
         """
-        if self._joining is None or not isinstance(self._joining.result, Joined):
+        if self._pending_join is None or not isinstance(
+            self._pending_join.result, Joined
+        ):
             return False
-        result = self._joining.result
-        self._store_member_id(self._joining)
-        self._joining = None
-        self._joined(result)
+        result = self._pending_join.result
+        self._store_member_id(self._pending_join)
+        self._pending_join = None
+        self._handle_join_result(result)
         return True
 
     def clear_share(self) -> None:
@@ -307,9 +314,9 @@ class GroupMember:
         )
         if error is None:
             return None
-        return self._refused(error)
+        return self._handle_refusal(error)
 
-    def _refused(self, error: GroupError) -> MembershipEvent | None:
+    def _handle_refusal(self, error: GroupError) -> MembershipEvent | None:
         match error:
             case GroupError.REBALANCE_IN_PROGRESS:
                 return REJOIN
@@ -319,13 +326,13 @@ class GroupMember:
                 return LOST
             case GroupError.FENCED_INSTANCE_ID:
                 raise FencedInstanceError(
-                    "another consumer with this group_instance_id took this one's place",
+                    "another consumer with this group_instance_id replaced this consumer",
                     found=f"{self.instance_id} in group {self.group_id}",
                 )
             case GroupError.INCONSISTENT_GROUP_PROTOCOL:
                 common = sorted(self._groups.common_protocols(self.group_id))
                 raise InconsistentGroupError(
-                    f"no assignor of this consumer is one that all members of group {self.group_id!r} know",
+                    f"no assignor of this consumer is supported by all members of group {self.group_id!r}",
                     expected=f"one of {', '.join(common)}"
                     if common
                     else "a group of consumers",
@@ -337,12 +344,14 @@ class GroupMember:
                     f"group {self.group_id!r} refused: {error.name}"
                 ) from failure
 
-    def _joined(self, result: Joined | JoinRefused) -> MembershipEvent | None:
+    def _handle_join_result(
+        self, result: Joined | JoinRefused
+    ) -> MembershipEvent | None:
         if isinstance(result, JoinRefused):
             if result.error is GroupError.REBALANCE_IN_PROGRESS:
                 self._must_join = True
                 return REJOIN
-            return self._refused(result.error)
+            return self._handle_refusal(result.error)
         self.member_id = result.member_id
         self.generation = result.generation
         self.is_removed = False
@@ -364,7 +373,7 @@ class GroupMember:
             ),
             pending,
         )
-        self._syncing = pending
+        self._pending_sync = pending
         return None
 
     def _compute_assignment(self, joined: Joined) -> dict[str, bytes]:
@@ -383,8 +392,8 @@ class GroupMember:
                     subscription.user_data,
                 )
             )
-        topics2 = sorted({topic for member in members for topic in member.topics})
-        counts = {topic: self._partitions_of(topic) for topic in topics2}
+        sorted_topics = sorted({topic for member in members for topic in member.topics})
+        counts = {topic: self._partitions_of(topic) for topic in sorted_topics}
         self._assigned_counts = counts
         assignor = self._assignors[joined.protocol]
         assignment = assignor.assign(
@@ -396,7 +405,7 @@ class GroupMember:
             for member in members
         }
 
-    def _synced(self, result: SyncResult | GroupError) -> None:
+    def _handle_sync_result(self, result: SyncResult | GroupError) -> None:
         if isinstance(result, GroupError):
             if result is GroupError.REBALANCE_IN_PROGRESS:
                 self._must_join = True
@@ -418,7 +427,9 @@ def check_assignment(
     members: Sequence[Member],
     assignment: Mapping[str, Sequence[TopicPartition]],
 ) -> None:
-    """Raise InvalidConfigError if an assignor assigns unknown partitions, or one twice."""
+    """Raise InvalidConfigError if an assignor assigns an unknown partition, or assigns
+    a partition twice.
+    """
     subscribed = {member.member_id: member.topics for member in members}
     owners: dict[TopicPartition, str] = {}
     for member_id, assigned in assignment.items():

@@ -1,5 +1,5 @@
 """The stores of committed offsets: the log `__consumer_offsets`, the registry, or both
-while a group moves.
+while a group moves from one to the other.
 
 | offsets_storage | dual_commit | commits to | reads |
 |---|---|---|---|
@@ -8,17 +8,17 @@ while a group moves.
 | `"registry"` | no | the registry | the registry |
 | `"registry"` | yes | the registry, then the log | the larger of both |
 
-A group can therefore move while it runs, like groups of Kafka 0.8 moved from ZooKeeper.
-All consumers are restarted one after the other with the new storage and dual commits,
-and then once more without dual commits.
+A group can therefore move while it runs, as groups of Kafka 0.8 moved from ZooKeeper:
+restart its consumers one after the other with the new storage and dual commits, and
+then once more without dual commits.
 
 Rules (clients reference 8.2):
 - A commit is valid once it is in the chosen storage. Only then is it written to the
   other one.
-- In both stores, a member of an older generation changes nothing. No rebalance happens
+- Both stores refuse the commit of a member of an older generation. No rebalance happens
   between that check and the write.
-- The larger of both is correct as long as no offset moves back. An intended move back
-  writes both stores.
+- The larger offset is the newer one as long as commits only move forward. alter() can
+  move an offset back, and writes both stores.
 - Offsets in a transaction are stored in the log, whatever the storage is.
 
 Nodes of offsets are in registry/offsets.py, and export and import in cli/groups.py.
@@ -48,9 +48,7 @@ _UNKNOWN_MS: Final = -1
 
 @attrs.frozen
 class OffsetStores:
-    """The stores of a directory, see the module. `registry` is None if only the log is
-    used.
-    """
+    """The stores of a directory. `registry` is None if only the log is used."""
 
     groups: ProcessGroups
     registry: Registry | None = None
@@ -60,8 +58,10 @@ class OffsetStores:
     def commit(
         self, committer: Committer, rows: Mapping[OffsetKey, Committed]
     ) -> GroupError | None:
-        """Store offsets, and return the reason if they were refused. Raises the errors
-        of the registry.
+        """Store offsets, and return the reason if they were refused.
+
+        Raises:
+            LogcoreError: the registry could not be changed.
         """
         if self.storage == "registry":
             error = self._commit_to_registry(committer, rows)
@@ -70,8 +70,8 @@ class OffsetStores:
             return error
         error = self.groups.commit(committer, rows)
         if error is None and self.is_dual:
-            # If it is refused here, the member has lost its partitions since. The
-            # commit is still valid.
+            # A refusal here means that the member lost its partitions after the first
+            # write. The commit is still valid.
             self._commit_to_registry(committer, rows)
         return error
 
@@ -89,8 +89,10 @@ class OffsetStores:
         return error
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
-        """Return all committed offsets of a group that are on disk. Raises the errors
-        of the registry.
+        """Return all durable committed offsets of a group.
+
+        Raises:
+            LogcoreError: the registry could not be read.
         """
         if self.registry is None:
             return self.groups.committed(group_id)
@@ -106,7 +108,11 @@ class OffsetStores:
 def committed_rows(
     offsets: Mapping[PartitionKey, int | OffsetAndMetadata], now_ms: int
 ) -> dict[OffsetKey, Committed]:
-    """Return the offsets of a user in their stored form. Raises InvalidConfigError."""
+    """Return the offsets of a user in the form of the log.
+
+    Raises:
+        InvalidConfigError: an offset is invalid.
+    """
     checked = {
         (str(topic), int(partition)): checked_offset(offset)
         for (topic, partition), offset in offsets.items()
@@ -120,7 +126,10 @@ def committed_rows(
 def delete(
     groups: ProcessGroups, registry: Registry | None, group_id: str
 ) -> GroupError | None:
-    """Delete a group without members and all its committed offsets, or return the error."""
+    """Delete a group and all its committed offsets.
+
+    Return the reason if nothing was deleted, for example because the group has members.
+    """
     error = groups.delete(group_id)
     if registry is None or error not in (None, GroupError.GROUP_ID_NOT_FOUND):
         return error
@@ -138,20 +147,20 @@ def alter(
     *,
     is_forced: bool,
 ) -> GroupError | None:
-    """Set committed offsets of a group, also backward, in the log, and in the registry
-    if it has offsets of the group.
+    """Set committed offsets of a group, also to smaller ones.
 
-    With `is_forced`, a group with members is changed too; its members join again and
-    continue there. Returns the reason if nothing was changed.
+    This writes the log, and also the registry if it contains offsets of the group.
+    Without `is_forced`, a group with members is refused; with it, the members join
+    again and continue at the new offsets. Return the reason if nothing was changed.
     """
     if is_forced:
-        # The registry first, because members that restart read the larger of both.
+        # The registry first, because members that join again use the larger offset.
         _rewind_registry(registry, group_id, rows)
         error = groups.rewind(group_id, rows)
     else:
         error = groups.commit(Committer(group_id, -1, "", None), rows)
     if error is None:
-        # Again, because of offsets that were committed in the meantime.
+        # Again, because members may have committed to the registry since the first call.
         _rewind_registry(registry, group_id, rows)
     return error
 

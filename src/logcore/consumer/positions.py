@@ -2,7 +2,7 @@
 
 Rules:
 - Partitions are added and removed only under the consumer's lock, or in an operation of
-  logcore.aio. Other threads, such as those of commit_elsewhere() and the loop of
+  logcore.aio. Other threads, such as those of commit_from_other_thread() and the loop of
   logcore.aio, use copies of the mapping.
 - Records that were read ahead are dropped when a position is moved and when a partition
   is paused or removed. This also ends an iteration; see PartitionPosition.drop().
@@ -43,10 +43,7 @@ class NextRecords(NamedTuple):
 
 
 class ReadAhead:
-    """The records from a position on.
-
-    They are decoded on demand, one run of batches at a time.
-    """
+    """The records of a partition after a position, decoded one run of batches at a time."""
 
     def __init__(self, lists: Iterator[tuple[int, list[TopicRecord]]]) -> None:
         """Initialize with the result of logcore.reader.topic_record_lists()."""
@@ -92,7 +89,7 @@ class PartitionPosition(PositionFields):
     end: int = 0  # end offset of `records`
     #: Whether the topic was created again, so that it is read from its start.
     is_new: bool = False
-    # Whether records were taken from `records` that no caller has received yet.
+    # Whether records were taken from `records` but not yet returned to the caller.
     has_undelivered: bool = False
 
     def __attrs_post_init__(self) -> None:

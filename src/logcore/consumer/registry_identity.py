@@ -10,8 +10,8 @@ Rules (clients reference 7.4, seeds: steps 8 and 9 of the rebalancing):
   partition has one owner, even while members are in different generations.
 - A claim is one change under the lock of the group. Only a member of the current
   generation makes it.
-- An owner is valid while its process is alive and the member is in the group. A member
-  that was paused for too long is not.
+- An owner is valid while its process is alive and the member is in the group. The group
+  removes a member that is paused for too long.
 - A member releases only partitions that it still owns, because another member may have
   claimed the others.
 - If a partition cannot be claimed now, each poll tries again. This module never waits.
@@ -39,8 +39,7 @@ from logcore.registry.paths import Pattern
 class Registration:
     """The node of a consumer below `ids`.
 
-    The streams of a connector share one node, and each stream is a member with a
-    number.
+    The streams of a connector share one node. Each stream is a member, and has a number.
     """
 
     def __init__(self, fs: SharedFS, group_id: str) -> None:
@@ -58,7 +57,7 @@ class Registration:
     def announce(self, subscription: Mapping[str, int], pattern: Pattern) -> None:
         """Set the subscription that the next enter() writes to the node.
 
-        It maps a topic or an expression to the number of streams.
+        The subscription maps a topic, or a regular expression, to the number of streams.
         """
         self._subscription = dict(subscription)
         self._pattern = pattern
@@ -103,8 +102,8 @@ class OwnerNodes:
         self._name = paths.pack_owner(registration.consumer_id, number)
         #: The claimed partitions.
         self._claimed: set[TopicPartition] = set()
-        #: Partitions that must be released, if the member still owns them. Some remain
-        #: after an error.
+        #: Partitions that the next call must release, if the member still owns them.
+        #: After an error, partitions remain here.
         self._to_release: set[TopicPartition] = set()
         #: The member id in the node of the consumer, or None if the node must be
         #: written again.
@@ -125,9 +124,9 @@ class OwnerNodes:
     def claim(
         self, requested: frozenset[TopicPartition], member: GroupMetadata
     ) -> frozenset[TopicPartition]:
-        """Claim the wanted partitions, release others, and return the owned ones.
+        """Claim the requested partitions, release others, and return the owned ones.
 
-        The result may have fewer partitions than `wanted`. After an error, the next
+        The result may have fewer partitions than `requested`. After an error, the next
         call continues at the same point.
 
         Raises:
@@ -152,7 +151,7 @@ class OwnerNodes:
         return frozenset(self._claimed)
 
     def watched(self, requested: frozenset[TopicPartition]) -> list[str]:
-        """Return the directories that change when a wanted partition is released."""
+        """Return the directories that change when a requested partition is released."""
         registration = self._registration
         topics = sorted({partition.topic for partition in requested - self._claimed})
         return [
@@ -189,7 +188,7 @@ class OwnerNodes:
         if node is not None and self._is_valid_owner(registry, group, node):
             return node.value == self._name
         if node is not None:
-            # Its process may have died concurrently.
+            # The node may be deleted concurrently, because the owner's process died.
             with contextlib.suppress(NodeNotFoundError):
                 registry.delete(path)
         registry.create(path, self._name, ephemeral=True)

@@ -1,10 +1,8 @@
 """Values of a consumer: settings, listeners, records by partition, offsets to commit.
 
 Rules:
-- Settings are checked when they are given, before anything is read. `config=` accepts
-  Kafka's dotted names too; see clientconfig.py.
-
-This module neither reads nor commits.
+- Settings are checked when the consumer is created. `config=` also accepts Kafka's
+  dotted names; see clientconfig.py.
 """
 
 from __future__ import annotations
@@ -32,10 +30,9 @@ _METADATA_CHARACTERS: Final = 4096
 
 class RebalanceListener:
     """Receives the changes of a consumer's partitions, in the thread that calls poll().
-    Override the methods of interest.
 
-    The methods may call seek(), commit() and methods that only read. poll(),
-    subscribe(), assign() and close() are refused.
+    Subclasses override some of the methods. The methods may call seek(), commit() and
+    methods that only read. poll(), subscribe(), assign() and close() are refused.
     """
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -55,14 +52,14 @@ class ConsumerInterceptor(Protocol):
     """Processes the records that a consumer returns, and the offsets that it commits.
 
     An error is reported to sys.unraisablehook. The next interceptor then receives the
-    result of the last one that succeeded.
+    result of the last interceptor that succeeded.
     """
 
     def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
-        """Return the records that the consumer returns. Runs in the thread that reads.
+        """Return the records that the consumer must return, in the thread that reads.
 
         In an iteration, each call has one record. Positions also move past the records
-        that are left out. Columns are not passed.
+        that are left out. Columns are not passed to interceptors.
         """
         ...
 
@@ -94,21 +91,20 @@ class GroupMetadata(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class ConsumerMetrics:
-    """A snapshot of the counters of a consumer since it was created.
+    """A snapshot of the counters of a consumer since it was created."""
 
-    `checks` counts the checks of its group and its commits; each poll() makes at least
-    one. `records` counts decoded records, also those that were read ahead. `commits`
-    and `refused_commits` count stored and refused commits, and `waiting_commits` those
-    of commit_async() that are not stored yet. `rebalances` counts the generations in
-    which it was a member. `partitions` and `paused_partitions` are present numbers.
-    """
-
+    #: Checks of the group and of due commits. Each poll() makes at least one.
     checks: int
+    #: Decoded records, including records that were only read ahead.
     records: int
+    #: Stored commits.
     commits: int
     refused_commits: int
+    #: Commits of commit_async() that are not stored yet.
     waiting_commits: int
+    #: Generations of the group in which the consumer was a member.
     rebalances: int
+    #: Partitions that the consumer reads now.
     partitions: int
     paused_partitions: int
 
@@ -143,8 +139,8 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
     def records(
         self, partition: tuple[str, int] | None = None
     ) -> Iterator[TopicRecord]:
-        """Return the records of all partitions, one partition after the other, or of
-        one partition. The result may be empty.
+        """Return the records of one partition, or of all, one partition after the
+        other.
         """
         if partition is not None:
             return iter(self._records.get(TopicPartition(*partition), ()))
@@ -174,39 +170,41 @@ class ConsumerOptions(TypedDict, total=False):
     client if it has such a setting.
 
     Attributes:
-        group_id: The group, whose members divide the partitions. It stores committed
+        group_id: The group. Its members divide the partitions, and it stores committed
             offsets.
-        group_instance_id: The id of a static member, whose partitions wait for it while
-            it is away.
+        group_instance_id: The id of a static member, which keeps its partitions during
+            a restart.
         client_id: A name for the metrics.
-        auto_offset_reset: The first offset without a committed offset: "latest"
+        auto_offset_reset: The first position if no offset is committed: "latest"
             (default), "earliest", "by_duration:PT1H" for the first record of the last
             hour, or "none", which raises.
         enable_auto_commit: poll() commits the finished offsets. Default: True.
-        auto_commit_interval_ms: How often it does. Default: 5,000.
+        auto_commit_interval_ms: The time between these commits. Default: 5,000.
         isolation_level: See Log.read(). Default: "read_uncommitted".
         max_poll_records: Maximum number of records of one poll(). Default: 500.
-        max_partition_fetch_bytes: Maximum bytes of stored batches that one poll() begins
-            in a partition. It always begins one. Default: 1,048,576.
-        fetch_max_bytes: The same for all partitions. Default: 52,428,800.
+        max_partition_fetch_bytes: Size of stored batches after which one poll() starts
+            no further batches of a partition. Default: 1,048,576.
+        fetch_max_bytes: The same limit for all partitions together. Default:
+            52,428,800.
         max_poll_interval_ms: A member that does not poll for this time loses its
             partitions. Default: 300,000.
-        session_timeout_ms: How long a static member that was closed, or whose process
-            died, keeps its place. Default: 45,000.
-        heartbeat_interval_ms: Checked, and without effect, because a member sends no
+        session_timeout_ms: How long a static member remains in the group after it was
+            closed or its process died. Default: 45,000.
+        heartbeat_interval_ms: Checked, but without effect, because a member sends no
             heartbeats. Default: 3,000.
-        assignors: Names of range, roundrobin, sticky or cooperative-sticky, or objects.
-            All members need one in common. Default: cooperative-sticky.
-        key_deserializer: Called with bytes, and never with null.
-        value_deserializer: Called with bytes, and never with null.
-        interceptors: Objects such as ConsumerInterceptor.
-        exclude_internal_topics: A pattern does not match Kafka's own topics. Default:
-            True.
+        assignors: "range", "roundrobin", "sticky", "cooperative-sticky", or Assignor
+            objects. All members must support a common one. Default:
+            cooperative-sticky.
+        key_deserializer: Called with bytes, and never with None.
+        value_deserializer: Called with bytes, and never with None.
+        interceptors: Objects with the methods of ConsumerInterceptor.
+        exclude_internal_topics: Whether a pattern skips Kafka's internal topics.
+            Default: True.
         consumer_timeout_ms: An iteration ends after this time without a record.
             Default: None, never.
-        offsets_storage: "log" (default) or "registry", for groups that move; see
-            consumer/offset_stores.py.
-        dual_commit: Commit to both, for groups that move. Default: False.
+        offsets_storage: "log" (default) or "registry"; see consumer/offset_stores.py.
+        dual_commit: Commit to both storages, while a group moves from one to the
+            other. Default: False.
     """
 
     group_id: str | None
@@ -267,8 +265,10 @@ class ConsumerSettings:
 
     @property
     def reset_duration_ms(self) -> int | None:
-        """Return the duration of auto_offset_reset="by_duration:...", or None. Raises
-        InvalidConfigError.
+        """The duration of auto_offset_reset="by_duration:...", or None.
+
+        Raises:
+            InvalidConfigError: the duration is invalid.
         """
         rule, colon, duration = self.auto_offset_reset.partition(":")
         if rule != "by_duration" or not colon:
@@ -317,14 +317,16 @@ class ConsumerSettings:
             raise InvalidConfigError("offsets_storage and dual_commit need a group_id")
 
     def _check_times(self) -> None:
-        waits_ms = self.consumer_timeout_ms
-        if waits_ms is not None and (
-            not isinstance(waits_ms, int) or isinstance(waits_ms, bool) or waits_ms < 0
+        timeout_ms = self.consumer_timeout_ms
+        if timeout_ms is not None and (
+            not isinstance(timeout_ms, int)
+            or isinstance(timeout_ms, bool)
+            or timeout_ms < 0
         ):
             raise InvalidConfigError(
                 "consumer_timeout_ms",
                 expected="a whole number, or None",
-                found=repr(waits_ms),
+                found=repr(timeout_ms),
             )
         # Kafka requires this of clients, so that two of three heartbeats may be lost.
         if self.heartbeat_interval_ms * 3 > self.session_timeout_ms:
@@ -360,20 +362,20 @@ _NETWORK: Final = words("""
     fetch_min_bytes fetch_max_wait_ms fetch_wait_max_ms default_api_timeout_ms client_rack allow_auto_create_topics
     group_protocol group_remote_assignor check_crcs
 """)
-#: Names of librdkafka and Kafka for settings that have another name here.
+#: Names of librdkafka and Kafka -> names of this library.
 _OTHER_NAMES: Final = {
     "partition_assignment_strategy": "assignors",
     "auto_commit_enable": "enable_auto_commit",
     "fetch_message_max_bytes": "max_partition_fetch_bytes",
 }
-#: Values of librdkafka and Kafka 0.7 for the first offset.
+#: Values of auto_offset_reset in librdkafka and Kafka 0.7 -> our values.
 _OTHER_RESETS: Final = {
     "smallest": "earliest",
     "beginning": "earliest",
     "largest": "latest",
     "end": "latest",
 }
-#: Kafka's classes for assignors, without their package.
+#: Names of Kafka's assignor classes, without their package -> our names.
 _CLASSES: Final = {
     "RangeAssignor": "range",
     "RoundRobinAssignor": "roundrobin",
@@ -384,8 +386,10 @@ _VOCABULARY: Final = Vocabulary(ConsumerSettings, _NETWORK, _OTHER_NAMES)
 
 
 def duration_ms(text: str) -> int:
-    """Return the milliseconds of a duration such as PT1H or P2DT30M. Raises
-    InvalidConfigError.
+    """Return the milliseconds of a duration such as PT1H or P2DT30M.
+
+    Raises:
+        InvalidConfigError: the text is not a duration.
     """
     found = _DURATION.fullmatch(text)
     parts = (
@@ -406,10 +410,12 @@ def consumer_settings(
     config: Mapping[str, object] | None, given: Mapping[str, Any]
 ) -> ConsumerSettings:
     """Return the settings of a configuration with Kafka's names, and of keywords.
+
     Keywords take precedence.
 
-    Raises InvalidConfigError. For an unknown setting, the error contains the nearest
-    known name.
+    Raises:
+        InvalidConfigError: a setting is invalid or unknown. For an unknown setting, the
+            error contains the nearest known name.
     """
     chosen = _VOCABULARY.of_config(config)
     if isinstance(chosen.get("assignors"), str):
@@ -429,12 +435,17 @@ def consumer_settings(
 
 
 def _named(assignor: str) -> str:
-    """Return the name of an assignor that is given by its name or by Kafka's class."""
+    """Return our name of an assignor, given by that name or by Kafka's class name."""
     return _CLASSES.get(assignor.rpartition(".")[2], assignor)
 
 
 def chosen_assignors(assignors: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
-    """Return assignors that are given by name or as objects. Raises InvalidConfigError."""
+    """Return the assignors of a list of names and objects.
+
+    Raises:
+        InvalidConfigError: the list is empty, contains an unknown name, or mixes
+            cooperative assignors with others.
+    """
     if isinstance(assignors, str):
         raise InvalidConfigError(
             "assignors is a list of names",
@@ -466,10 +477,14 @@ def chosen_assignors(assignors: Iterable[str | Assignor]) -> tuple[Assignor, ...
 
 
 def topic_pattern(subject: str, pattern: str | re.Pattern[str]) -> re.Pattern[str]:
-    """Return a pattern for names of topics. Raises InvalidConfigError."""
+    """Compile a pattern for topic names.
+
+    Raises:
+        InvalidConfigError: the pattern is not a regular expression of text.
+    """
     try:
         compiled = re.compile(pattern)
-        compiled.fullmatch("")  # one of bytes matches no name
+        compiled.fullmatch("")  # raises TypeError for a pattern of bytes
     except (re.error, TypeError) as error:
         raise InvalidConfigError(
             subject, expected="a regular expression", found=f"{pattern!r}: {error}"

@@ -5,8 +5,8 @@ Rules (clients reference 7.5):
   partitions are assigned, those with the fewest possible members first, to the member
   with the fewest partitions.
 - Then partitions move, one at a time, while that makes the sizes more even. If two
-  members would exchange partitions of one topic, the partition that came moves back
-  instead.
+  members would exchange partitions of one topic, the partition that moved first moves
+  back instead.
 - If the result is not more even than before these moves, they are undone.
 
 Members with the same subscription are divided by a simpler rule, see assignors.py.
@@ -28,8 +28,9 @@ def balance(
 
 
 class _Moves:
-    """The partitions that have moved, with their old and new members, so that no two
-    members exchange partitions of a topic.
+    """The partitions that have moved, with their old and new members.
+
+    It prevents that two members exchange partitions of a topic.
     """
 
     def __init__(self) -> None:
@@ -38,11 +39,11 @@ class _Moves:
             tuple[str, str, str], dict[TopicPartition, None]
         ] = {}  # topic, from, to -> in order
 
-    def instead_of(
+    def partition_to_move(
         self, topic_partition: TopicPartition, owner: str, target: str
     ) -> TopicPartition:
-        """Return the partition to move from owner to target: one that moved the other
-        way, if there is one.
+        """Return the partition to move from owner to target: a partition that moved in
+        the other direction, if there is one, or else the given one.
         """
         if topic_partition in self._moved:
             source = self._moved[topic_partition][0]
@@ -70,9 +71,7 @@ class _Moves:
 
 
 class _Balancing:
-    """One assignment in progress. `owner` contains the member of each assigned
-    partition, and `mine` the partitions of each member.
-    """
+    """One assignment in progress."""
 
     def __init__(
         self, known: Mapping[str, int], members: list[Member], claims: Claims
@@ -84,34 +83,39 @@ class _Balancing:
             ]
             for member in members
         }
+        #: The members that subscribe to each topic.
         self.candidates: dict[str, list[str]] = {topic: [] for topic in known}
         for member_id, topics in self.topics.items():
             for topic in topics:
                 self.candidates[topic].append(member_id)
         self.previous_owners = claims.previous_owners
+        #: The partitions of each member.
         self.assigned = {
             member.member_id: claims.retained_by(member) for member in members
         }
+        #: The member of each assigned partition.
         self.owner = {
             partition: member_id
             for member_id, owned in self.assigned.items()
             for partition in owned
         }
         subscribed = {member.member_id: member.topics for member in members}
+        #: Whether an owner has unsubscribed from the topic of its partition.
         self.must_revoke = any(
             partition.topic not in subscribed[member_id]
             for partition, member_id in claims.owners.items()
         )
         self.moves = _Moves()
+        #: The members whose partitions may change.
         self.active = set(self.assigned)
 
     def run(self) -> dict[str, list[TopicPartition]]:
-        everything = [
+        all_partitions = [
             TopicPartition(topic, number)
             for topic, count in self.known.items()
             for number in range(count)
         ]
-        everything.sort(
+        all_partitions.sort(
             key=lambda partition: (
                 len(self.candidates[partition.topic]),
                 java_order(partition.topic),
@@ -121,17 +125,19 @@ class _Balancing:
         is_new = not any(self.assigned.values())
         free = [
             partition
-            for partition in everything
+            for partition in all_partitions
             if partition not in self.owner and self.candidates[partition.topic]
         ]
         for partition in free:
-            self._assign(partition, self._least(partition.topic))
+            self._assign(partition, self._smallest_member(partition.topic))
         self.active = {
             member_id for member_id in self.assigned if self._may_change(member_id)
         }
         initial = {member_id: list(owned) for member_id, owned in self.assigned.items()}
         movable = [
-            partition for partition in everything if self._is_movable(partition.topic)
+            partition
+            for partition in all_partitions
+            if self._is_movable(partition.topic)
         ]
         if not self.must_revoke:
             self._even_out(
@@ -149,7 +155,7 @@ class _Balancing:
     def _order(self, member_id: str) -> tuple[int, bytes]:
         return len(self.assigned[member_id]), java_order(member_id)
 
-    def _least(self, topic: str) -> str:
+    def _smallest_member(self, topic: str) -> str:
         return min(
             (
                 candidate
@@ -176,7 +182,7 @@ class _Balancing:
         )
 
     def _even_out(self, movable: list[TopicPartition]) -> bool:
-        """Move partitions while that helps; return whether any moved."""
+        """Move partitions while the sizes become more even; return whether any moved."""
         has_moved = False
         is_moving = True
         while is_moving:
@@ -208,19 +214,21 @@ class _Balancing:
             size > len(self.assigned[other]) + 1
             for other in self.candidates[first.topic]
         ):
-            return self._least(first.topic)
+            return self._smallest_member(first.topic)
         return None
 
     def _move(self, topic_partition: TopicPartition, target: str) -> None:
         owner = self.owner[topic_partition]
-        moved = self.moves.instead_of(topic_partition, owner, target)
+        moved = self.moves.partition_to_move(topic_partition, owner, target)
         owner = self.owner[moved]
         self.moves.record(moved, owner, target)
         self.assigned[owner].remove(moved)
         self._assign(moved, target)
 
     def _is_even(self) -> bool:
-        """Return whether no member can take a partition from one that has two more."""
+        """Return whether no member can get a partition from a member with at least two
+        more.
+        """
         sizes = [len(self.assigned[member_id]) for member_id in self.active]
         if not sizes or min(sizes) >= max(sizes) - 1:
             return True

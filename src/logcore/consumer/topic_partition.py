@@ -22,18 +22,17 @@ def java_order(text: str) -> bytes:
 
 @attrs.frozen
 class Member:
-    """A member of a group.
-
-    `topics` is its subscription. `owned` contains the partitions that it claims, and
-    `generation` is the generation of that claim, or -1 if unknown. `user_data` contains
-    the bytes of its assignor.
-    """
+    """A member of a group."""
 
     member_id: str
+    #: The subscription.
     topics: frozenset[str]
     instance_id: str | None = None
+    #: The partitions that the member claims.
     owned: tuple[TopicPartition, ...] = ()
+    #: The generation of the claim, or -1 if unknown.
     generation: int = -1
+    #: The result of Assignor.subscription_user_data() in the member.
     user_data: bytes | None = None
 
     def order(self) -> tuple[bool, bytes]:
@@ -45,15 +44,13 @@ class Member:
 
 @attrs.frozen
 class Claims:
-    """The earlier owners of partitions.
+    """The earlier owners of partitions."""
 
-    `claimants` contains the members with the newest claim for each partition. `owners`
-    contains them only if there is exactly one. `before` contains the owner by an older
-    claim.
-    """
-
+    #: For each partition, the members whose claim has the newest generation.
     claimants: Mapping[TopicPartition, frozenset[str]]
+    #: The claimant of each partition that has exactly one.
     owners: Mapping[TopicPartition, str]
+    #: The member with the newest of the older claims.
     previous_owners: Mapping[TopicPartition, str]
 
     @classmethod

@@ -118,7 +118,7 @@ class Stream:
     def commit(self) -> None:
         """See Connector.commit_offsets()."""
         if not self._has_ended:
-            self._consumer.commit_elsewhere()
+            self._consumer.commit_from_other_thread()
 
     def announce_end(self) -> None:
         """Make the stream return no more records. Any thread may call this method."""
