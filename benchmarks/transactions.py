@@ -157,9 +157,9 @@ def answered(machine: TransactionMachine, request: Request) -> object:
             case StoreTransaction():
                 effects = [*machine.stored(effect, 0), *effects]
             case WriteMarkers():
-                effects = [*machine.marked(effect, frozenset(), 0), *effects]
+                effects = [*machine.markers_written(effect, frozenset(), 0), *effects]
             case TakeProducerId():
-                effects = [*machine.taken(effect, 1, 0), *effects]
+                effects = [*machine.producer_id_allocated(effect, 1, 0), *effects]
     return result
 
 

@@ -1399,8 +1399,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "members_keep_the_session_timeout_of_the_broker", "logcore/coordination/consumer_transitions.py",
-        "timeout_ms = self.around.rules.session_timeout_ms_of(self.group.group_id)",
-        "timeout_ms = self.around.rules.consumer_session_timeout_ms",
+        "timeout_ms = self.context.rules.session_timeout_ms_of(self.group.group_id)",
+        "timeout_ms = self.context.rules.consumer_session_timeout_ms",
         "netshim/test_group_settings.py",
     ),
     Mistake(
@@ -1990,8 +1990,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "claims_are_ignored_in_an_upgrade", "logcore/coordination/migration.py",
-        "        kept = _with_ids(subscription.owned, around.topics).difference(taken)\n",
-        "        kept = _with_ids((), around.topics).difference(taken)\n",
+        "        kept = _with_ids(subscription.owned, context.topics).difference(taken)\n",
+        "        kept = _with_ids((), context.topics).difference(taken)\n",
         "coordination/test_group_conversions.py",
     ),
     Mistake(
@@ -2180,8 +2180,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "missed_marker_is_forgotten", "logcore/coordinators/transactions.py",
-        "        self._act(machine.marked(effect, frozenset(unwritten), self.now_ms()))\n",
-        "        self._act(machine.marked(effect, frozenset(), self.now_ms()))\n",
+        "        self._act(machine.markers_written(effect, frozenset(unwritten), self.now_ms()))\n",
+        "        self._act(machine.markers_written(effect, frozenset(), self.now_ms()))\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(

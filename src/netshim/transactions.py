@@ -228,14 +228,16 @@ class TransactionHost(LoopHost[Effect], TransactionService):
         coordinator: TransactionMachine,
         failed: frozenset[Partition],
     ) -> None:
-        self._act(coordinator.marked(effect, failed, self._state.now_ms))
+        self._act(coordinator.markers_written(effect, failed, self._state.now_ms))
 
     def _on_producer_id(
         self, coordinator: TransactionMachine, effect: AllocateProducerId, result: Any
     ) -> None:
         # None refuses the request. The client retries.
         producer_id = result if isinstance(result, int) else None
-        self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
+        self._act(
+            coordinator.producer_id_allocated(effect, producer_id, self._state.now_ms)
+        )
 
     def _time_out(self, name: str, now_ms: int) -> None:
         self._state.advance_clock(now_ms)

@@ -626,7 +626,7 @@ def test_only_heartbeats_renew_a_session(simulation: CoordinatorSimulation) -> N
     simulation.heartbeat("A", 0)
     simulation.sleep(SESSION_MS - 1)
     error, _ = simulation.coordinator.check_commit(
-        Committer("g", 1, "A", None, knows_epochs=True), simulation.now_ms
+        Committer("g", 1, "A", None, can_contain_epoch=True), simulation.now_ms
     )
     assert error is None
     simulation.sleep(1)
@@ -1020,7 +1020,7 @@ def test_offsets_expire_once_their_topic_has_no_subscriber(
 
 
 @pytest.mark.parametrize(
-    ("member_id", "epoch", "knows_epochs", "error"),
+    ("member_id", "epoch", "can_contain_epoch", "error"),
     [
         ("A", 2, True, None),
         ("A", 2, False, "UNSUPPORTED_VERSION"),
@@ -1036,11 +1036,11 @@ def test_commit_requires_a_member_with_its_epoch(
     simulation: CoordinatorSimulation,
     member_id: str,
     epoch: int,
-    knows_epochs: bool,
+    can_contain_epoch: bool,
     error: str | None,
 ) -> None:
     form_pair(simulation)
-    committer = Committer("g", epoch, member_id, None, knows_epochs)
+    committer = Committer("g", epoch, member_id, None, can_contain_epoch)
     found, effects = simulation.coordinator.check_commit(committer, simulation.now_ms)
     assert (None if found is None else found.name) == error
     assert not effects

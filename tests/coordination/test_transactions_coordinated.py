@@ -86,10 +86,16 @@ class TransactionHarness:
                 case WriteMarkers():
                     self.markers.append(effect)
                     left = effect.partitions if self.fails_markers else frozenset()
-                    self.act(self.coordinator.marked(effect, left, self.now_ms))
+                    self.act(
+                        self.coordinator.markers_written(effect, left, self.now_ms)
+                    )
                 case AllocateProducerId():
                     self.next_id += 1
-                    self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
+                    self.act(
+                        self.coordinator.producer_id_allocated(
+                            effect, self.next_id, self.now_ms
+                        )
+                    )
                 case SetTransactionTimer(name, at_ms):
                     self.timers[name] = at_ms
                 case CancelTransactionTimer(name):

@@ -328,7 +328,11 @@ class RandomHistory:
 
     def may_commit(self, client: Client) -> bool:
         committer = Committer(
-            "g", client.epoch, client.member_id, client.instance_id, knows_epochs=True
+            "g",
+            client.epoch,
+            client.member_id,
+            client.instance_id,
+            can_contain_epoch=True,
         )
         error, _ = self.simulation.coordinator.check_commit(
             committer, self.simulation.now_ms

@@ -239,7 +239,9 @@ class StatePartitionWorld(PartitionWorld):
                 self.act(
                     process,
                     memory,
-                    machine.taken(effect, self.all_of.last_producer_id, self.now_ms),
+                    machine.producer_id_allocated(
+                        effect, self.all_of.last_producer_id, self.now_ms
+                    ),
                 )
             case SetTransactionTimer(name, at_ms):
                 token = memory.timers[name] = object()
@@ -286,7 +288,9 @@ class StatePartitionWorld(PartitionWorld):
 
         def marked(machine: TransactionMachine, left: frozenset[Partition]) -> None:
             if self.memory_of(process) is memory and memory.machine is machine:
-                self.act(process, memory, machine.marked(effect, left, self.now_ms))
+                self.act(
+                    process, memory, machine.markers_written(effect, left, self.now_ms)
+                )
 
         assert memory.machine is not None
         ordered = attrs.evolve(effect, partitions=SortedPartitions(effect.partitions))

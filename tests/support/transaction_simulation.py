@@ -177,7 +177,11 @@ class TransactionSimulation:
                     self.markers.append((effect, set(effect.partitions)))
                 case AllocateProducerId():
                     self.next_id += 1
-                    self.act(self.coordinator.taken(effect, self.next_id, self.now_ms))
+                    self.act(
+                        self.coordinator.producer_id_allocated(
+                            effect, self.next_id, self.now_ms
+                        )
+                    )
                 case SetTransactionTimer(name, at_ms):
                     self.timers.at(at_ms, name)
                 case CancelTransactionTimer(name):
@@ -210,12 +214,14 @@ class TransactionSimulation:
         )
         if not left:
             self.markers = [each for each in self.markers if each[0] is not effect]
-            self.act(self.coordinator.marked(effect, frozenset(), self.now_ms))
+            self.act(self.coordinator.markers_written(effect, frozenset(), self.now_ms))
 
     def refuse_markers(self) -> None:
         if self.markers:
             effect, left = self.markers.pop(self.chance.randrange(len(self.markers)))
-            self.act(self.coordinator.marked(effect, frozenset(left), self.now_ms))
+            self.act(
+                self.coordinator.markers_written(effect, frozenset(left), self.now_ms)
+            )
 
     def crash(self) -> None:
         for effect in self.stores[: self.chance.randint(0, len(self.stores))]:

@@ -16,8 +16,8 @@ A group of the consumer protocol (KIP-848) stores its members and their states i
 while it is Empty, and with members according to migration.py. Its offsets do not
 change.
 
-classic_transitions.py and offsets.py decide which change follows an event. This module does not
-return effects.
+classic_transitions.py and offsets.py decide which change follows an event. This module
+does not return effects.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class Group:
     failed: dict[int, GroupError] = attrs.Factory(dict[int, GroupError])
     #: Set if the group uses the consumer protocol.
     consumers: ConsumerGroup | None = None
-    #: Facts from an earlier time in the consumer protocol whose records may still be on
-    #: disk. The next record of the group deletes them.
+    #: Facts of the consumer protocol, which the group used before, whose records may
+    #: still be on disk. The next record of the group is preceded by their tombstones.
     pending_tombstones: tuple[Fact, ...] = ()
     #: Whether the present rebalance began in an empty group.
     is_first: bool = False
@@ -456,7 +456,7 @@ class Group:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
-                # A reader of the record cannot know whether a member is still alive.
+                # When the record is loaded, it is unknown whether the member is alive.
                 session_timeout_ms=member.session_timeout_ms
                 if member.absence_ms is None
                 else member.absence_ms,
@@ -502,10 +502,10 @@ class Group:
         self.unsynced = set()
 
     def inherit(self, old: Group) -> tuple[GroupRecord, ...]:
-        """Take over the stored state of an older group with the same id.
+        """Add the stored state of an older group with the same id to this group.
 
-        Commits made since then have priority. Returns records to store, which delete
-        the remaining facts of the older group.
+        Commits in this group have priority. Return records to store, which delete the
+        remaining facts of the older group.
         """
         for topic, partitions in old.offsets.items():
             for partition, committed in partitions.items():
@@ -513,7 +513,7 @@ class Group:
         for producer_id, keys in old.unstable.items():
             unstable = self.unstable.setdefault(producer_id, {})
             for key, (order, committed) in keys.items():
-                # Orders before all records of this group.
+                # A negative order is below the orders of all records of this group.
                 unstable.setdefault(key, (order - old.order - 1, committed))
         facts = [*old.pending_tombstones]
         if old.consumers is not None:

@@ -149,8 +149,8 @@ def join(
     rules: Rules,
     new_id: Callable[[], str],
 ) -> list[Effect]:
-    """Let a request that check_join() accepted wait for the next generation, or refuse
-    it.
+    """Handle a request that check_join() accepted: it waits for the next generation, or
+    is refused.
     """
     step = ClassicStep(group, rules, now_ms)
     step.join(request, waiter, new_id)
@@ -202,7 +202,7 @@ def leave(
         if group.state in (STABLE, COMPLETING):
             step.prepare()
         else:
-            step.after_pending()
+            step.finish_removal()
     return results, step.effects
 
 
@@ -211,7 +211,7 @@ def absent(
 ) -> list[Effect]:
     """Record that static members are absent: they were closed, or their processes died.
 
-    Each has its absence_ms to return.
+    The group removes a member that does not return within its absence_ms.
     """
     step = ClassicStep(group, rules, now_ms)
     for member_id in member_ids:
@@ -230,18 +230,17 @@ def absent(
 def withdraw(
     group: Group, waiter: Waiter, now_ms: int, *, rules: Rules
 ) -> list[Effect]:
-    """Withdraw a Join whose sender has disappeared, perhaps without knowing its member
-    id.
+    """Withdraw a Join whose sender no longer waits for it.
 
-    A static member that had a place before keeps it for its absence_ms. If the request
-    has been answered, this has no effect.
+    A static member that was in the group before remains in it for its absence_ms. If
+    the request has been answered, this has no effect.
     """
     member = next(
         (member for member in group.members.values() if member.joining == waiter), None
     )
     if member is None:
         return []
-    # No process can return for this place, so the others must not wait for it.
+    # No process can return as this member, so other members must not wait for it.
     if member.instance_id is None or member.is_new:
         return leave(group, [(member.member_id, None)], now_ms, rules=rules)[1]
     step = ClassicStep(group, rules, now_ms)
@@ -259,7 +258,7 @@ def timed_out(
             step.end_session(group.members[member_id])
         case PendingEnds(member_id):
             group.pending.discard(member_id)
-            step.after_pending()
+            step.finish_removal()
         case DelayEnds(remaining_ms):
             group.join_timer = None
             step.end_delay(remaining_ms)
@@ -498,7 +497,7 @@ class ClassicStep:
         self, member: ClassicGroupMember, request: Join, waiter: Waiter
     ) -> None:
         """Store the member data of a Join and let it wait for the next generation."""
-        # The member has sent its request again over another connection.
+        # An earlier Join of the member ends, because the member has sent another one.
         self.end_join(member, GroupError.REBALANCE_IN_PROGRESS)
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
@@ -528,9 +527,9 @@ class ClassicStep:
     def _replace_static(
         self, old: ClassicGroupMember, member_id: str, request: Join, waiter: Waiter
     ) -> None:
-        """Replace a static member that came back without its id.
+        """Replace a static member that has joined again without its id.
 
-        It gets a new id, and the assignment of the old one.
+        The new member gets a new id, and the assignment of the old member.
         """
         group = self.group
         previous_leader = group.leader
@@ -547,8 +546,8 @@ class ClassicStep:
         group.swap(old, member)
         self._park_join(member, request, waiter)
         self.renew(member)
-        # If the group can remain unchanged, no rebalance begins. The other members do
-        # not notice that the member was restarted.
+        # If the protocol remains the same, no rebalance begins, so that the restart of
+        # the member does not affect the other members.
         if group.state != STABLE or group.vote() != group.protocol:
             self._rebalance()
             return
@@ -591,7 +590,7 @@ class ClassicStep:
             joined = attrs.evolve(
                 joined, skip_assignment=group.leader == member.member_id
             )
-        # The member must not learn that it leads, or it would assign again.
+        # A response that names the member as the leader would make it assign again.
         else:
             joined = attrs.evolve(
                 joined, members=(), leader=stored_effect.previous_leader or ""
@@ -673,7 +672,7 @@ class ClassicStep:
         group = self.group
         self.cancel_join_timer()
         assert group.state == PREPARING, group.state
-        # A static member keeps its place until its session ends, because it may be
+        # A static member remains until its session ends, because it may be
         # restarting.
         for member in list(group.members.values()):
             if member.joining is None and member.instance_id is None:
@@ -838,7 +837,10 @@ class ClassicStep:
             self.remove(group.members[member_id])
         return error
 
-    def after_pending(self) -> None:
+    def finish_removal(self) -> None:
+        """Continue after a member or a pending id was removed: complete a rebalance that
+        waited for it, and mark an unused group as Dead.
+        """
         if self.group.state == PREPARING:
             self._rebalance()
         elif self.group.is_unused:
@@ -848,7 +850,8 @@ class ClassicStep:
         """Restart a session. A timer that expires before the new deadline is not
         changed.
 
-        Such a timer sets itself again on expiry, so most heartbeats set no timer.
+        When such a timer expires, end_session() sets it again. So most heartbeats set
+        no timer.
         """
         if timeout_ms is None:
             timeout_ms = member.session_timeout_ms
@@ -887,8 +890,8 @@ class ClassicStep:
             self._set_session(member)
             return
         # A member with a waiting request cannot send heartbeats; the reply renews its
-        # session. A new member does not wait forever, because it may be dead: it has
-        # sent nothing since it joined. Neither does an absent member.
+        # session. New and absent members are removed even while they wait, because
+        # they may be dead.
         if member.is_waiting and not member.is_new and not member.is_absent:
             return
         self.effects.append(SessionEnded(self.group.group_id, member.member_id))

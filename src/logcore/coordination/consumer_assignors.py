@@ -104,14 +104,14 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
     are preferred for the higher quota.
     """
     topics = members[0].topics
-    everything = [
+    all_partitions = [
         (topic_id, number)
         for topic_id in counts
         if topic_id in topics
         for number in range(counts[topic_id])
     ]
-    free = dict.fromkeys(everything)
-    minimum, extra = divmod(len(everything), len(members))
+    free = dict.fromkeys(all_partitions)
+    minimum, extra = divmod(len(all_partitions), len(members))
     retained: dict[str, list[Partition]] = {}
     missing: list[tuple[str, int]] = []
     for index, member in enumerate(members):
@@ -150,8 +150,8 @@ class _Balance:
     """Balances members with different subscriptions; members are indexes.
 
     Each member keeps its partitions, and free partitions are assigned to the member
-    with the fewest. Partitions then move along chains of members, from one to another
-    that has at least two fewer, until no chain is left.
+    with the fewest. Partitions then move along chains of members, from one member to a
+    member that has at least two fewer, until no such chain exists.
     """
 
     def __init__(self, members: Sequence[Subscriber], counts: Counts) -> None:
@@ -258,7 +258,7 @@ class _Balance:
         The first member of the chain must have at least two partitions more. If there
         is no such chain, return all members that the search reached.
         """
-        # Giver -> receiver and topic of the partition.
+        # Donor -> receiver and topic of the partition.
         receivers: dict[int, tuple[int, bytes]] = {}
         searched: set[bytes] = set()
         links = {gaining_member: 0}
@@ -298,8 +298,8 @@ class _Balance:
     def _choose(self, donor: int, receiver: int, topic_id: bytes) -> int:
         """Return the partition to move.
 
-        Prefer one that was in the receiver's target, then one that was not in the
-        giver's.
+        Prefer a partition that was in the receiver's target, then a partition that was
+        not in the donor's target.
         """
         donor_target = self._members[donor].target
         receiver_target = self._members[receiver].target

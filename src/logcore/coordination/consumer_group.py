@@ -1,5 +1,4 @@
-"""A group of the consumer protocol (KIP-848): its facts, decisions from them, small
-changes.
+"""A group of the consumer protocol (KIP-848): its facts, and decisions from them.
 
 Rules:
 - A fact is the value of one record, and a group consists of facts only. Loading applies
@@ -7,22 +6,23 @@ Rules:
 - The group epoch increases if the members, their subscriptions or the subscribed topics
   change. The targets, each member's intended partitions, are then computed again. Each
   heartbeat moves a member closer to its target.
-- A partition is in `assigned` or `revoking` of at most one member, its owner. No other
-  member gets it before the owner has confirmed that it gave it up, or is removed.
+- A partition is in `assigned` or `revoking` of at most one member, its owner. Another
+  member gets the partition only after the owner has confirmed that it gave the
+  partition up, or after the owner was removed.
 
 States of a member (broker reference 4.4), as computed by reconciled():
 
     STABLE      has reached the target that it was sent
-    UNREVOKED   must give up `revoking` and confirm it with a heartbeat that lists its
-    partitions
-    UNRELEASED  waits for partitions that others have not given up
+    UNREVOKED   must give up `revoking`, and confirm that with a heartbeat that lists
+                its partitions
+    UNRELEASED  waits for partitions that other members have not given up
 
 Such a group may contain members of the classic protocol, so that its clients can be
 upgraded one by one. Their facts are the same; migration.py translates their
 requests and answers.
 
-consumer_transitions.py decides which change a request causes. This module does not return
-effects.
+consumer_transitions.py decides which change a request causes. This module does not
+return effects.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class StepChanges:
 
 
 class ConsumerGroup:
-    """The facts of one group, which its records hold, and its steps in progress."""
+    """The facts of one group, and its steps in progress."""
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
@@ -155,10 +155,10 @@ class ConsumerGroup:
         #: Version of the topics when they were last compared with the facts.
         self.applied_topics_version: int | None = None
         #: Version of the topics when each pattern was last resolved.
-        self.topics_by_pattern: dict[str, int] = {}
+        self.pattern_versions: dict[str, int] = {}
         #: The end of each member's session.
         self.deadlines_ms: dict[str, int] = {}
-        #: When that end is checked next; it can be before the end.
+        #: When the timer of each session expires, which can be before the session ends.
         self.timers_ms: dict[str, int] = {}
         #: Members with a timer for giving up partitions.
         self.revocations: set[str] = set()
@@ -212,24 +212,24 @@ class ConsumerGroup:
         kind, name = fact
         match kind:
             case RecordKind.GROUP:
-                known = _of(GroupEpoch, value) or GroupEpoch(0)
+                known = _checked_value(GroupEpoch, value) or GroupEpoch(0)
                 self.epoch = known.epoch
                 self.metadata_hash = known.metadata_hash
             case RecordKind.MEMBER:
-                self._put_member(name, _of(ConsumerMember, value))
+                self._put_member(name, _checked_value(ConsumerMember, value))
             case RecordKind.TARGET_EPOCH:
-                self.target_epoch = _of(int, value) or 0
+                self.target_epoch = _checked_value(int, value) or 0
             case RecordKind.TARGET:
-                _set(self.targets, name, _of(frozenset, value))
+                _set_or_delete(self.targets, name, _checked_value(frozenset, value))
             case RecordKind.CURRENT:
-                self._put_current(name, _of(Current, value))
+                self._put_current(name, _checked_value(Current, value))
             case RecordKind.PATTERN:
-                _set(self.patterns, name, _of(Resolved, value))
+                _set_or_delete(self.patterns, name, _checked_value(Resolved, value))
             case RecordKind.CLASSIC | RecordKind.TOPICS:
                 pass
 
     def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
-        # Another member may have taken over the instance id, and keeps it.
+        # If another member has taken over the instance id, it remains with that member.
         before = self.members.get(member_id)
         if (
             before is not None
@@ -237,7 +237,7 @@ class ConsumerGroup:
             and self.static.get(before.instance_id) == member_id
         ):
             del self.static[before.instance_id]
-        _set(self.members, member_id, member)
+        _set_or_delete(self.members, member_id, member)
         if member is not None and member.instance_id is not None:
             self.static[member.instance_id] = member_id
 
@@ -247,7 +247,7 @@ class ConsumerGroup:
             for partition in before.assigned | before.revoking:
                 if self.owners.get(partition) == member_id:
                     del self.owners[partition]
-        _set(self.currents, member_id, current)
+        _set_or_delete(self.currents, member_id, current)
         if current is not None:
             # A partition that a member must revoke is not free yet.
             for partition in current.assigned | current.revoking:
@@ -483,7 +483,7 @@ class ConsumerGroup:
                 return self._next(member_id, current, current.member_epoch, owned)
             case MemberState.UNREVOKED:
                 if owned is None or owned & current.revoking:
-                    # It has not given up all of them yet.
+                    # The member has not given up all of `revoking` yet.
                     return current
                 return self._next(member_id, current, current.member_epoch + 1, owned)
             case MemberState.UNKNOWN:
@@ -506,8 +506,8 @@ class ConsumerGroup:
             partition for partition in new if partition in self.owners
         )
         revoking = NO_PARTITIONS
-        # A member gives up partitions before it gets more. If it does not report these,
-        # it has already given them up.
+        # A member gives up partitions before it gets more. A member that does not
+        # report the partitions in `give` has already given them up.
         if give and (owned is None or owned & give):
             state = MemberState.UNREVOKED
             revoking = give
@@ -544,14 +544,14 @@ def fact_key(group_id: str, fact: Fact) -> bytes:
     return consumer_key(ConsumerKey(kind, group_id, name))
 
 
-def _of(type_: type[_T], value: ConsumerValue) -> _T | None:
+def _checked_value(type_: type[_T], value: ConsumerValue) -> _T | None:
     assert value is None or isinstance(value, type_), (
         f"no value of such a record: {value!r}"
     )
     return value
 
 
-def _set(values: dict[str, _T], name: str, value: _T | None) -> None:
+def _set_or_delete(values: dict[str, _T], name: str, value: _T | None) -> None:
     if value is None:
         values.pop(name, None)
     else:

@@ -1,5 +1,5 @@
-"""Heartbeats of the consumer protocol (KIP-848): members join, subscribe, get
-partitions, leave.
+"""Heartbeats of the consumer protocol (KIP-848), with which members join, subscribe,
+get partitions and leave.
 
 Rules (broker reference 4.3 and 4.4; consumer_group.py defines a group):
 - A step changes the facts at once and returns their records. Steps made while a batch
@@ -8,8 +8,8 @@ Rules (broker reference 4.3 and 4.4; consumer_group.py defines a group):
 - If records cannot be stored, the facts get their former values, and all waiting
   members get an error and retry. Such records may be on disk nevertheless, so the facts
   are written again before the next answer.
-- A partition moves from one member to another in two steps. In the first its owner
-  confirms that it gave the partition up, or the owner is removed.
+- A partition moves from one member to another in two steps. In the first step its
+  owner confirms that it gave the partition up, or the owner is removed.
 - Only heartbeats renew a session.
 
 Each function changes one group and returns the effects.
@@ -112,13 +112,13 @@ def check_heartbeat(
 
 def _find_flaw(request: ConsumerHeartbeat, may_omit_member_id: bool) -> str:
     # null means that the field is not set. An empty text is a mistake.
-    for what, text in (
+    for name, text in (
         ("group id", request.group_id),
         ("instance id", request.instance_id),
         ("rack id", request.rack_id),
     ):
         if text == "":
-            return f"the {what} is empty"
+            return f"the {name} is empty"
     texts = (
         request.group_id,
         request.member_id,
@@ -127,7 +127,7 @@ def _find_flaw(request: ConsumerHeartbeat, may_omit_member_id: bool) -> str:
     )
     if any(map(classic_transitions.is_too_long, texts)):
         return "a text is too long"
-    # Since KIP-1082, members make their own ids, before they join.
+    # Since KIP-1082, a member chooses its id before it joins.
     if not request.member_id and (
         not may_omit_member_id
         or request.member_epoch > 0
@@ -145,10 +145,9 @@ def _find_flaw(request: ConsumerHeartbeat, may_omit_member_id: bool) -> str:
             return "a joining member must report that it owns no partition"
         if request.topic_names is None and request.pattern is None:
             return "a joining member must give its subscription"
-    # Its partitions wait for a member with the same instance id. Without one, no member
-    # could take them.
+    # The partitions of the member remain reserved for its instance id.
     if request.member_epoch == AWAY and request.instance_id is None:
-        return "only a member with an instance id leaves for a while"
+        return "only a member with an instance id may leave temporarily"
     if request.member_epoch < AWAY:
         return f"there is no member epoch {request.member_epoch}"
     return ""
@@ -161,17 +160,17 @@ def heartbeat(
     group: Group,
     request: ConsumerHeartbeat,
     waiter: Waiter,
-    around: StepContext,
+    context: StepContext,
     *,
     pending_tombstones: Iterable[Fact] = (),
 ) -> list[Effect]:
     """Carry out a heartbeat that check_heartbeat() accepted.
 
-    A refused heartbeat changes nothing. `pending_tombstones` contains facts without records, because
-    the group used the classic protocol before. Their records are stored with those of
-    the first step that is not refused.
+    A refused heartbeat changes nothing. `pending_tombstones` contains facts without
+    records, because the group used the classic protocol before. Their records are
+    stored with the records of the first step that is not refused.
     """
-    step = HeartbeatStep(group, around)
+    step = HeartbeatStep(group, context)
     try:
         result: Result = step.consumer_heartbeat(request)
     # The checks run during the step, after some changes were made.
@@ -187,10 +186,10 @@ def heartbeat(
 def timed_out(
     group: Group,
     timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds,
-    around: StepContext,
+    context: StepContext,
 ) -> list[Effect]:
     """Handle the expiry of a SetTimer effect."""
-    step = HeartbeatStep(group, around)
+    step = HeartbeatStep(group, context)
     match timeout:
         case SessionEnds(member_id):
             step.end_session(member_id)
@@ -207,12 +206,14 @@ def timed_out(
     return step.effects
 
 
-def stored(group: Group, error: GroupError | None, around: StepContext) -> list[Effect]:
+def stored(
+    group: Group, error: GroupError | None, context: StepContext
+) -> list[Effect]:
     """Handle the end of an AppendRecords effect.
 
     Its records are durable, or `error` is set.
     """
-    step = HeartbeatStep(group, around)
+    step = HeartbeatStep(group, context)
     if group.state == DEAD:
         # The group was deleted while its records were being stored. The members must
         # find another group.
@@ -224,9 +225,9 @@ def stored(group: Group, error: GroupError | None, around: StepContext) -> list[
     return step.effects
 
 
-def begin_sessions(group: Group, around: StepContext) -> list[Effect]:
+def begin_sessions(group: Group, context: StepContext) -> list[Effect]:
     """Begin the sessions and revocation timers of a group that was read from disk."""
-    step = HeartbeatStep(group, around)
+    step = HeartbeatStep(group, context)
     step.update_timers(
         [(RecordKind.CURRENT, member_id) for member_id in step.consumers.members]
     )
@@ -244,8 +245,8 @@ def mark_dead(group: Group) -> list[Effect]:
     if consumers is not None:
         # The expiry of a timer looks up its group, which no longer exists.
         effects += forget_timers(group, consumers)
-        for written in consumers.queued:
-            for waiter, result in written.answers:
+        for changes in consumers.queued:
+            for waiter, result in changes.answers:
                 effects.append(
                     Reply(
                         waiter,
@@ -301,62 +302,62 @@ class HeartbeatStep:
     far.
     """
 
-    def __init__(self, group: Group, around: StepContext) -> None:
+    def __init__(self, group: Group, context: StepContext) -> None:
         assert group.consumers is not None
         self.group = group
         self.consumers: ConsumerGroup = group.consumers
-        self.around = around
+        self.context = context
         self.effects: list[Effect] = []
         #: The changes of this step and their records.
-        self._written = StepChanges()
+        self._changes = StepChanges()
         #: Reports about the step, which undo() drops.
         self._events: list[Effect] = []
 
     # -- facts and their records
 
     def _put(self, fact: Fact, value: ConsumerValue) -> None:
-        # The former value is read before put() replaces it.
-        self._written.previous_values.append((fact, self.consumers.value_of(fact)))
-        self._written.records.append(self.consumers.record(fact, value))
+        # The former value is read before apply_record() replaces it.
+        self._changes.previous_values.append((fact, self.consumers.value_of(fact)))
+        self._changes.records.append(self.consumers.record(fact, value))
         self.consumers.apply_record(fact, value)
 
     def undo(self) -> None:
         """Undo the changes of this step."""
-        self._undo(self._written)
-        self._written = StepChanges()
+        self._undo(self._changes)
+        self._changes = StepChanges()
         self._events = []
 
-    def _undo(self, written: StepChanges) -> None:
+    def _undo(self, changes: StepChanges) -> None:
         # In reverse, because a step may change a fact twice.
-        for fact, value in reversed(written.previous_values):
+        for fact, value in reversed(changes.previous_values):
             self.consumers.apply_record(fact, value)
-        # Derived from the facts, so that it is computed again.
+        # Both depend on the facts, and are computed again.
         self.consumers.applied_topics_version = None
-        self.consumers.topics_by_pattern.clear()
+        self.consumers.pattern_versions.clear()
 
     def finish(self, answers: list[tuple[Waiter, Result]]) -> None:
-        """Queue the records; give the answers once these and all earlier records are
-        durable.
+        """Queue the records, and the answers to send once these and all earlier records
+        are durable.
         """
         consumers = self.consumers
-        written = self._written
-        if written.records:
-            written.answers = answers
-            consumers.queued.append(written)
-            self.update_timers(fact for fact, _ in written.previous_values)
+        changes = self._changes
+        if changes.records:
+            changes.answers = answers
+            consumers.queued.append(changes)
+            self.update_timers(fact for fact, _ in changes.previous_values)
             self._enter()
         elif consumers.is_busy:
             last = consumers.storing[-1]
             # This step changed nothing, but its answer may depend on records that are
-            # being stored. It is given with the last of them.
+            # being stored. The answer is sent with the last of them.
             if consumers.queued:
                 last = consumers.queued[-1]
             last.answers += answers
         elif consumers.unsure and answers:
-            # The disk may contain other facts. After a crash they would return and
+            # The disk may contain other facts. If a crash restored those, they would
             # contradict the answer.
-            written.answers = answers
-            consumers.queued.append(written)
+            changes.answers = answers
+            consumers.queued.append(changes)
         else:
             self.effects += [Reply(waiter, result) for waiter, result in answers]
         self.effects += self._events
@@ -365,7 +366,7 @@ class HeartbeatStep:
     def _enter(self) -> None:
         """Update the state of the Group from the state of its members."""
         before = self.group.state
-        self.group.enter(self.consumers.state, self.around.now_ms)
+        self.group.enter(self.consumers.state, self.context.now_ms)
         # Only the transition is reported, not each step of an empty group.
         if self.group.state == EMPTY != before:
             self.effects.append(GroupEmptied(self.group.group_id))
@@ -379,17 +380,17 @@ class HeartbeatStep:
         consumers.storing = consumers.queued[:count]
         consumers.queued = consumers.queued[count:]
         changed = {
-            fact for written in consumers.storing for fact, _ in written.previous_values
+            fact for changes in consumers.storing for fact, _ in changes.previous_values
         }
         # value_of() returns the newest values. These must belong to this batch, not to
         # a later one.
         assert not (consumers.unsure and consumers.queued), (
-            "a failure leaves no steps that the first one comes before"
+            "after a failure, all queued steps fit into one batch"
         )
         again = [fact for fact in consumers.unsure if fact not in changed]
         records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
-        for written in consumers.storing:
-            records += written.records
+        for changes in consumers.storing:
+            records += changes.records
         self.effects.append(
             AppendRecords(self.group, tuple(records), ConsumersChanged())
         )
@@ -407,22 +408,23 @@ class HeartbeatStep:
         failed_steps = [*consumers.storing, *consumers.queued]
         # Newest first, so that each fact ends at its value before the first of these
         # steps.
-        for written in reversed(failed_steps):
-            self._undo(written)
+        for changes in reversed(failed_steps):
+            self._undo(changes)
         consumers.storing = failed_steps
         consumers.queued = []
         changed_facts = dict.fromkeys(
-            fact for written in failed_steps for fact, _ in written.previous_values
+            fact for changes in failed_steps for fact, _ in changes.previous_values
         )
         consumers.unsure.update(changed_facts)
         self.answer_stored(error)
-        # The members are those before the failed steps, and so are their timers.
+        # The members are the same as before the failed steps again, so their timers
+        # are restored.
         self.update_timers(changed_facts)
         self._enter()
 
     def answer_stored(self, error: GroupError | None) -> None:
-        for written in self.consumers.storing:
-            for waiter, result in written.answers:
+        for changes in self.consumers.storing:
+            for waiter, result in changes.answers:
                 response = result
                 if error is not None:
                     response = error_result(
@@ -463,7 +465,7 @@ class HeartbeatStep:
                 SetTimer(
                     self.group.group_id,
                     RevocationEnds(member_id),
-                    self.around.now_ms + timeout_ms,
+                    self.context.now_ms + timeout_ms,
                 )
             )
         else:
@@ -503,13 +505,14 @@ class HeartbeatStep:
         """Restart a session. A timer that expires before the new deadline is not
         changed.
 
-        Such a timer sets itself again on expiry, so most heartbeats set no timer.
+        When such a timer expires, end_session() sets it again. So most heartbeats set
+        no timer.
         """
-        timeout_ms = self.around.rules.session_timeout_ms_of(self.group.group_id)
+        timeout_ms = self.context.rules.session_timeout_ms_of(self.group.group_id)
         classic = self.consumers.members[member_id].classic
         if classic is not None:
             timeout_ms = classic.session_timeout_ms
-        deadline_ms = self.around.now_ms + timeout_ms
+        deadline_ms = self.context.now_ms + timeout_ms
         self.consumers.deadlines_ms[member_id] = deadline_ms
         timer_ms = self.consumers.timers_ms.get(member_id)
         if timer_ms is None or timer_ms > deadline_ms:
@@ -526,7 +529,7 @@ class HeartbeatStep:
         consumers.timers_ms.pop(member_id, None)
         deadline_ms = consumers.deadlines_ms[member_id]
         # Heartbeats have moved the deadline since the timer was set.
-        if self.around.now_ms < deadline_ms:
+        if self.context.now_ms < deadline_ms:
             self._set_session(member_id, deadline_ms)
             return
         self._events.append(SessionEnded(self.group.group_id, member_id))
@@ -551,11 +554,11 @@ class HeartbeatStep:
         member_id = request.member_id
         if (
             member_id not in consumers.members
-            and len(consumers.members) >= self.around.rules.consumer_max_size
+            and len(consumers.members) >= self.context.rules.consumer_max_size
         ):
             raise Refused(
                 GroupError.GROUP_MAX_SIZE_REACHED,
-                "the group has all the members that it may have",
+                "the group has its maximum number of members",
             )
         if request.instance_id is None:
             self._check_dynamic(request)
@@ -570,8 +573,8 @@ class HeartbeatStep:
         # The order matters: the member's data, the group epoch, all targets, then the
         # progress of this member.
         is_changed = self._store_member_data(request)
-        # A pattern that another broker accepted, and that this one cannot parse, keeps
-        # its topics.
+        # If this broker cannot parse a pattern that another broker accepted, the
+        # topics of the pattern do not change.
         with contextlib.suppress(ValueError):
             pattern = consumers.members[member_id].pattern
             is_changed |= self._refresh_pattern(pattern, request)
@@ -587,7 +590,7 @@ class HeartbeatStep:
         return HeartbeatAccepted(
             member_id=member_id,
             member_epoch=current.member_epoch,
-            heartbeat_interval_ms=self.around.rules.heartbeat_interval_ms_of(
+            heartbeat_interval_ms=self.context.rules.heartbeat_interval_ms_of(
                 self.group.group_id
             ),
             assigned=assigned,
@@ -696,17 +699,17 @@ class HeartbeatStep:
         """Find the topics that the sender's pattern matches, once for each version of
         the topics; return whether they have changed.
 
-        Topics that the sender may not see are left out. So patterns of other members
-        wait for their own heartbeats.
+        Topics that the sender may not see are left out. Patterns of other members are
+        therefore resolved by the heartbeats of those members.
 
         Raises:
             ValueError: the pattern is invalid.
         """
-        seen = self.consumers.topics_by_pattern
-        if pattern is None or seen.get(pattern) == self.around.topics.version:
+        seen = self.consumers.pattern_versions
+        if pattern is None or seen.get(pattern) == self.context.topics.version:
             return False
-        topics = self.around.topics
-        matches = self.around.compile(pattern)
+        topics = self.context.topics
+        matches = self.context.compile(pattern)
         found = tuple(
             sorted(
                 name
@@ -720,7 +723,7 @@ class HeartbeatStep:
             return False
         self._put(
             (RecordKind.PATTERN, pattern),
-            Resolved(found, topics.version, self.around.now_ms),
+            Resolved(found, topics.version, self.context.now_ms),
         )
         return True
 
@@ -730,7 +733,7 @@ class HeartbeatStep:
             return
         if all(member.pattern != pattern for member in self.consumers.members.values()):
             self._put((RecordKind.PATTERN, pattern), None)
-            self.consumers.topics_by_pattern.pop(pattern, None)
+            self.consumers.pattern_versions.pop(pattern, None)
 
     def _bump_epoch(self, is_changed: bool) -> None:
         """Increase the group epoch if a subscription or a subscribed topic has changed.
@@ -738,7 +741,7 @@ class HeartbeatStep:
         A new group gets its first epoch here.
         """
         consumers = self.consumers
-        topics = self.around.topics
+        topics = self.context.topics
         is_current = consumers.applied_topics_version == topics.version
         if is_current and not is_changed and consumers.epoch:
             return
@@ -759,7 +762,7 @@ class HeartbeatStep:
         # The targets were computed for this epoch already.
         if consumers.epoch <= consumers.target_epoch:
             return
-        for member_id, target in consumers.compute_targets(self.around.topics).items():
+        for member_id, target in consumers.compute_targets(self.context.topics).items():
             # Only changed targets are written: a group may have thousands of members.
             if consumers.targets.get(member_id) != target:
                 self._put((RecordKind.TARGET, member_id), target)
@@ -775,7 +778,7 @@ class HeartbeatStep:
     def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
         current = self.consumers.reconciled(member_id, owned)
         if current is None:
-            raise Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to join again")
+            raise Refused(GroupError.FENCED_MEMBER_EPOCH, "the member must join again")
         if current != self.consumers.currents.get(member_id):
             self._put((RecordKind.CURRENT, member_id), current)
         return current
@@ -816,7 +819,7 @@ class HeartbeatStep:
         self._forget_pattern(pattern)
         self._put(
             (RecordKind.GROUP, ""),
-            GroupEpoch(consumers.epoch + 1, consumers.hash_of(self.around.topics)),
+            GroupEpoch(consumers.epoch + 1, consumers.hash_of(self.context.topics)),
         )
 
     def _delete_member(self, member_id: str) -> None:
@@ -827,9 +830,9 @@ class HeartbeatStep:
 def _fitting(queued: list[StepChanges]) -> int:
     """Return how many steps, at least one, fit into one batch."""
     size_bytes = 0
-    for count, written in enumerate(queued):
+    for count, changes in enumerate(queued):
         size_bytes += sum(
-            len(key) + len(value or b"") for key, value in written.records
+            len(key) + len(value or b"") for key, value in changes.records
         )
         if size_bytes > _BATCH_BYTES and count:
             return count

@@ -2,13 +2,13 @@
 groups.
 
     coordinator = Coordinator(rules, new_id)
-    # found: the result of groupoffsets.stored_groups(), if it found any records
-    effects = coordinator.load(found, now_ms)
+    # The arguments are read from the log; see coordinators/stored_offsets.py.
+    effects = coordinator.load(groups, committed, now_ms)
     effects = coordinator.join(request, waiter, now_ms)
 
 The caller carries out the returned effects in their order: it answers waiters, stores
-records and calls stored() with the outcome. When the timer of an At expires, the caller
-calls timed_out(). A coordinator must be used by one thread at a time.
+records and calls stored() with the outcome. When the timer of a SetTimer expires, the
+caller calls timed_out(). A coordinator must be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from logcore.format.group_records import Committed, StoredGroup
 EXPIRY_CHECK_MS: Final = 600_000
 
 
-def _nobody() -> None:
+def _no_waiter() -> None:
     return None
 
 
@@ -92,9 +92,7 @@ def _no_patterns(pattern: str) -> Callable[[str], bool]:
 class Coordinator:
     """The group coordinator: a state machine without I/O.
 
-    `new_id` returns the unique part of a member id. `topics` and `compile` are needed
-    for groups of the consumer protocol. `memory_budget` limits the memory of all groups;
-    by default there is no limit.
+    `topics` and `compile` are needed only for groups of the consumer protocol.
     """
 
     def __init__(
@@ -110,7 +108,6 @@ class Coordinator:
         self._memory_budget = memory_budget
         #: Returns the unique part of a member id.
         self._new_id = new_id
-        #: Needed for groups of the consumer protocol.
         self._topics: Topics = NoTopics()
         if topics is not None:
             self._topics = topics
@@ -131,17 +128,16 @@ class Coordinator:
         """Return the approximate memory use of the members of all groups."""
         return sum(group.held_bytes() for group in self._groups.values())
 
-    def _admits(self, group_id: str, size_bytes: int, now_ms: int) -> bool:
+    def _admit(self, group_id: str, size_bytes: int, now_ms: int) -> bool:
         """Return whether the memory limit allows a request of a member.
 
         If the group is new, its own size counts too.
         """
         if self._memory_budget is None:
             return True
-        # A new group needs memory for itself too.
         if group_id not in self._groups:
             size_bytes += GROUP_BYTES + len(group_id)
-        return self._memory_budget.admits(size_bytes, now_ms)
+        return self._memory_budget.admit(size_bytes, now_ms)
 
     def adopt(self, group: Group) -> None:
         """Add a group, with its present state, from another coordinator."""
@@ -181,8 +177,8 @@ class Coordinator:
         transactions. Their order (see Group) is below that of later commits.
         `consumers` contains the facts of groups of the consumer protocol.
         """
-        # Built aside and added at once: requests must not see a group without its
-        # offsets.
+        # Complete groups are added in one step: requests must not see a group without
+        # its offsets.
         restored_groups: dict[str, Group] = {}
         for group_id in {**groups, **committed, **unstable, **consumers}:
             group = Group(group_id, offsets=committed.get(group_id, {}))
@@ -209,16 +205,16 @@ class Coordinator:
             # If only classic members were stored, an interrupted downgrade ends now.
             if group.consumers is not None:
                 effects += consumer_transitions.begin_sessions(
-                    group, self._around(now_ms)
+                    group, self._context(now_ms)
                 )
-                effects += migration.downgrade(group, self._around(now_ms))
+                effects += migration.downgrade(group, self._context(now_ms))
             elif group.members:
                 effects += classic_transitions.begin_sessions(
                     group, now_ms, rules=self._rules
                 )
         return effects
 
-    def _around(self, now_ms: int) -> consumer_transitions.StepContext:
+    def _context(self, now_ms: int) -> consumer_transitions.StepContext:
         return consumer_transitions.StepContext(
             rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms
         )
@@ -257,9 +253,9 @@ class Coordinator:
                 effects = offsets.deleted(group, done, error)
             case ConsumersChanged():
                 effects = consumer_transitions.stored(
-                    group, error, self._around(now_ms)
+                    group, error, self._context(now_ms)
                 )
-                effects += migration.downgrade(group, self._around(now_ms))
+                effects += migration.downgrade(group, self._context(now_ms))
             case GroupDeleted() as done:
                 failure, effects = offsets.group_deleted(group, done, error)
                 effects += self._finish_deletion(group, failure)
@@ -270,13 +266,15 @@ class Coordinator:
         return effects
 
     def timed_out(self, group_id: str, timeout: Timeout, now_ms: int) -> list[Effect]:
-        """Handle the expiry of a timer. A group that was dropped has cancelled its own."""
+        """Handle the expiry of a timer. The group exists, because a group that is
+        dropped cancels its timers.
+        """
         group = self._groups[group_id]
         if group.consumers is not None:
             assert isinstance(
                 timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds
             ), timeout
-            return consumer_transitions.timed_out(group, timeout, self._around(now_ms))
+            return consumer_transitions.timed_out(group, timeout, self._context(now_ms))
         effects = classic_transitions.timed_out(
             group, timeout, now_ms, rules=self._rules
         )
@@ -310,7 +308,9 @@ class Coordinator:
             return []
         # A later group with this id may be in deletion too.
         later = (
-            dying for dying in self._in_deletion if dying.group_id == group.group_id
+            deleted_group
+            for deleted_group in self._in_deletion
+            if deleted_group.group_id == group.group_id
         )
         successor = next(later, self._groups.get(group.group_id))
         if successor is not None:
@@ -327,14 +327,14 @@ class Coordinator:
     def join(self, request: Join, waiter: Waiter, now_ms: int) -> list[Effect]:
         error = classic_transitions.check_join(request, self._rules)
         group = self._groups.get(request.group_id)
-        # The id was given out by a group that no longer exists. The client must join as
-        # a new member.
+        # The member id is of a group that no longer exists. The client must join as a
+        # new member.
         if error is None and group is None and request.member_id:
             error = GroupError.UNKNOWN_MEMBER_ID
         # Kafka has no such limit. A faulty client that joins in a loop could otherwise
         # use all memory.
         size_bytes = MEMBER_BYTES + classic_transitions.size_of(request.protocols)
-        if error is None and not self._admits(request.group_id, size_bytes, now_ms):
+        if error is None and not self._admit(request.group_id, size_bytes, now_ms):
             error = GroupError.COORDINATOR_NOT_AVAILABLE
         if error is not None:
             return [Reply(waiter, JoinRefused(error, request.member_id))]
@@ -344,7 +344,7 @@ class Coordinator:
         # A rolling upgrade: members of both protocols share the group (KIP-848).
         if group.consumers is not None and group.state != EMPTY and self._rules.may_mix:
             return migration.join(
-                group, request, waiter, self._around(now_ms), new_id=self._new_id
+                group, request, waiter, self._context(now_ms), new_id=self._new_id
             )
         if group.consumers is not None:
             error = _check_return(group, request)
@@ -380,7 +380,7 @@ class Coordinator:
         if refused is None:
             refused = _check_protocol(group, request)
         # An ordinary heartbeat contains no subscription and adds no data.
-        says = (
+        texts = (
             (*(request.topic_names or ()), request.pattern or "")
             if request.member_epoch >= 0
             else ()
@@ -388,10 +388,10 @@ class Coordinator:
         if (
             refused is None
             and (request.topic_names is not None or request.pattern)
-            and says
+            and texts
         ):
-            size_bytes = MEMBER_BYTES + sum(map(len, says)) + ITEM_BYTES * len(says)
-            if not self._admits(request.group_id, size_bytes, now_ms):
+            size_bytes = MEMBER_BYTES + sum(map(len, texts)) + ITEM_BYTES * len(texts)
+            if not self._admit(request.group_id, size_bytes, now_ms):
                 refused = HeartbeatRefused(
                     GroupError.COORDINATOR_NOT_AVAILABLE,
                     "the groups have no memory left",
@@ -401,12 +401,12 @@ class Coordinator:
         if group is None:
             group = Group(request.group_id)
         consumers = group.consumers
-        around = self._around(now_ms)
+        context = self._context(now_ms)
         if consumers is not None:
-            return consumer_transitions.heartbeat(group, request, waiter, around)
+            return consumer_transitions.heartbeat(group, request, waiter, context)
         # Classic members are in the group, so this is a rolling upgrade.
         if group.state != EMPTY:
-            return migration.upgrade(group, request, waiter, around)
+            return migration.upgrade(group, request, waiter, context)
         # A new group, or an empty group of the classic protocol. The record of an empty
         # group must be deleted.
         pending_tombstones = [*group.pending_tombstones]
@@ -414,7 +414,7 @@ class Coordinator:
             pending_tombstones.append((RecordKind.CLASSIC, ""))
         consumers = group.consumers = ConsumerGroup(request.group_id)
         effects = consumer_transitions.heartbeat(
-            group, request, waiter, around, pending_tombstones=pending_tombstones
+            group, request, waiter, context, pending_tombstones=pending_tombstones
         )
         # The heartbeat was refused.
         if not consumers.members:
@@ -434,10 +434,10 @@ class Coordinator:
             return [Reply(waiter, GroupError.UNKNOWN_MEMBER_ID)]
         # Only the leader sends assignments. Requests of other members add nothing.
         size_bytes = sum(map(len, request.assignments.values()))
-        if size_bytes and not self._admits(request.group_id, size_bytes, now_ms):
+        if size_bytes and not self._admit(request.group_id, size_bytes, now_ms):
             return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
         if group.consumers is not None:
-            return migration.sync(group, request, waiter, self._around(now_ms))
+            return migration.sync(group, request, waiter, self._context(now_ms))
         return classic_transitions.sync(
             group, request, waiter, now_ms, rules=self._rules
         )
@@ -457,7 +457,7 @@ class Coordinator:
             return GroupError.UNKNOWN_MEMBER_ID, []
         if group.consumers is not None:
             return migration.heartbeat(
-                group, member_id, instance_id, generation, self._around(now_ms)
+                group, member_id, instance_id, generation, self._context(now_ms)
             )
         return classic_transitions.heartbeat(
             group, member_id, instance_id, generation, now_ms, rules=self._rules
@@ -471,7 +471,7 @@ class Coordinator:
         if group is None:
             return [GroupError.UNKNOWN_MEMBER_ID] * len(members), []
         if group.consumers is not None:
-            return migration.leave(group, members, self._around(now_ms))
+            return migration.leave(group, members, self._context(now_ms))
         results, effects = classic_transitions.leave(
             group, members, now_ms, rules=self._rules
         )
@@ -634,7 +634,7 @@ class Coordinator:
             if producer_id in group.unstable and has_marker(group.group_id):
                 group.end_transaction(producer_id, commit=commit)
                 if group.is_unused:
-                    # The aborted offsets were all that the group had.
+                    # The group had only the aborted offsets.
                     group.state = DEAD
                     self._drop_if_dead(group)
 
@@ -663,7 +663,7 @@ class Coordinator:
         return effects
 
     def forget_topics(
-        self, names: set[str], new_waiter: Callable[[], Waiter | None] = _nobody
+        self, names: set[str], new_waiter: Callable[[], Waiter | None] = _no_waiter
     ) -> list[Effect]:
         """Delete the committed offsets of deleted topics.
 

@@ -6,7 +6,7 @@ An effect is one of
         then call Coordinator.stored().
     SetTimer, CancelTimer: set or cancel a timer. When the timer expires, call
         Coordinator.timed_out(). A new timer replaces one with the same name.
-    Event: something worth reporting to a person.
+    Event: a change of the group; report it to the operator.
 
 Effects are carried out in their order, and all effects of one transition before the
 next transition.
@@ -22,7 +22,7 @@ from logcore.coordination.classic_group import ClassicGroupMember, Group
 from logcore.coordination.group_requests import OffsetKey, Result, Timeout, Waiter
 from logcore.format.group_records import Committed, GroupRecord
 
-# -- what becomes true once records are on disk ----------------------------------------
+# -- changes that take effect once records are durable ---------------------------------
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ class Assigned:
 
 @attrs.frozen(eq=False)
 class Replaced:
-    """A static member came back: `new` takes the place of `old`."""
+    """A static member has joined again: `new` replaces `old`."""
 
     old: ClassicGroupMember
     new: ClassicGroupMember
@@ -92,7 +92,7 @@ class GroupDeleted:
 
 @attrs.frozen
 class ConsumersChanged:
-    """Changes that some steps of a consumer group wrote. The group stores the answers."""
+    """Changes of a consumer group, in ConsumerGroup.storing."""
 
 
 Pending = (

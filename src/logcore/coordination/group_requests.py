@@ -65,7 +65,7 @@ def check_member(
     """Check the two ids of a request that does not join.
 
     `static` maps the instance ids of static members to their current member ids. A
-    process that was replaced by a newer one with its instance id is fenced.
+    process is fenced if a newer process uses the same instance id.
     """
     if instance_id is not None:
         present = static.get(instance_id)
@@ -79,7 +79,7 @@ def check_member(
 
 
 def _sees_all(topic: str) -> bool:
-    """Allow every topic, because nothing restricts the member."""
+    """Allow every topic. This is the default without access control."""
     return True
 
 
@@ -104,10 +104,11 @@ class Join:
     #: True if a dynamic member first gets its id in an error and joins again with it. A
     #: lost response then leaves no unused member in the group.
     requires_member_id: bool
-    #: True if the member understands that it leads the group and need not assign.
+    #: True if the client supports a response in which the member is the leader but must
+    #: not assign.
     may_skip_assignment: bool
-    #: For a static member that sends no heartbeats: how long it keeps its place after
-    #: absent() reported it as absent. None if a session decides that.
+    #: How long a static member that sends no heartbeats remains in the group after
+    #: absent() has reported it. None if the session timeout applies.
     absence_ms: int | None = None
 
 
@@ -125,7 +126,7 @@ class Sync:
     protocol_type: str | None = None
     protocol: str | None = None
     assignments: Mapping[str, bytes] = attrs.Factory(dict[str, bytes])
-    #: Whether the sender may learn of a topic. A group of the consumer protocol leaves
+    #: Whether the sender may see a topic. A group of the consumer protocol leaves
     #: other topics out of the assignment that it sends.
     may_see: Callable[[str], bool] = attrs.field(default=_sees_all, eq=False)
 
@@ -140,7 +141,7 @@ class Committer:
     member_id: str
     instance_id: str | None
     #: Whether this version of the request can contain a member epoch.
-    knows_epochs: bool = False
+    can_contain_epoch: bool = False
     #: Whether the member leaves with this commit, so that it does not retry. Set only
     #: in this process; Kafka's protocol has no such field.
     is_leaving: bool = False
@@ -194,7 +195,7 @@ class SyncResult:
 class ConsumerHeartbeat:
     """A heartbeat of the consumer protocol.
 
-    None means that a value has not changed. For the timeout, -1 means that.
+    None means that a value has not changed. The timeout uses -1 instead.
     """
 
     group_id: str
@@ -211,7 +212,7 @@ class ConsumerHeartbeat:
     assignor: str | None = None
     #: The partitions that the member reports as its own.
     owned: Partitions | None = None
-    #: Whether the member may learn of a topic. Its pattern matches no other topics.
+    #: Whether the member may see a topic. Its pattern matches no other topics.
     may_see: Callable[[str], bool] = attrs.field(default=_sees_all, eq=False)
 
 
@@ -231,7 +232,7 @@ class HeartbeatRefused:
     """The error that ends a heartbeat."""
 
     error: GroupError
-    #: An explanation that a person can read.
+    #: An explanation for the log of the client.
     text: str
 
 
@@ -259,7 +260,7 @@ class SessionEnds:
 
 @attrs.frozen
 class PendingEnds:
-    """A member has not joined in time with the id that it was given."""
+    """A member has not joined in time with the id in the coordinator's response."""
 
     member_id: str
 
@@ -320,8 +321,8 @@ Timeout = (
 # -- limits ----------------------------------------------------------------------------
 
 
-def _nothing_set(_: str) -> Mapping[str, int]:
-    """Return the settings of a group that has none of its own."""
+def _no_own_settings(_: str) -> Mapping[str, int]:
+    """Return no settings. This is the default if groups have no own settings."""
     return {}
 
 
@@ -350,7 +351,7 @@ class Rules:
     #: Whether a group with members may change back to the classic protocol.
     may_downgrade: bool = False
     #: Return a group's own settings by Kafka's names, given its id.
-    own_settings: Callable[[str], Mapping[str, int]] = _nothing_set
+    own_settings: Callable[[str], Mapping[str, int]] = _no_own_settings
 
     def session_timeout_ms_of(self, group_id: str) -> int:
         """Return the session timeout of consumer-protocol members of this group."""

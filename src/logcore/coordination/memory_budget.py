@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-#: The memory is counted again after this time, or after this fraction of the limit was
-#: admitted.
+#: The memory is counted again once this time has passed, or once the limit divided by
+#: this number was admitted.
 _RECOUNT_MS: Final = 5_000
 _RECOUNT_FRACTION: Final = 8
-#: Python's memory for a group, a member or a transactional id without its texts, and
-#: for one text or partition.
+#: Python's memory for a group, a member or a transactional id, without its texts.
 GROUP_BYTES: Final = 2_000
 MEMBER_BYTES: Final = 1_500
 ID_BYTES: Final = 1_500
+#: Python's memory for one text or partition.
 ITEM_BYTES: Final = 100
 
 
@@ -38,7 +38,7 @@ class ClientMemoryBudget:
         self._counted_bytes = 0
         self._counted_ms: int | None = None
 
-    def admits(self, size_bytes: int, now_ms: int) -> bool:
+    def admit(self, size_bytes: int, now_ms: int) -> bool:
         """Return whether `size_bytes` are within the limit. If so, add them."""
         if self._upper_bound_bytes + size_bytes > self.max_bytes and self._is_old(
             now_ms

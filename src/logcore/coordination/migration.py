@@ -1,8 +1,6 @@
-"""Members of the classic protocol in a consumer group, and conversions of running
-groups.
-
-The clients of a group can therefore be upgraded one by one (broker reference 4.8,
-KIP-848's online migration):
+"""Members of the classic protocol in a consumer group, and conversions of groups with
+members, so that the clients of a group can be upgraded one by one (broker reference
+4.8, KIP-848's online migration):
 
     classic group --a member of the consumer protocol joins-->
         consumer group, with members of both protocols
@@ -10,10 +8,11 @@ KIP-848's online migration):
         classic group, which rebalances
 
 Rules:
-- Members keep their partitions when a group changes its protocol. They are asked to
-  rejoin, and then reach their new targets like all members.
+- Members keep their partitions when a group changes its protocol. They must rejoin, and
+  then reach their new targets like all members.
 - A classic member has the same facts as other members, and additionally the data of its
-  Join. Its generation is its epoch. It never leads: the coordinator assigns.
+  Join. Its generation is its epoch. The coordinator assigns the partitions, so that no
+  classic member is the leader.
 - A classic member reports its partitions when it joins and receives its assignment when
   it syncs. Its heartbeats return REBALANCE_IN_PROGRESS in three cases: the group has a
   higher epoch, the member must give up partitions, or partitions that it waited for are
@@ -95,14 +94,14 @@ _ORDER: Final = (
 
 
 def upgrade(
-    group: Group, request: ConsumerHeartbeat, waiter: Waiter, around: StepContext
+    group: Group, request: ConsumerHeartbeat, waiter: Waiter, context: StepContext
 ) -> list[Effect]:
     """Upgrade a classic group because a member of the consumer protocol joins.
 
     If the member is refused, the group does not change.
     """
     try:
-        consumers = _upgraded(group, around)
+        consumers = _upgraded(group, context)
     except Refused as refused:
         return [Reply(waiter, refused.result)]
     pending_tombstones: list[Fact] = [(RecordKind.CLASSIC, ""), *consumers.facts()]
@@ -116,7 +115,7 @@ def upgrade(
         group,
         request,
         waiter,
-        around,
+        context,
         pending_tombstones=[*group.pending_tombstones, *pending_tombstones],
     )
     # A heartbeat that is accepted stores the new member.
@@ -130,47 +129,51 @@ def upgrade(
     members = [*group.members]
     group.become(consumers)
     # Each classic member gets a session in the new protocol.
-    step = consumer_transitions.HeartbeatStep(group, around)
+    step = consumer_transitions.HeartbeatStep(group, context)
     step.update_timers((RecordKind.CURRENT, member_id) for member_id in members)
     return [*effects, *step.effects, *joining, GroupConverted(group.group_id, CONSUMER)]
 
 
-def _upgraded(group: Group, around: StepContext) -> ConsumerGroup:
+def _upgraded(group: Group, context: StepContext) -> ConsumerGroup:
     """Return the consumer group with the members of a classic group; may raise Refused."""
     text = ""
-    if not around.rules.may_upgrade:
+    if not context.rules.may_upgrade:
         text = "is of the classic protocol"
     elif group.protocol_type != CONSUMER:
         text = f"is one of protocol type {group.protocol_type}"
-    elif len(group.members) > around.rules.consumer_max_size:
+    elif len(group.members) > context.rules.consumer_max_size:
         text = "has more members than a consumer group may have"
     if text:
-        raise _kept(group, text)
+        raise _refuse_upgrade(group, text)
     consumers = ConsumerGroup(group.group_id)
     # As in KIP-848, the generation becomes the epoch of the group and of its members.
     # The next epoch is then new for each of them.
     consumers.apply_record((RecordKind.GROUP, ""), GroupEpoch(group.generation))
     consumers.apply_record((RecordKind.TARGET_EPOCH, ""), group.generation)
-    said = {
+    member_data = {
         member_id: _read_member(group, member)
         for member_id, member in group.members.items()
     }
-    # A partition has one owner. If a client's assignor gave it to two members, the
-    # second one learns of the loss when it rejoins.
+    # A partition has one owner. If a client's assignor assigned it to two members, the
+    # second member loses it when it rejoins.
     taken: set[Partition] = set()
     shares: dict[str, Partitions] = {}
-    for member_id, (_, partitions) in said.items():
-        shares[member_id] = _with_ids(partitions, around.topics).difference(taken)
+    for member_id, (_, partitions) in member_data.items():
+        shares[member_id] = _with_ids(partitions, context.topics).difference(taken)
         taken |= shares[member_id]
     # A cooperative member revokes partitions only when it rejoins. Until then it keeps
     # the partitions that it owned when it joined, unless another member has them.
-    for member_id, (subscription, _) in said.items():
-        kept = _with_ids(subscription.owned, around.topics).difference(taken)
+    for member_id, (subscription, _) in member_data.items():
+        kept = _with_ids(subscription.owned, context.topics).difference(taken)
         shares[member_id] |= kept
         taken |= kept
     for member_id, member in group.members.items():
         _put_classic(
-            consumers, group.generation, member, said[member_id][0], shares[member_id]
+            consumers,
+            group.generation,
+            member,
+            member_data[member_id][0],
+            shares[member_id],
         )
     return consumers
 
@@ -185,13 +188,13 @@ def _read_member(
     assignment = read_whole_assignment(member.assignment)
     # The metadata of another client cannot be translated to topics and partitions.
     if subscription is None or assignment is None:
-        raise _kept(
+        raise _refuse_upgrade(
             group,
             f"has a member, {member.member_id}, whose metadata is not a consumer's",
         )
     # The client needs this data, and a consumer group cannot return it.
     if assignment.user_data:
-        raise _kept(
+        raise _refuse_upgrade(
             group,
             "has a custom assignor, whose assignments contain more than partitions",
         )
@@ -224,7 +227,7 @@ def _put_classic(
     consumers.apply_record((RecordKind.CURRENT, member.member_id), current)
 
 
-def _kept(group: Group, text: str) -> Refused:
+def _refuse_upgrade(group: Group, text: str) -> Refused:
     return Refused(GroupError.GROUP_ID_NOT_FOUND, f"group {group.group_id} {text}")
 
 
@@ -239,18 +242,18 @@ def _with_ids(partitions: Sequence[tuple[str, int]], topics: Topics) -> Partitio
     return frozenset((ids[name], number) for name, number in partitions if name in ids)
 
 
-def downgrade(group: Group, around: StepContext) -> list[Effect]:
+def downgrade(group: Group, context: StepContext) -> list[Effect]:
     """Downgrade a consumer group that has only classic members and no pending records."""
     consumers = group.consumers
-    if consumers is None or not around.rules.may_downgrade:
+    if consumers is None or not context.rules.may_downgrade:
         return []
     # Records that are being stored can fail, which would undo the departure of the last
     # consumer member.
     if consumers.is_busy or consumers.queued or not consumers.is_all_classic:
         return []
     # A classic group needs a protocol that is common to all members.
-    if len(consumers.members) > around.rules.group_max_size or not consumers.supports(
-        CONSUMER, _first(consumers)
+    if len(consumers.members) > context.rules.group_max_size or not consumers.supports(
+        CONSUMER, _first_protocols(consumers)
     ):
         return []
     effects = consumer_transitions.forget_timers(group, consumers)
@@ -260,25 +263,25 @@ def downgrade(group: Group, around: StepContext) -> list[Effect]:
     group.pending_tombstones = tuple(
         fact for fact in stored if fact[0] is not RecordKind.CLASSIC
     )
-    # No member's epoch is above the target epoch, so no member knows the next
-    # generation.
+    # No member's epoch is above the target epoch, so the next generation is new for all
+    # members.
     group.generation = consumers.target_epoch
     # A member may still use partitions of a topic that no member subscribes to now.
-    names = _names({*around.topics.names(), *consumers.subscribed()}, around.topics)
+    names = _names({*context.topics.names(), *consumers.subscribed()}, context.topics)
     for member_id, member in consumers.members.items():
         group.add(_classic(member_id, member, consumers, names), CONSUMER)
     group.protocol = group.vote()
     group.topics = group.subscribed()
-    group.enter(STABLE, around.now_ms)
+    group.enter(STABLE, context.now_ms)
     # The first of these records delete the records of the consumer protocol.
     effects.append(AppendRecords(group, group.records()))
     effects.append(GroupConverted(group.group_id, "classic"))
     return effects + classic_transitions.restart_rebalance(
-        group, around.now_ms, rules=around.rules
+        group, context.now_ms, rules=context.rules
     )
 
 
-def _first(consumers: ConsumerGroup) -> Sequence[str]:
+def _first_protocols(consumers: ConsumerGroup) -> Sequence[str]:
     """Return the protocols of the first member."""
     member = next(iter(consumers.members.values()))
     assert member.classic is not None
@@ -301,8 +304,8 @@ def _classic(
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         session_timeout_ms=member.classic.session_timeout_ms,
         protocols=member.classic.protocols,
-        # The member may be using both. It receives neither, because the group
-        # rebalances at once.
+        # The member may use partitions of both sets. It does not receive this
+        # assignment, because the group rebalances at once.
         assignment=_encoded(current.assigned | current.revoking, names),
     )
 
@@ -336,15 +339,15 @@ def join(
     group: Group,
     request: Join,
     waiter: Waiter,
-    around: StepContext,
+    context: StepContext,
     *,
     new_id: Callable[[], str],
 ) -> list[Effect]:
-    """Carry out a Join that membership.check_join() accepted.
+    """Carry out a Join that classic_transitions.check_join() accepted.
 
     The reply is Joined or JoinRefused.
     """
-    step = _ClassicStep(group, around)
+    step = _ClassicStep(group, context)
     member_id = request.member_id
     if not member_id:
         member_id = classic_transitions.new_member_id(request, new_id)
@@ -368,9 +371,9 @@ def join(
 
 
 def sync(
-    group: Group, request: Sync, waiter: Waiter, around: StepContext
+    group: Group, request: Sync, waiter: Waiter, context: StepContext
 ) -> list[Effect]:
-    step = _ClassicStep(group, around)
+    step = _ClassicStep(group, context)
     step.finish([(waiter, step.sync(request))])
     return step.effects
 
@@ -380,21 +383,21 @@ def heartbeat(
     member_id: str,
     instance_id: str | None,
     generation: int,
-    around: StepContext,
+    context: StepContext,
 ) -> tuple[GroupError | None, list[Effect]]:
-    step = _ClassicStep(group, around)
+    step = _ClassicStep(group, context)
     error = step.heartbeat(member_id, instance_id, generation)
     return error, step.effects
 
 
 def leave(
-    group: Group, members: Sequence[tuple[str, str | None]], around: StepContext
+    group: Group, members: Sequence[tuple[str, str | None]], context: StepContext
 ) -> tuple[list[GroupError | None], list[Effect]]:
     """Remove (member id, instance id) pairs; return an error or None for each.
 
     An instance id alone is sufficient.
     """
-    step = _ClassicStep(group, around)
+    step = _ClassicStep(group, context)
     results = [step.leave(member_id, instance_id) for member_id, instance_id in members]
     step.finish([])
     return results, step.effects
@@ -412,9 +415,9 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         if classic_transitions.is_too_long(member_id):
             return GroupError.INVALID_REQUEST
         if (
-            # The member that rejoins has its place already.
+            # A member that rejoins is counted already.
             member_id not in consumers.members
-            and len(consumers.members) >= self.around.rules.consumer_max_size
+            and len(consumers.members) >= self.context.rules.consumer_max_size
         ):
             return GroupError.GROUP_MAX_SIZE_REACHED
         others = [
@@ -422,7 +425,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             for name, member in consumers.members.items()
             if name != member_id and member.classic
         ]
-        if classic_transitions.exceeds_limit(request, others, self.around.rules):
+        if classic_transitions.exceeds_limit(request, others, self.context.rules):
             return GroupError.INVALID_REQUEST
         if (
             not consumers.supports(request.protocol_type, names)
@@ -447,14 +450,14 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         subscription = self._subscription(request)
         assert subscription is not None, "check_join() has checked this"
         if member_id not in self.consumers.members and subscription.owned:
-            # The member was removed without knowing it, and its partitions may have new
-            # owners. The error makes it drop them.
+            # The member was removed, and its partitions may have new owners. The error
+            # makes the client give them up.
             raise consumer_transitions.unknown(member_id)
-        self._take_place(request, member_id)
-        is_changed = self._keep_classic(request, member_id, subscription)
+        self._check_joining_ids(request, member_id)
+        is_changed = self._store_classic_member(request, member_id, subscription)
         self._bump_epoch(is_changed)
         self._compute_targets()
-        owned = _with_ids(subscription.owned, self.around.topics)
+        owned = _with_ids(subscription.owned, self.context.topics)
         current = self._reconcile(member_id, owned)
         self._renew(member_id)
         self.stop_rejoin(member_id)
@@ -471,7 +474,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             member_id=member_id,
         )
 
-    def _take_place(self, request: Join, member_id: str) -> None:
+    def _check_joining_ids(self, request: Join, member_id: str) -> None:
         """Check the ids of a member that joins.
 
         A static member that returns without its id replaces its old member.
@@ -496,7 +499,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
                 f"another member is instance {instance_id}",
             )
 
-    def _keep_classic(
+    def _store_classic_member(
         self, request: Join, member_id: str, subscription: Subscription
     ) -> bool:
         """Store the member data of a Join; return whether the subscription has changed."""
@@ -532,7 +535,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             return error
         if not consumers.is_classic(member_id):
             return GroupError.UNKNOWN_MEMBER_ID
-        # Classic members know the member epoch as their generation.
+        # The generation of a classic member is its member epoch.
         if generation != consumers.current(member_id).member_epoch:
             return GroupError.ILLEGAL_GENERATION
         return None
@@ -543,8 +546,8 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         if error is not None:
             return error
         current = self.consumers.current(member_id)
-        # A member that must give up partitions gets its assignment. It then gives up
-        # the other partitions and rejoins without being asked.
+        # A member that must give up partitions gets its assignment. Its client then
+        # gives up all other partitions and rejoins.
         if (
             self.consumers.epoch > current.member_epoch
             and current.state is not MemberState.UNREVOKED
@@ -552,7 +555,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             self._request_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS
         classic = self.consumers.members[member_id].classic
-        assert classic is not None, "_check() has looked"
+        assert classic is not None, "_check() has checked this"
         protocol = classic.protocols[0][0]
         if request.protocol_type not in (None, CONSUMER) or request.protocol not in (
             None,
@@ -561,9 +564,9 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         self.stop_sync(member_id)
         self._renew(member_id)
-        # The names of topics that the client may not describe must not reach it.
-        shown = filter(request.may_see, self.consumers.subscribed())
-        names = _names(shown, self.around.topics)
+        # The response must not contain topics that the client may not describe.
+        visible_topics = filter(request.may_see, self.consumers.subscribed())
+        names = _names(visible_topics, self.context.topics)
         assignment = _encoded(current.assigned, names)
         return SyncResult(
             protocol_type=CONSUMER, protocol=protocol, assignment=assignment
@@ -578,7 +581,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
         self._renew(member_id)
         consumers = self.consumers
         current = consumers.current(member_id)
-        # Another member has released the partitions that this one waits for.
+        # Another member has released the partitions that this member waits for.
         is_free = (
             current.state is MemberState.UNRELEASED
             and not consumers.waits_for_others(member_id)
@@ -600,7 +603,7 @@ class _ClassicStep(consumer_transitions.HeartbeatStep):
     def _set_timer(self, timeout: RejoinEnds | FirstSyncEnds, member_id: str) -> None:
         timeout_ms = max(0, self.consumers.members[member_id].rebalance_timeout_ms)
         self.effects.append(
-            SetTimer(self.group.group_id, timeout, self.around.now_ms + timeout_ms)
+            SetTimer(self.group.group_id, timeout, self.context.now_ms + timeout_ms)
         )
 
     def leave(self, member_id: str, instance_id: str | None) -> GroupError | None:

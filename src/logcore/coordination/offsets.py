@@ -11,9 +11,9 @@ Rules:
 - A deletion covers all earlier commits, also those in an open transaction, and no later
   commit. Its records are split into batches, because those of a large group do not fit
   into one.
-- From its deletion on, no request finds a deleted group. If its deletion cannot be
-  stored, coordinator.py restores the remaining state. The group can then be deleted
-  again, and does not first reappear after a restart.
+- Requests do not find a group once its deletion has begun. If the deletion cannot be
+  stored, coordinator.py restores the remaining state at once, so that the group can be
+  deleted again. Otherwise the group would reappear after a restart.
 
 The caller checks which topics exist and how long metadata may be.
 """
@@ -76,8 +76,8 @@ def check_commit(
     )
     if error is not None:
         return error, []
-    # The partition may be another member's in this generation. The client commits again
-    # after SyncGroup. A member that leaves cannot.
+    # The partition may belong to another member in this generation. The client commits
+    # again after SyncGroup, which a member that leaves cannot do.
     if group.state == COMPLETING and not committer.is_leaving:
         return GroupError.REBALANCE_IN_PROGRESS, []
     step = classic_transitions.ClassicStep(group, rules, now_ms)
@@ -92,7 +92,7 @@ def _check_consumer(group: Group, committer: Committer) -> GroupError | None:
     error = group.consumers.check_epoch(committer.member_id, committer.generation)
     # A member that lost its partitions is fenced by its epoch, which older versions of
     # the request do not contain.
-    has_epoch = committer.knows_epochs or group.consumers.is_classic(
+    has_epoch = committer.can_contain_epoch or group.consumers.is_classic(
         committer.member_id
     )
     if error is not GroupError.UNKNOWN_MEMBER_ID and not has_epoch:
@@ -165,13 +165,13 @@ def committed(
     group: Group, done: OffsetsCommitted, error: GroupError | None
 ) -> list[Effect]:
     for key, each in done.offsets.items():
-        left = group.storing[key] - 1
-        if left:
-            group.storing[key] = left
+        remaining = group.storing[key] - 1
+        if remaining:
+            group.storing[key] = remaining
         else:
-            group.storing.pop(key)  # C code, as del of a Counter is not
+            group.storing.pop(key)  # in C; `del` of a Counter runs Python code
         if error is None:
-            # put() ignores a commit that completes after a later one.
+            # apply_record() ignores a commit that completes after a later one.
             group.apply_record(key, each, done.order)
     if group.is_unused:
         group.state = DEAD
@@ -183,7 +183,8 @@ def delete(
 ) -> list[Effect]:
     """Delete offsets; `waiter` is None if no request waits."""
     batches = _in_batches(group, keys)
-    # The waiter is in the last batch: its answer needs the outcome of all.
+    # The waiter is in the last batch, because its answer needs the outcome of all
+    # batches.
     if batches:
         order = group.next_order()
         effects = [_deletion(group, batch, order) for batch in batches[:-1]]
@@ -197,14 +198,14 @@ def delete(
 def _in_batches(group: Group, keys: Iterable[OffsetKey]) -> list[list[OffsetKey]]:
     """Split the keys in order, so that the tombstones of each part fit into one batch."""
     batches: list[list[OffsetKey]] = []
-    left = 0
+    remaining = 0
     for key in keys:
         size_bytes = len(commit_key(group.group_id, *key)) + RECORD_HEAD_BYTES
-        left -= size_bytes
+        remaining -= size_bytes
         # True for the first key too, because there is no batch yet.
-        if left < 0:
+        if remaining < 0:
             batches.append([])
-            left = _BATCH_BYTES - size_bytes
+            remaining = _BATCH_BYTES - size_bytes
         batches[-1].append(key)
     return batches
 
@@ -217,9 +218,11 @@ def _deletion(
     *,
     is_last: bool = False,
 ) -> Effect:
-    those = tuple(keys)
+    key_tuple = tuple(keys)
     return AppendRecords(
-        group, _tombstones(group, those), OffsetsDeleted(those, waiter, order, is_last)
+        group,
+        _tombstones(group, key_tuple),
+        OffsetsDeleted(key_tuple, waiter, order, is_last),
     )
 
 

@@ -1,18 +1,18 @@
 """Effects that a transition of a transaction requests, and its requests and results.
 
 An effect is one of
-    Reply: a request ends; answer its client.
-    Store: append a record to the id's partition of `__transaction_state` and sync it,
+    TransactionReply: a request ends; answer its client.
+    StoreTransaction: append a record to the id's partition of `__transaction_state` and sync it,
         then call TransactionMachine.stored().
     WriteMarkers: end the transaction in these partitions and sync them, then call
-        TransactionMachine.marked().
+        TransactionMachine.markers_written().
     AbortOrphan: in these partitions, abort the open transactions of a producer without
         a transactional id. There is no reply.
     AllocateProducerId: allocate a producer id that was never used, then call
-        TransactionMachine.taken().
-    At, Cancel: set or cancel a timer. When the timer expires, call
-        TransactionMachine.timed_out(). Each transactional id has one timer.
-    TimedOut: something worth reporting to a person.
+        TransactionMachine.producer_id_allocated().
+    SetTransactionTimer, CancelTransactionTimer: set or cancel a timer. When the timer
+        expires, call TransactionMachine.timed_out(). Each transactional id has one timer.
+    TimedOut: a transaction has timed out; report it to the operator.
 
 Effects are carried out in their order, and all effects of one transition before the
 next transition. This module contains no protocol messages or codes.
@@ -32,7 +32,8 @@ from logcore.format.transaction_records import Partition, StoredTransaction
 #: commits.
 NO_TIMEOUT: Final = 2**31 - 1
 
-#: The caller's handle of a request, which the Reply contains. None if no request waits.
+#: The caller's handle of a request, which the TransactionReply contains. None if no
+#: request waits.
 Waiter = Hashable | None
 
 

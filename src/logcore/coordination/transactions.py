@@ -10,12 +10,12 @@ Rules (broker reference, sections 3.3 to 3.11; Kafka's TransactionCoordinator):
   record.
 - If a record or markers are being written, a new request waits for them. If markers
   could not be written, the client gets a retriable error.
-- A record that could not be stored may or may not be on disk. Its coordinator therefore
-  ends, and a new one loads the stored records.
+- A record that could not be stored may or may not be on disk. The coordinator therefore
+  ends, and a new coordinator loads the stored records.
 - An abort without a client request increases the epoch, which fences the producer.
 
-This module does not know the protocol's messages and codes, the log of the records, the
-partitions' state, or which partitions exist.
+This module contains no protocol messages or codes. It does not read or write logs, and
+does not check which partitions exist.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ EXPIRATION_MS: Final = 604_800_000
 EXPIRY_CHECK_MS: Final = 3_600_000
 #: Delay before failed markers are written again.
 RETRY_MS: Final = 1_000
-#: The last epoch given to a client. The next one is reserved for markers.
+#: The last epoch that a client may get. The next epoch is reserved for markers.
 LAST_EPOCH: Final = 32_766
 _TOP_EPOCH: Final = 32_767
 
@@ -123,7 +123,6 @@ class TransactionMachine:
         is_two_phase: bool = False,
         memory_budget: ClientMemoryBudget | None = None,
     ) -> None:
-        """Create an empty coordinator."""
         #: Limits the memory of all ids; None for no limit.
         self._memory_budget = memory_budget
         self._max_timeout_ms = max_timeout_ms
@@ -191,9 +190,13 @@ class TransactionMachine:
 
     def _verify_all(self, request: AddPartitions) -> TransactionError | None:
         """Return the first error of verify() for the partitions of a request."""
-        who = (request.transactional_id, request.producer_id, request.producer_epoch)
+        identity = (
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+        )
         for partition in sorted(request.partitions):
-            error = self.verify(*who, partition)
+            error = self.verify(*identity, partition)
             if error is not None:
                 return error
         return None
@@ -211,7 +214,7 @@ class TransactionMachine:
             transaction = Transaction(name, stored)
             transactions[name] = transaction
             if stored.status is Status.ONGOING and stored.timeout_ms != NO_TIMEOUT:
-                # Limits the timeout also if the clock was set back.
+                # This limits the wait even if the clock was set back.
                 latest_ms = now_ms + stored.timeout_ms
                 effects.append(
                     SetTransactionTimer(
@@ -236,8 +239,8 @@ class TransactionMachine:
         producer id and epoch of each transaction that is open there.
 
         The markers have a later epoch. With the same epoch, batches that the producer
-        sends again would be taken as duplicates of the aborted ones. A transaction that
-        commits would then lack them.
+        sends again would count as duplicates of the aborted batches, and a committed
+        transaction would lack them.
         """
         epochs: dict[int, int] = {}
         partitions: dict[int, set[Partition]] = {}
@@ -248,20 +251,20 @@ class TransactionMachine:
         }
         for partition, producers in found.items():
             for producer_id, epoch in producers:
-                # A transaction with a matching record is ended by that record, now or
-                # at its timeout.
+                # The coordinator itself ends a transaction with a matching record, now
+                # or at its timeout.
                 owner = owners.get(producer_id)
                 if owner is None or not _contains(owner.stored, partition, epoch):
                     epochs[producer_id] = max(epoch, epochs.get(producer_id, 0))
                     partitions.setdefault(producer_id, set()).add(partition)
         effects: list[Effect] = []
-        for producer_id, those in partitions.items():
+        for producer_id, orphaned in partitions.items():
             epoch = min(epochs[producer_id] + 1, _TOP_EPOCH)
             owner = owners.get(producer_id)
             if owner is None or owner.is_busy:
-                effects.append(AbortOrphan(producer_id, epoch, frozenset(those)))
+                effects.append(AbortOrphan(producer_id, epoch, frozenset(orphaned)))
             else:
-                effects += self._fence(owner, now_ms, frozenset(those), epoch)
+                effects += self._fence(owner, now_ms, frozenset(orphaned), epoch)
         return effects
 
     def stored(
@@ -328,7 +331,7 @@ class TransactionMachine:
             transaction, _completed(stored, now_ms), last_epoch=transaction.last_epoch
         )
 
-    def marked(
+    def markers_written(
         self, effect: WriteMarkers, left: frozenset[Partition], now_ms: int
     ) -> list[Effect]:
         """Handle the outcome of WriteMarkers: all markers are durable except those of `left`.
@@ -352,7 +355,7 @@ class TransactionMachine:
         )
         return [*effects, *self._resume_waiting(transaction, now_ms)]
 
-    def taken(
+    def producer_id_allocated(
         self, effect: AllocateProducerId, producer_id: int | None, now_ms: int
     ) -> list[Effect]:
         """Handle the outcome of AllocateProducerId: a producer id, or None if it failed."""
@@ -367,7 +370,7 @@ class TransactionMachine:
         transaction = self._transactions.get(transactional_id)
         if self.is_over or transaction is None:
             return []
-        # This is the timer of marked().
+        # This is the timer of markers_written().
         if transaction.is_stuck and transaction.storing is None:
             return self._mark(transaction, now_ms)
         return self.handle(Overdue(transactional_id), None, now_ms)
@@ -409,7 +412,7 @@ class TransactionMachine:
     # -- requests
 
     def handle(self, request: Request, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """Handle a request; the answer is a Reply.
+        """Handle a request; the answer is a TransactionReply.
 
         Initialize and End succeed with a ProducerIdAndEpoch, AddPartitions with None.
         Initialize with `keeps_open` can succeed with an Unended. Any request can fail
@@ -455,7 +458,7 @@ class TransactionMachine:
                 and request.transactional_id not in self._transactions
             ):
                 size_bytes = ID_BYTES + len(request.transactional_id)
-            if size_bytes and not self._memory_budget.admits(size_bytes, now_ms):
+            if size_bytes and not self._memory_budget.admit(size_bytes, now_ms):
                 return TransactionError.COORDINATOR_NOT_AVAILABLE
         if isinstance(request, Initialize):
             # As in Kafka, a producer sends both numbers or none (KIP-360).
@@ -512,9 +515,9 @@ class TransactionMachine:
     ) -> list[Effect]:
         """Handle Initialize in the order of section 3.4."""
         if transaction is None or transaction.stored is None:
-            return self._first(request, waiter, now_ms)
+            return self._initialize_new(request, waiter, now_ms)
         stored = transaction.stored
-        # A restarted producer decides about its own transaction (KIP-939).
+        # A restarted producer commits or aborts its open transaction itself (KIP-939).
         if request.keeps_open and stored.status is Status.ONGOING:
             return _reply(waiter, Unended(stored.producer_id, stored.producer_epoch))
         expected = request.producer_epoch
@@ -562,7 +565,7 @@ class TransactionMachine:
         if stored.producer_epoch >= LAST_EPOCH:
             if not self._unused_producer_ids:
                 return [AllocateProducerId(request, waiter)]
-            # A retry with the former id is recognized by it.
+            # A retry with the former id is recognized by this field.
             previous = producer_id
             producer_id = self._unused_producer_ids.pop()
             epoch = 0
@@ -581,7 +584,9 @@ class TransactionMachine:
             last_epoch=last_epoch,
         )
 
-    def _first(self, request: Initialize, waiter: Waiter, now_ms: int) -> list[Effect]:
+    def _initialize_new(
+        self, request: Initialize, waiter: Waiter, now_ms: int
+    ) -> list[Effect]:
         """Initialize an unknown id. As in Kafka, a producer id in the request is
         ignored.
         """
@@ -648,9 +653,9 @@ class TransactionMachine:
         if transaction is None or stored is None:
             return _reply(waiter, TransactionError.INVALID_PRODUCER_ID_MAPPING)
         if request.client_version >= 2:
-            decision = _decide_second(stored, request)
+            decision = _decide_end_5(stored, request)
         else:
-            decision = _decide_first(stored, request)
+            decision = _decide_end_0_to_4(stored, request)
         if isinstance(decision, TransactionError):
             return _reply(waiter, decision)
         if not decision:
@@ -781,7 +786,9 @@ def _check_producer(
     return None
 
 
-def _decide_first(stored: StoredTransaction, request: End) -> TransactionError | bool:
+def _decide_end_0_to_4(
+    stored: StoredTransaction, request: End
+) -> TransactionError | bool:
     """Decide EndTxn 0 to 4 (section 3.8).
 
     Return an error, True to end the transaction, or False if that was already done.
@@ -810,7 +817,7 @@ def _prepared(request: End) -> Status:
     return Status.PREPARE_ABORT
 
 
-def _decide_second(stored: StoredTransaction, request: End) -> TransactionError | bool:
+def _decide_end_5(stored: StoredTransaction, request: End) -> TransactionError | bool:
     """Decide EndTxn 5 (section 3.8), with the results of _decide_first().
 
     A retry has the epoch before the present one.
@@ -839,8 +846,8 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
     if stored.status is Status.ONGOING:
         return True
     if stored.status in _PREPARED:
-        is_alike = request.commit == (stored.status is Status.PREPARE_COMMIT)
-        if is_alike:
+        is_same_decision = request.commit == (stored.status is Status.PREPARE_COMMIT)
+        if is_same_decision:
             return TransactionError.CONCURRENT_TRANSACTIONS
         return TransactionError.INVALID_TXN_STATE
     # No transaction is open, but an abort increases the epoch nevertheless.
@@ -848,8 +855,8 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
         if request.commit:
             return TransactionError.INVALID_TXN_STATE
         return True
-    is_alike = request.commit == (stored.status is Status.COMPLETE_COMMIT)
-    if not is_alike:
+    is_same_decision = request.commit == (stored.status is Status.COMPLETE_COMMIT)
+    if not is_same_decision:
         return TransactionError.INVALID_TXN_STATE
     return False
 
@@ -857,10 +864,10 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
 def _contains(
     stored: StoredTransaction | None, partition: Partition, epoch: int
 ) -> bool:
-    """Return whether ending the recorded transaction also ends this one in the
-    partition.
+    """Return whether the end of the recorded transaction ends this one in the partition.
 
-    It does not if this epoch is higher: a lost record may have increased it.
+    A marker does not end a transaction with a higher epoch, which a record that was
+    lost may have given to the producer.
     """
     return (
         stored is not None

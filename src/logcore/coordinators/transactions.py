@@ -491,7 +491,7 @@ class TransactionCoordinator:
                 self._record_unwritten(partition, failures[log], unwritten)
             elif partition[0] == OFFSETS_TOPIC:
                 self._ended(effect.producer_id, effect.commit)
-        self._act(machine.marked(effect, frozenset(unwritten), self.now_ms()))
+        self._act(machine.markers_written(effect, frozenset(unwritten), self.now_ms()))
 
     def _take_producer_id(self, effect: AllocateProducerId) -> None:
         producer_id = None
@@ -501,4 +501,6 @@ class TransactionCoordinator:
             log_line(
                 "transactions", ERROR, "no producer id could be allocated: %s", error
             )
-        self._act(self._machine.taken(effect, producer_id, self.now_ms()))
+        self._act(
+            self._machine.producer_id_allocated(effect, producer_id, self.now_ms())
+        )

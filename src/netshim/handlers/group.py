@@ -449,7 +449,7 @@ def offset_commit(
         request.generation_id_or_member_epoch,
         request.member_id,
         request.group_instance_id,
-        knows_epochs=call.version >= _EPOCHS_SINCE,
+        can_contain_epoch=call.version >= _EPOCHS_SINCE,
     )
     pending = PendingResponse()
 
