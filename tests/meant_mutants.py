@@ -1042,10 +1042,10 @@ MISTAKES: Final = (
     ),
     Mistake(
         "paused_process_removes_other_members", "logcore/coordinators/stall_detector.py",
-        "            watched.counted_ms += min(\n"
-        "                now_ms - watched.observed_ms, duration_ms // _PAUSE_PART\n"
+        "            observed.counted_ms += min(\n"
+        "                now_ms - observed.observed_ms, duration_ms // _PAUSE_PART\n"
         "            )",
-        "            watched.counted_ms += now_ms - watched.observed_ms",
+        "            observed.counted_ms += now_ms - observed.observed_ms",
         "consumer/test_stall_detector.py consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -1240,27 +1240,24 @@ MISTAKES: Final = (
         "commit_answered_before_the_sync", "logcore/coordinators/local_groups.py",
         "            self._unsynced.add(\n"
         "                {log: receipt.last_offset + 1},\n"
-        "                functools.partial(self._settled, stores, log),\n"
+        "                functools.partial(self._on_durable, append_effects, log),\n"
         "            )",
-        "            self._on_stored(stores, None)",
+        "            self._on_stored(append_effects, None)",
         "consumer/test_consumer_groups.py::test_random_histories",
     ),
     Mistake(
         "one_batch_for_two_partitions_of_offsets", "logcore/coordinators/local_groups.py",
-        "            is_of_batch = (\n"
-        "                following.producer == stores[0].producer\n"
-        "                and present_home_of(self._directory, following.group.group_id) == place\n"
+        "                and present_offsets_partition_of(\n"
+        "                    self._directory, following.group.group_id\n"
+        "                )\n                == home\n            )",
         "            )",
-        "            is_of_batch = following.producer == stores[0].producer",
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
         "one_batch_for_commits_in_and_out_of_a_transaction", "logcore/coordinators/local_groups.py",
-        "            is_of_batch = (\n"
-        "                following.producer == stores[0].producer\n"
-        "                and present_home_of(self._directory, following.group.group_id) == place\n"
-        "            )",
-        "            is_of_batch = present_home_of(self._directory, following.group.group_id) == place",
+        "                following.producer == append_effects[0].producer\n"
+        "                and present_offsets_partition_of(",
+        "                present_offsets_partition_of(",
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
@@ -2206,7 +2203,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "groups_are_not_notified_of_a_marker", "logcore/coordinators/transactions.py",
-        "                self._ended(effect.producer_id, effect.commit)\n",
+        "                self._on_marker(effect.producer_id, effect.commit)\n",
         "                pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),

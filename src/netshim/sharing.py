@@ -43,7 +43,7 @@ from logcore.coordination.transaction_effects import (
 from logcore.coordination.transaction_effects import Result as TransactionResult
 from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.coordinators.pending_result import PendingResult
-from logcore.coordinators.process_groups import home_of
+from logcore.coordinators.process_groups import offsets_partition_of
 from logcore.coordinators.shared_groups import SharedGroups
 from logcore.coordinators.transactions import TransactionCoordinator
 from logcore.errors import InvalidNodeError, NodeTooLargeError
@@ -226,7 +226,7 @@ class SharedDirectoryGroups(GroupService):
         callback(True)
 
     def create_topic(self) -> None:
-        home_of(self._state.logdir, "")
+        offsets_partition_of(self._state.logdir, "")
 
     def get(self, group_id: str) -> Group | None:
         if group_id:

@@ -589,7 +589,7 @@ def full_node() -> GroupNode:
     group.pending.add("p")
     group.topics = frozenset({"t"})
     group.join_timer = JoinEnds()
-    mail = {
+    unfetched_results = {
         "s:1": Joined(
             generation=7,
             protocol_type="consumer",
@@ -604,7 +604,12 @@ def full_node() -> GroupNode:
         "s:5": None,
     }
     return GroupNode(
-        group, "boot", 9, {SessionEnds("m"): 100, JoinEnds(): 50}, {"m": "s"}, mail
+        group,
+        "boot",
+        9,
+        {SessionEnds("m"): 100, JoinEnds(): 50},
+        {"m": "s"},
+        unfetched_results,
     )
 
 
@@ -612,7 +617,7 @@ def test_node_is_unchanged_by_packing_and_unpacking() -> None:
     node = full_node()
     again = GroupNode.unpack("g", node.pack())
     assert again.pack() == node.pack()
-    assert again.mail == node.mail
+    assert again.unfetched_results == node.unfetched_results
     assert again.timers == node.timers
     assert again.group.static == {"i": "m"}
 

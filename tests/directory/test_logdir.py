@@ -591,7 +591,7 @@ def test_log_with_unknown_producers_is_reported(
         logdir.create_topic("t")
         assert logdir.host.next_producer_id() == 0
     assert (
-        "t-0 cannot be read: a new producer may get the id of one that wrote there"
+        "t-0 cannot be read: a new producer may get the id of an earlier producer"
         in caplog.text
     )
 

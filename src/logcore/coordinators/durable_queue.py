@@ -51,7 +51,9 @@ class DurableQueue:
     """Appends that wait for a sync, in their order."""
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
-        """Create an empty queue. `lock` is described above; it must be reentrant."""
+        """Create an empty queue. `lock` is the lock under which appends are decided. It
+        must be reentrant.
+        """
         self._lock = lock
         #: The appends that wait for a sync of each log, oldest first.
         self._waiting: dict[Log, deque[_PendingAppend]] = {}
@@ -61,9 +63,9 @@ class DurableQueue:
         self._parent_number: int | None = None
 
     def add(self, ends: Mapping[Log, int], on_complete: CompletionCallback) -> None:
-        """Call `then` once each log is durable up to its end, or could not be synced.
+        """Call `on_complete` once each log is durable up to its end, or its sync failed.
 
-        Called with the lock held. If `ends` is empty, the callback runs at once.
+        The caller holds the lock. If `ends` is empty, the callback runs at once.
         """
         if not ends:
             on_complete({})
@@ -83,7 +85,7 @@ class DurableQueue:
     def wait_until_durable(self) -> None:
         """Wait until all appends added so far are durable or have failed.
 
-        Called without the lock.
+        The caller does not hold the lock.
         """
         with self._lock:
             last = self._added
@@ -107,10 +109,10 @@ class DurableQueue:
                     self.on_sync(log, failure)
 
     def on_sync(self, log: Log, failure: LogcoreError | None) -> None:
-        """Update the appends of a log after a sync of it has ended. The lock is held.
+        """Update the appends of a log after a sync has ended. The lock is held.
 
-        A failed sync may have followed one that made an append durable. A successful
-        sync may have begun before an append, which then continues to wait.
+        An earlier sync may have made an append durable although this sync failed. If
+        this sync began before an append, that append continues to wait.
         """
         # If this is interrupted, the remaining appends still wait.
         for append in tuple(self._waiting.get(log, ())):
@@ -124,7 +126,7 @@ class DurableQueue:
                         "the log was truncated before the sync", path=log.path
                     )
                 del append.ends[log]
-            # A callback may sync the log again, and end the appends that follow.
+            # A callback may have synced the log and completed this append.
             waiting = self._waiting.get(log)
             if waiting is None or append not in waiting:
                 continue
@@ -144,11 +146,12 @@ class DurableQueue:
 
 
 def sync_present(log: Log) -> None:
-    """Return when all present records of the log are durable.
+    """Wait until all present records of the log are durable.
 
-    Used before decisions that are based on the content of the log. If another process
-    truncates or recovers the log concurrently, the remaining records count. flush()
-    raises in that case, because the state of the earlier records is unknown.
+    A decision that depends on the content of the log must be preceded by this call. If
+    another process truncates or recovers the log concurrently, flush() raises, because
+    the state of the earlier records is unknown. This function then syncs the remaining
+    records.
 
     Raises:
         DurabilityUnknownError: a sync failed. Other errors are those of Log.flush().

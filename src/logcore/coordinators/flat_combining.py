@@ -18,7 +18,7 @@ Rules:
   cancelled. If the leader is interrupted after it started steps, their threads get
   DurabilityUnknownError, at most one second later.
 
-This module does not define the steps, nor how to wait for the fsync (durable_queue.py does).
+The callers define the steps, and durable_queue.py waits for the fsync.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class FlatCombiner:
         """Create an empty queue.
 
         `lock` is held while steps run. `finish` is called after the last of several
-        steps, before the lock is released. `wait_until_durable` waits for the fsync, without the lock. If the
-        leader is interrupted in `wait_until_durable`, the other threads call it too.
+        steps, before the lock is released. `wait_until_durable` waits for the fsync,
+        without the lock. If the leader is interrupted in `wait_until_durable`, the other
+        threads call it too.
         """
         self._lock = lock
         self._finish = finish
@@ -110,8 +111,7 @@ class FlatCombiner:
 
         Raises the error of the step, if there is one.
         """
-        # This is a signal handler in the leader's thread, which must not wait for
-        # itself.
+        # A signal handler in the leader's thread must not wait for that thread.
         if self._leader == threading.get_ident():
             self._run_alone(step)
             return
@@ -127,10 +127,10 @@ class FlatCombiner:
                     may_lead = not is_woken or self._is_first(request)
         except BaseException:
             request.is_abandoned = True
-            with contextlib.suppress(ValueError):  # the leader has taken it out
+            with contextlib.suppress(ValueError):  # the leader has removed it
                 self._requests.remove(request)
             with contextlib.suppress(IndexError):
-                self._requests[0].wake()  # that thread may lead now
+                self._requests[0].wake()  # its thread may become the leader
             raise
         if not request.is_synced:
             self._wait_until_durable()
@@ -148,7 +148,7 @@ class FlatCombiner:
     def _is_first(self, request: _Request) -> bool:
         try:
             return self._requests[0] is request
-        except IndexError:  # the leader has taken all steps
+        except IndexError:  # the leader has removed all steps
             return False
 
     def _run_as_leader(self, request: _Request) -> None:
@@ -159,7 +159,7 @@ class FlatCombiner:
                     self._run_queued()
                 finally:
                     self._leader = None
-            # An earlier leader had taken the step, and was interrupted.
+            # An earlier leader removed the step from the queue, and was interrupted.
             if not request.is_done:
                 request.error = DurabilityUnknownError(_INTERRUPTED_TEXT)
                 request.is_done = True

@@ -140,12 +140,12 @@ class GroupNode:
     #: Member id -> session of its process.
     sessions: dict[str, str] = attrs.Factory(dict[str, str])
     #: Waiter -> result of its request, until its process has fetched the result.
-    mail: dict[str, Result] = attrs.Factory(dict[str, Result])
+    unfetched_results: dict[str, Result] = attrs.Factory(dict[str, Result])
 
     def pack(self) -> bytes:
         group = self.group
-        # Only this process could complete a pending write.
-        assert not group.storing, "a commit is on its way"
+        # Another process could not complete a pending write.
+        assert not group.storing, "a commit is not stored yet"
         facts = {
             "version": _VERSION,
             "boot": self.boot,
@@ -172,7 +172,10 @@ class GroupNode:
                 [_timeout(timeout), at_ms] for timeout, at_ms in self.timers.items()
             ],
             "sessions": self.sessions,
-            "mail": {waiter: _result(result) for waiter, result in self.mail.items()},
+            "mail": {
+                waiter: _result(result)
+                for waiter, result in self.unfetched_results.items()
+            },
         }
         return json.dumps(facts, separators=(",", ":")).encode()
 
@@ -189,7 +192,7 @@ class GroupNode:
                 raise ValueError(f"version {facts['version']!r}")
             return cls._read(group_id, facts)
         except (
-            # JSON of another program can cause each of these errors below.
+            # Reading the JSON of another program can raise each of these errors.
             ValueError,
             KeyError,
             TypeError,
@@ -233,13 +236,13 @@ class GroupNode:
                 _check_all(pair, str)
             facts_of_member: dict[str, Any] = dict(row)
             facts_of_member["protocols"] = tuple(
-                (name, _bytes(text)) for name, text in row["protocols"]
+                (name, _from_base64(text)) for name, text in row["protocols"]
             )
             member = ClassicGroupMember(**facts_of_member)
-            member.assignment = _bytes(row["assignment"])
+            member.assignment = _from_base64(row["assignment"])
             group.members[member.member_id] = member
             if member.instance_id is not None:
-                # An index of the members. It is not stored, so it cannot contradict them.
+                # The index is not stored, so it cannot contradict the members.
                 group.static[member.instance_id] = member.member_id
         # 3. Its timers.
         join_timer = _read_timeout(facts["join_timer"])
@@ -259,9 +262,16 @@ class GroupNode:
             if (timeout := _read_timeout(row)) is not None
         }
         # 4. The results that processes have not fetched.
-        mail = {waiter: _read_result(row) for waiter, row in facts["mail"].items()}
+        unfetched_results = {
+            waiter: _read_result(row) for waiter, row in facts["mail"].items()
+        }
         return cls(
-            group, facts["boot"], facts["clock_ms"], timers, facts["sessions"], mail
+            group,
+            facts["boot"],
+            facts["clock_ms"],
+            timers,
+            facts["sessions"],
+            unfetched_results,
         )
 
 
@@ -281,21 +291,21 @@ def _check_all(values: Iterable[Any], kind: type) -> None:
             raise ValueError(f"{value!r} is no {kind.__name__}")
 
 
-def _text(data: bytes) -> str:
+def _to_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _bytes(text: str) -> bytes:
-    # Without `validate`, characters outside the alphabet are skipped in silence.
+def _from_base64(text: str) -> bytes:
+    # Without `validate`, characters outside the alphabet are ignored.
     return base64.b64decode(text, validate=True)
 
 
 def _member(member: ClassicGroupMember) -> dict[str, Any]:
     facts = attrs.asdict(member, recurse=False)
     facts["protocols"] = [
-        [name, _text(metadata)] for name, metadata in member.protocols
+        [name, _to_base64(metadata)] for name, metadata in member.protocols
     ]
-    facts["assignment"] = _text(member.assignment)
+    facts["assignment"] = _to_base64(member.assignment)
     return facts
 
 
@@ -328,10 +338,14 @@ def _result(result: Result) -> dict[str, Any] | None:
             }
         case SyncResult():
             facts = attrs.asdict(result)
-            return {**facts, "kind": "synced", "assignment": _text(result.assignment)}
+            return {
+                **facts,
+                "kind": "synced",
+                "assignment": _to_base64(result.assignment),
+            }
         case Joined():
             members = [
-                [member.member_id, member.instance_id, _text(member.metadata)]
+                [member.member_id, member.instance_id, _to_base64(member.metadata)]
                 for member in result.members
             ]
             return {
@@ -358,7 +372,7 @@ def _read_result(row: dict[str, Any] | None) -> Result:
             return JoinRefused(GroupError[row["error"]], row["member_id"])
         case "synced":
             _check(row, _SYNCED)
-            fields["assignment"] = _bytes(row["assignment"])
+            fields["assignment"] = _from_base64(row["assignment"])
             return SyncResult(**fields)
         case "joined":
             _check(row, _JOINED)
@@ -376,4 +390,4 @@ def _read_joined_member(
     _check_all((member_id, metadata), str)
     if instance_id is not None:
         _check_all((instance_id,), str)
-    return JoinedMember(member_id, instance_id, _bytes(metadata))
+    return JoinedMember(member_id, instance_id, _from_base64(metadata))

@@ -86,7 +86,8 @@ class GroupDescription:
     """A consumer group of a directory."""
 
     group_id: str
-    #: The members in the registry. If it has none, the members of the last stored rebalance.
+    #: The members in the registry. If it contains none, the members of the last stored
+    #: rebalance.
     members: tuple[GroupMemberDescription, ...]
     #: The committed offsets, by topic and partition.
     offsets: tuple[GroupOffset, ...]
@@ -98,7 +99,11 @@ class GroupDescription:
 
 
 def read_groups(directory: PartitionDirectory) -> StoredGroups:
-    """Read `__consumer_offsets` of a directory. Raises the errors of reading a log."""
+    """Read `__consumer_offsets` of a directory.
+
+    Raises:
+        LogcoreError: a log cannot be read.
+    """
     if OFFSETS_TOPIC not in directory:
         return StoredGroups()
     return stored_groups(
@@ -158,7 +163,7 @@ def members_of(
 
 
 def _children(registry: Registry, path: str) -> list[str]:
-    # A node may be deleted at any time, and the first group creates their parent.
+    # A node may be deleted at any time, and the first group creates the parent node.
     with contextlib.suppress(NodeNotFoundError):
         return list(registry.children(path))
     return []

@@ -134,8 +134,8 @@ class GroupHost(ABC, Generic[DoneT]):
         """Commit offsets if the sender may. The result is available once they are durable.
 
         `producer` is the id and epoch of the producer whose open transaction the offsets
-        belong to. Such offsets become valid when the transaction commits, and need not
-        name a member.
+        belong to. Such offsets become valid when the transaction commits. Their
+        committer need not be a member.
         """
         self.request(
             committer.group_id, commit_request(committer, offsets, producer), done

@@ -12,8 +12,7 @@ Rules:
   clock therefore ends no session.
 - No thread runs in the background: the next request acts on deadlines that have passed.
 
-This module does not implement the transitions of a group (logcore.coordination does),
-and does not read the assigned partitions (consumer.py does).
+logcore.coordination implements the transitions of a group.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.process_groups import (
     ProcessGroups,
     append,
-    check_forgotten,
-    present_home_of,
+    check_offsets_deleted,
+    present_offsets_partition_of,
 )
 from logcore.coordinators.stored_offsets import stored_groups
 from logcore.deadlines import Deadlines
@@ -65,9 +64,12 @@ from logcore.metadata.filenames import OFFSETS_TOPIC
 _BATCH_BYTES: Final = 16_384
 
 
-def _size_of(store: AppendRecords) -> int:
+def _size_of(append_effect: AppendRecords) -> int:
     size_bytes = 0
-    for key, value in store.records:  # mostly one, for which sum() takes 0.5 us more
+    for (
+        key,
+        value,
+    ) in append_effect.records:  # mostly one, for which sum() takes 0.5 us more
         size_bytes += RECORD_HEAD_BYTES + len(key) + len(value or b"")
     return size_bytes
 
@@ -75,14 +77,14 @@ def _size_of(store: AppendRecords) -> int:
 class LocalGroups(ProcessGroups):
     """The groups of a directory that only this process writes.
 
-    The constructor raises the errors of reading `__consumer_offsets`.
+    The constructor reads `__consumer_offsets`, and raises LogcoreError if that fails.
     """
 
     def __init__(self, fs: FS, directory: ClientDirectory) -> None:
         super().__init__(fs, directory)
         self._coordinator = Coordinator(self.rules, self._new_id)
-        #: The result of the request that is being executed. It gets the new member id.
-        self._naming: PendingResult | None = None
+        #: The result of the request that is being executed, for _new_id().
+        self._current_result: PendingResult | None = None
         self._timers: Deadlines[tuple[str, Timeout]] = Deadlines()
         #: Effects that are not executed yet. The first one may be in progress.
         self._effects: deque[Effect] = deque()
@@ -134,13 +136,13 @@ class LocalGroups(ProcessGroups):
 
     def _end_membership(self, group_id: str, member_id: str) -> None:
         """Remove a member of the consumer protocol."""
-        leaves = ConsumerHeartbeat(
+        departure = ConsumerHeartbeat(
             group_id=group_id, member_id=member_id, member_epoch=-1
         )
         self.request(
             group_id,
             lambda coordinator, waiter, now_ms: coordinator.consumer_heartbeat(
-                leaves, waiter, now_ms
+                departure, waiter, now_ms
             ),
             PendingResult(),
         )
@@ -157,12 +159,12 @@ class LocalGroups(ProcessGroups):
         self, group_id: str, request: GroupRequest, done: PendingResult
     ) -> None:
         def run_request(now_ms: int) -> Iterable[Effect]:
-            # withdraw() finds the member by the id, even without an answer.
-            self._naming = done
+            # withdraw() finds the member by its id, even if the answer was lost.
+            self._current_result = done
             try:
                 return request(self._coordinator, done, now_ms)
             finally:
-                self._naming = None
+                self._current_result = None
 
         self._do(run_request)
 
@@ -170,10 +172,10 @@ class LocalGroups(ProcessGroups):
         self._do(lambda now_ms: step(self._coordinator, now_ms))
 
     def _new_id(self) -> str:
-        made = self._fs.random_bytes(16).hex()
-        if self._naming is not None:
-            self._naming.id_end = made
-        return made
+        new_id = self._fs.random_bytes(16).hex()
+        if self._current_result is not None:
+            self._current_result.id_end = new_id
+        return new_id
 
     def withdraw(self, group_id: str, joining: PendingResult) -> None:
         def withdraw(now_ms: int) -> list[Effect]:
@@ -181,12 +183,12 @@ class LocalGroups(ProcessGroups):
             group = self._coordinator.get(group_id)
             if group is not None and joining.id_end and not joining.is_done:
                 # An interrupt discarded the answer of an operation that was executed.
-                left = [
+                members = [
                     (name, None)
                     for name in group.members
                     if name.endswith(joining.id_end)
                 ]
-                effects += self._coordinator.leave(group_id, left, now_ms)[1]
+                effects += self._coordinator.leave(group_id, members, now_ms)[1]
             return effects
 
         self._do(withdraw)
@@ -248,7 +250,7 @@ class LocalGroups(ProcessGroups):
             return answers[-1]
 
         self._do(lambda _: self._coordinator.forget_topics(names, waiter))
-        check_forgotten(map(self._result_of, answers), self.failure)
+        check_offsets_deleted(map(self._result_of, answers), self.failure)
 
     def expire_offsets(self) -> None:
         self._do(
@@ -281,15 +283,15 @@ class LocalGroups(ProcessGroups):
         self._effects.extend(effects)
         must_notify = False
         while self._effects:
-            # After an interrupt, the next operation executes it, possibly a second
-            # time.
+            # After an interrupt, the next operation executes the effect, possibly a
+            # second time.
             effect = self._effects[0]
             match effect:
                 case Reply(PendingResult() as pending, result):
                     pending.set(result)
                     must_notify = must_notify or pending.is_awaited
-                case AppendRecords() as store:
-                    self._unwritten.append(store)
+                case AppendRecords() as append_effect:
+                    self._unwritten.append(append_effect)
                 case SetTimer(group_id, timeout, at_ms):
                     self._timers.at(at_ms, (group_id, timeout))
                 case CancelTimer(group_id, timeout):
@@ -309,38 +311,41 @@ class LocalGroups(ProcessGroups):
         wait_until_durable() syncs the records.
         """
         while self._unwritten:
-            stores = [self._unwritten.popleft()]
+            append_effects = [self._unwritten.popleft()]
             try:
-                self._write(stores)
+                self._write(append_effects)
             except BaseException:
-                # After an interrupt, the next operation appends them, and a duplicate
-                # is harmless.
-                self._unwritten.extendleft(reversed(stores))
+                # After an interrupt, the next operation appends these records. A
+                # duplicate is harmless.
+                self._unwritten.extendleft(reversed(append_effects))
                 raise
 
-    def _write(self, stores: list[AppendRecords]) -> None:
-        """Append a decision, with following ones that may share its batch."""
+    def _write(self, append_effects: list[AppendRecords]) -> None:
+        """Append a decision, with the following decisions that may share its batch."""
         try:
-            place = self.home(stores[0].group.group_id)
-            log = self._log(place)
-            self._collect_next_appends(stores, place, log.config)
+            home = self.offsets_partition(append_effects[0].group.group_id)
+            log = self._log(home)
+            self._collect_next_appends(append_effects, home, log.config)
             now_ms = self._fs.now_ms()
             rows: list[RecordInput] = [
                 (key, value, (), now_ms)
-                for store in stores
-                for key, value in store.records
+                for append_effect in append_effects
+                for key, value in append_effect.records
             ]
-            receipt = append(log, rows, stores[0].producer, "os")
+            receipt = append(log, rows, append_effects[0].producer, "os")
         except (LogcoreError, OSError) as error:
-            self._on_stored(stores, error)
+            self._on_stored(append_effects, error)
         else:
             self._unsynced.add(
                 {log: receipt.last_offset + 1},
-                functools.partial(self._settled, stores, log),
+                functools.partial(self._on_durable, append_effects, log),
             )
 
     def _collect_next_appends(
-        self, stores: list[AppendRecords], place: tuple[str, int], config: LogConfig
+        self,
+        append_effects: list[AppendRecords],
+        home: tuple[str, int],
+        config: LogConfig,
     ) -> None:
         """Add the following decisions that may share the batch.
 
@@ -351,38 +356,41 @@ class LocalGroups(ProcessGroups):
         max_bytes = min(
             _BATCH_BYTES, config.max_message_bytes // 2, config.segment_bytes // 2
         )
-        remaining_bytes = max_bytes - _size_of(stores[0])
+        remaining_bytes = max_bytes - _size_of(append_effects[0])
         while self._unwritten:
             following = self._unwritten[0]
             remaining_bytes -= _size_of(following)
             is_of_batch = (
-                following.producer == stores[0].producer
-                and present_home_of(self._directory, following.group.group_id) == place
+                following.producer == append_effects[0].producer
+                and present_offsets_partition_of(
+                    self._directory, following.group.group_id
+                )
+                == home
             )
             if remaining_bytes < 0 or not is_of_batch:
                 return
-            stores.append(self._unwritten.popleft())
+            append_effects.append(self._unwritten.popleft())
 
-    def _settled(
+    def _on_durable(
         self,
-        stores: list[AppendRecords],
+        append_effects: list[AppendRecords],
         log: Log,
         failures: Mapping[Log, LogcoreError],
     ) -> None:
-        self._on_stored(stores, failures.get(log))
+        self._on_stored(append_effects, failures.get(log))
         self._flush()
 
     def _on_stored(
-        self, stores: list[AppendRecords], failure: Exception | None
+        self, append_effects: list[AppendRecords], failure: Exception | None
     ) -> None:
         """Pass the result of an append to the coordinator. The lock is held."""
         now_ms = self.now_ms()
-        for store in stores:
+        for append_effect in append_effects:
             error = None
             if failure is not None:
-                error = self._not_stored(store.group.group_id, failure)
-            self._act(self._coordinator.stored(store, error, now_ms))
+                error = self._not_stored(append_effect.group.group_id, failure)
+            self._act(self._coordinator.stored(append_effect, error, now_ms))
 
-    def _log(self, place: tuple[str, int]) -> Log:
-        log = self._directory.partition(*place)
-        return self._directory.host.open_again(*place) if log.has_failed else log
+    def _log(self, home: tuple[str, int]) -> Log:
+        log = self._directory.partition(*home)
+        return self._directory.host.open_again(*home) if log.has_failed else log

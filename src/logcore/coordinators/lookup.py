@@ -6,8 +6,8 @@ Rules:
   and exists until the directory is closed.
 - If a broker of this process serves the directory, the broker runs both coordinators.
 
-This module does not make the decisions (logcore.coordination does), and does not execute
-them (local_groups.py, shared_groups.py and transactions.py do).
+logcore.coordination makes the decisions; local_groups.py, shared_groups.py and
+transactions.py execute them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Coordinators:
     def registry(self, directory: HostDirectory) -> FileRegistry:
         """Return the registry of the directory. The first call opens it.
 
-        Raises the same errors as open_registry().
+        Raises:
+            LogcoreError: the registry could not be opened.
         """
         from logcore.registry import open_registry
 
@@ -157,7 +158,8 @@ class Coordinators:
     def control(self, directory: HostDirectory) -> None:
         """Update the registry, in the one process that does the maintenance.
 
-        Raises the same errors as Controller.run_due_work().
+        Raises:
+            LogcoreError: the registry could not be read or changed.
         """
         from logcore.directory.controller import Controller
 
@@ -171,7 +173,9 @@ class Coordinators:
         controller.run_due_work(registry)
 
     def transactions(self, directory: HostDirectory) -> TransactionCoordinator:
-        """Return the transactions of this process, or of all that share the directory."""
+        """Return the coordinator of the transactions of this process, or of all processes
+        that share the directory.
+        """
         from logcore.coordinators.transactions import TransactionCoordinator
 
         with self._lock:
@@ -190,7 +194,8 @@ class Coordinators:
     def _clock_of(self, directory: HostDirectory) -> int:
         """Return the difference of wall clock and monotonic clock for transactions.
 
-        Raises the same errors as agree_on_clock().
+        Raises:
+            LogcoreError: the registry could not be read or changed.
         """
         from logcore.registry.views import agree_on_clock
 

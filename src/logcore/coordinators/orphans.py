@@ -18,10 +18,9 @@ from logcore.partition.coordinator_append import producers_of
 from logcore.reporting import WARNING, log_line
 
 _UNKNOWN_PRODUCERS: Final = (
-    "%s-%d cannot be read: a new producer may get the id of one that wrote there: %s"
+    "%s-%d cannot be read: a new producer may get the id of an earlier producer: %s"
 )
-#: Producer ids at and above this were invented by a client: allocated ids count up from
-#: 0.
+#: A producer id at or above this was chosen by a client: allocated ids count up from 0.
 _INVENTED_IDS: Final = 1 << 62
 
 
@@ -81,7 +80,7 @@ def first_free_producer_id(directory: Partitions) -> int:
                 for n in directory.partitions(TRANSACTIONS_TOPIC)
             ]
             for stored in stored_transactions(logs).values():
-                # The id before and after a change of the producer id are taken too.
+                # The ids before and after a change of the producer id are in use too.
                 found |= {
                     stored.producer_id,
                     stored.previous_producer_id,

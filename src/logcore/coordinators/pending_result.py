@@ -18,8 +18,7 @@ class PendingResult:
         #: Whether withdraw() must find the request after it was interrupted or failed.
         #: The member then holds this object before it sends the request.
         self.can_be_withdrawn = can_be_withdrawn
-        #: The end of the member id that a request to join was given, in a group of this
-        #: process.
+        #: The random part of the member id that a request to join has received.
         self.id_end = ""
         #: Whether `result` is set.
         self.is_done = False

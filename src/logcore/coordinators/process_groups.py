@@ -3,7 +3,7 @@
 It contains the calls that wait for a result, the listeners, and the choice of the
 partition of `__consumer_offsets` for a group.
 
-This module does not execute effects (local_groups.py and shared_groups.py do).
+The two subclasses execute the effects (local_groups.py, shared_groups.py).
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class ProcessGroups(GroupHost[PendingResult]):
         #: The latest error of storing records. It is written under the lock.
         self.failure: Exception | None = None
 
-    def home(self, group_id: str) -> tuple[str, int]:
+    def offsets_partition(self, group_id: str) -> tuple[str, int]:
         """Return the partition of a group's offsets, and create the topic if necessary.
 
         Raises:
             LogcoreError: the topic could not be created.
         """
-        return home_of(self._directory, group_id)
+        return offsets_partition_of(self._directory, group_id)
 
     # -- listeners
 
@@ -199,7 +199,7 @@ class ProcessGroups(GroupHost[PendingResult]):
         # unknown whether the records of the other threads were written.
         if not pending.is_done:
             raise DurabilityUnknownError(
-                "a thread was interrupted that stored records for this one: whether they are stored is not known",
+                "the thread that stored the records of this request was interrupted: they may be stored or not",
                 path=self._directory.path,
             )
         result: GroupError | None = pending.result
@@ -217,9 +217,8 @@ class ProcessGroups(GroupHost[PendingResult]):
 
     @abstractmethod
     def expire_offsets(self) -> None:
-        """Delete committed offsets whose retention is over.
-
-        The caller does this about every ten minutes.
+        """Delete committed offsets whose retention is over. Call this about every ten
+        minutes.
         """
 
     @abstractmethod
@@ -244,19 +243,21 @@ class ProcessGroups(GroupHost[PendingResult]):
         return GroupError.COORDINATOR_NOT_AVAILABLE
 
 
-def home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
+def offsets_partition_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
     """Return the partition of a group's offsets, and create the topic if necessary.
 
     Raises:
         LogcoreError: the topic could not be created.
     """
-    # One partition is enough for one directory. An existing topic, such as one of a
-    # broker, keeps its number, by which Kafka's clients find the partition of a group.
+    # One partition is enough for one directory. The partition count of an existing
+    # topic does not change, because Kafka's clients use it to find a group's partition.
     directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG, exist_ok=True)
-    return present_home_of(directory, group_id)
+    return present_offsets_partition_of(directory, group_id)
 
 
-def present_home_of(directory: ClientDirectory, group_id: str) -> tuple[str, int]:
+def present_offsets_partition_of(
+    directory: ClientDirectory, group_id: str
+) -> tuple[str, int]:
     """Return the partition of a group's offsets in the present topic.
 
     Raises:
@@ -281,7 +282,7 @@ def append(
     return append_to_transaction(log.host.writer, rows, *producer, durability=level)
 
 
-def check_forgotten(
+def check_offsets_deleted(
     results: Iterable[GroupError | None], failure: Exception | None
 ) -> None:
     """Raise ConsumerStateError unless the offsets of deleted topics were deleted."""

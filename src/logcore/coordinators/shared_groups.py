@@ -14,10 +14,10 @@ Rules:
   earlier records. No member continues from a commit that a power loss may undo.
 - A member whose process has died is removed by the next process that checks, without a
   timeout. The lock of its session shows that a process is alive. A static member whose
-  process died keeps its place for its session timeout.
+  process died remains a member for its session timeout.
 - A live member that does not poll is removed when its session, or the rebalance that
-  waits for it, times out. This is done by a process that has observed the whole
-  duration (stall_detector.py). Other deadlines use the monotonic clock of the machine.
+  waits for it, times out. Only a process that has observed the whole duration removes
+  it (stall_detector.py). Other deadlines use the monotonic clock of the machine.
 - An answer for a member of another process is stored in the node until that process
   fetches it.
 - After a reboot no earlier member is alive, so only the generation of the earlier node
@@ -25,8 +25,7 @@ Rules:
   exclusive access wrote.
 - A commit in a transaction takes effect when the transaction commits (stored_offsets.py).
 
-This module does not implement the transitions of a group (logcore.coordination does) or
-the work of a consumer (consumer.py).
+logcore.coordination implements the transitions of a group.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ from logcore.coordinators.pending_result import PendingResult
 from logcore.coordinators.process_groups import (
     ProcessGroups,
     append,
-    check_forgotten,
-    home_of,
+    check_offsets_deleted,
+    offsets_partition_of,
 )
 from logcore.coordinators.stall_detector import StallDetector
 from logcore.coordinators.stored_offsets import StoredGroups, stored_groups
@@ -121,8 +120,7 @@ class SharedGroups(ProcessGroups):
         super().__init__(fs, directory)
         self._registry = registry
         self._session = registry.session.id
-        #: Called with each event that is worth a log line, in the thread that executes
-        #: it.
+        #: Called with each event of a group, in the thread that executes the event.
         self.on_event: Callable[[Effect], None] = _ignore
         #: Numbers for the names of waiters, which are unique within the session.
         self._numbers = itertools.count()
@@ -183,7 +181,7 @@ class SharedGroups(ProcessGroups):
                     lambda coordinator, now_ms: request(coordinator, waiter, now_ms),
                 )
             except BaseException:
-                # The caller withdraws a kept request later, and must find it then.
+                # The caller may withdraw the request later. withdraw() must find it.
                 if not done.can_be_withdrawn:
                     self._answers.get(group_id, {}).pop(waiter, None)
                 raise
@@ -197,7 +195,7 @@ class SharedGroups(ProcessGroups):
         """
         with self._lock:
             # Most heartbeats need neither a lock in the registry nor a step.
-            node = self._peek(group_id)
+            node = self._read_node(group_id)
             if node is None:
                 return GroupError.UNKNOWN_MEMBER_ID
             group = node.group
@@ -227,7 +225,7 @@ class SharedGroups(ProcessGroups):
 
             self.step(group_id, heartbeat)
             self._renewed[group_id, member_id] = now_ms
-            # A step may run more than once, see _make(). The last run counts.
+            # A step may run more than once, see _create_node(). The last run is valid.
             return errors[-1]
 
     def withdraw(self, group_id: str, joining: PendingResult) -> None:
@@ -288,7 +286,7 @@ class SharedGroups(ProcessGroups):
             return effects
 
         with self._lock:
-            self._make(committer.group_id)
+            self._create_node(committer.group_id)
             # No other process changes the group before the caller has stored its
             # offsets.
             with self._registry.holding(_path(committer.group_id)):
@@ -317,7 +315,7 @@ class SharedGroups(ProcessGroups):
             }
 
     def _present(self, group_id: str) -> Group | None:
-        node = self._peek(group_id)
+        node = self._read_node(group_id)
         return None if node is None else node.group
 
     def forget_topics(self, names: set[str]) -> None:
@@ -331,7 +329,7 @@ class SharedGroups(ProcessGroups):
             for group_id in self._offsets.groups_of(names):
                 answers.append(PendingResult())
                 self.request(group_id, forget, answers[-1])
-            check_forgotten([answer.result for answer in answers], self.failure)
+            check_offsets_deleted([answer.result for answer in answers], self.failure)
 
     def get(self, group_id: str) -> Group | None:
         """Return a copy of a group in its current state with offsets, or None.
@@ -341,7 +339,7 @@ class SharedGroups(ProcessGroups):
         """
         path = _path(group_id)
         with self._lock:
-            node = self._peek(group_id)
+            node = self._read_node(group_id)
             # The step removes dead members first, so that the copy has none of them.
             if node is not None and (
                 self._has_due_timeout(node) or any(self._dead(node))
@@ -392,7 +390,7 @@ class SharedGroups(ProcessGroups):
             if is_due:
                 self._checked_ms = clock_ms
             for group_id in sorted({*self._answers, *self._local_groups}):
-                node = self._peek(group_id)
+                node = self._read_node(group_id)
                 self._record_local_members(group_id, node)
                 if node is None:
                     continue
@@ -424,7 +422,7 @@ class SharedGroups(ProcessGroups):
         if isinstance(timeout, SessionEnds):
             session = node.sessions.get(timeout.member_id, self._session)
             if session != self._session and not self._registry.is_alive(session):
-                return True  # a dead process is not merely paused
+                return True  # the process is dead, so it is not only paused
         return self._observed.is_over(node.group, node.timers, timeout)
 
     def _record_local_members(self, group_id: str, node: GroupNode | None) -> None:
@@ -461,15 +459,15 @@ class SharedGroups(ProcessGroups):
         clock_ms = self._fs.monotonic_ms()
         # A deadline that has passed but must not be acted on yet is checked again
         # later.
-        coming = [at_ms for at_ms in times if at_ms > clock_ms]
-        return min([clock_ms + max_ms, *coming])
+        future = [at_ms for at_ms in times if at_ms > clock_ms]
+        return min([clock_ms + max_ms, *future])
 
     def time_until_check_ms(self) -> int:
         """Return the time to the next check, if changes and deaths are reported.
 
-        It is short while a group rebalances or a request waits. Otherwise, several checks
-        fit into the shortest deadline, because a member must renew its session, and
-        because the failure detector counts only a part of a long interval.
+        The time is short while a group rebalances or a request waits. At other times,
+        _CHECKS checks fit into the shortest deadline, because a member must renew its
+        session, and because the failure detector counts only a part of a long interval.
         """
         with self._lock:
             states = {
@@ -491,12 +489,12 @@ class SharedGroups(ProcessGroups):
         change the group.
         """
         with self._lock, self._registry.holding(_path(group_id)):
-            node = self._peek(group_id)
+            node = self._read_node(group_id)
             yield self._registry, None if node is None else node.group
 
     # -- the node
 
-    def _peek(self, group_id: str) -> GroupNode | None:
+    def _read_node(self, group_id: str) -> GroupNode | None:
         """Return the current node, read without a lock. The caller must not change it."""
         try:
             registry_node = self._registry.get(_path(group_id))
@@ -506,7 +504,7 @@ class SharedGroups(ProcessGroups):
         cached = self._nodes.get(group_id)
         if cached is None or cached[0] != registry_node.version:
             if not registry_node.value:
-                return None  # _make() has created it, and no step has written it yet
+                return None  # _create_node() has created it, and no step has written it yet
             cached = (
                 registry_node.version,
                 GroupNode.unpack(group_id, registry_node.value),
@@ -519,8 +517,10 @@ class SharedGroups(ProcessGroups):
     def _fetch(self, group_id: str, node: GroupNode) -> None:
         """Fetch the answers in the node for members of this process."""
         waiting = self._answers.get(group_id, {})
-        for waiter in [waiter for waiter in waiting if waiter in node.mail]:
-            waiting[waiter].set(node.mail[waiter])
+        for waiter in [
+            waiter for waiter in waiting if waiter in node.unfetched_results
+        ]:
+            waiting[waiter].set(node.unfetched_results[waiter])
             # This is last, so that after an interrupt the next call finds the answer.
             del waiting[waiter]
             self._notify_listeners()
@@ -556,7 +556,7 @@ class SharedGroups(ProcessGroups):
         """
         with self._lock:
             self._change(group_id, step, None)
-            node = self._peek(group_id)
+            node = self._read_node(group_id)
             self._record_local_members(group_id, node)
             if node is not None:
                 if group_id in self._local_groups:
@@ -571,17 +571,17 @@ class SharedGroups(ProcessGroups):
         # A node in _created may have been deleted. update() then creates it and runs the
         # step again, which is harmless for a commit.
         if commit is None or group_id not in self._created:
-            self._make(group_id)
+            self._create_node(group_id)
             self._created.add(group_id)
         self._registry.update(
             _path(group_id),
-            lambda value: self._changed(group_id, value or b"", step, commit),
+            lambda value: self._run_step(group_id, value or b"", step, commit),
         )
 
-    def _make(self, group_id: str) -> None:
+    def _create_node(self, group_id: str) -> None:
         """Create the node before the step.
 
-        Otherwise, update() would run the step again after it has created outer nodes.
+        If a parent node did not exist, update() would run the step twice.
         """
         path = _path(group_id)
         try:
@@ -590,7 +590,7 @@ class SharedGroups(ProcessGroups):
             with contextlib.suppress(NodeExistsError):
                 self._registry.create(path)
 
-    def _changed(
+    def _run_step(
         self, group_id: str, value: bytes, step: GroupStep, commit: _Commit | None
     ) -> bytes | None:
         """Return the value of the node after a step.
@@ -620,7 +620,7 @@ class SharedGroups(ProcessGroups):
             # Step 2: remove dead members and act on timeouts. A quick step skips this,
             # because removing a member may leave a group that only its offsets keep
             # alive.
-            self._clear_mail(node)
+            self._clear_unfetched_results(node)
             self._evict_and_time_out(node, coordinator, run, now_ms)
         # Step 3: run the step, and encode the node if it has changed.
         deadlines = {
@@ -668,7 +668,9 @@ class SharedGroups(ProcessGroups):
             generation = 0 if before is None else before.group.generation
             node = GroupNode(Group(group_id), self._boot, self._clock_ms)
             if before is not None and before.boot == self._boot:
-                node.mail = before.mail | _refusals_of(before.group)
+                node.unfetched_results = before.unfetched_results | _refusals_of(
+                    before.group
+                )
             if stored is not None:
                 node.group.protocol_type = stored.protocol_type
                 node.group.state_ms = stored.state_ms
@@ -686,10 +688,10 @@ class SharedGroups(ProcessGroups):
         }
         return node
 
-    def _clear_mail(self, node: GroupNode) -> None:
+    def _clear_unfetched_results(self, node: GroupNode) -> None:
         """Delete answers that were fetched, and answers for processes that have ended."""
         waiting = self._answers.get(node.group.group_id, {})
-        for waiter in list(node.mail):
+        for waiter in list(node.unfetched_results):
             # The name of a waiter begins with its session, see request().
             session = waiter.partition(":")[0]
             is_needed = (
@@ -698,7 +700,7 @@ class SharedGroups(ProcessGroups):
                 else self._registry.is_alive(session)
             )
             if not is_needed:
-                del node.mail[waiter]
+                del node.unfetched_results[waiter]
 
     def _store(
         self, group_id: str, store: AppendRecords, commit: _Commit | None
@@ -866,7 +868,7 @@ class _Run:
                 ):
                     commit.error = error
                 case Reply(str() as waiter, result):
-                    node.mail[waiter] = result
+                    node.unfetched_results[waiter] = result
                     # The id of a new member is not in its request.
                     if isinstance(result, Joined):
                         node.sessions[result.member_id] = waiter.partition(":")[0]
@@ -938,7 +940,7 @@ class _Offsets:
         Raises:
             LogcoreError: the log could not be opened.
         """
-        return self._opened(home_of(self._directory, group_id)[1])
+        return self._opened(offsets_partition_of(self._directory, group_id)[1])
 
     def _opened(self, number: int) -> Log:
         log = self._directory.partition(OFFSETS_TOPIC, number)
@@ -989,7 +991,9 @@ class _Offsets:
             found = StoredGroups() if is_new else self._stored_groups[number]
             for columns in log.scan(start, high_watermark):
                 pairs = zip(columns.keys(), columns.values(), strict=True)
-                found.take({key: value for key, value in pairs if key is not None})
+                found.add_records(
+                    {key: value for key, value in pairs if key is not None}
+                )
             self._stored_groups[number] = found
         if not is_undecided:
             self._ends[number] = log, high_watermark
@@ -1035,8 +1039,8 @@ class _Offsets:
         found = [
             (name, topic)
             for each in self._stored_groups.values()
-            for name, of in each.offsets.items()
-            for topic in of
+            for name, offsets in each.offsets.items()
+            for topic in offsets
         ]
         found += [
             (name, topic)

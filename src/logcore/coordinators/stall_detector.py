@@ -11,13 +11,13 @@ Rules (clients reference 6.4):
 - Time is counted from one observation of this process to the next, with its own
   monotonic clock.
 - An interval between two observations counts as at most a third of the duration,
-  because this process may have been paused itself. A member that resumes together with
-  it has two thirds left.
+  because this process may have been paused itself. A member that was paused at the same
+  time then has two thirds of the duration left.
 - If a deadline has moved, counting restarts at zero: the member was active, or another
   rebalance began. A process that has just joined starts at zero too.
 
-This module is pure: it reads no clock and no file. It does not check whether the
-process of a member has died (shared_groups.py), which needs no time.
+This module is pure: it reads no clock and no file. shared_groups.py checks whether the
+process of a member has died.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PAUSE_PART: Final = 3
 
 
 @attrs.define
-class _Watched:
+class _ObservedDeadline:
     """A deadline, and the part of its duration that this process has observed."""
 
     #: A different value in the node shows that the member was active.
@@ -57,39 +57,39 @@ class StallDetector:
 
     def __init__(self) -> None:
         #: Group -> timeout -> its observed deadline.
-        self._watched: dict[str, dict[Timeout, _Watched]] = {}
+        self._observed: dict[str, dict[Timeout, _ObservedDeadline]] = {}
 
     def observe(self, group: Group, timers: Mapping[Timeout, int], now_ms: int) -> None:
         """Observe the current state of a group and its timers.
 
         `now_ms` is the time of this process's monotonic clock.
         """
-        previous = self._watched.get(group.group_id, {})
+        previous = self._observed.get(group.group_id, {})
         current = {}
         for timeout, deadline_ms, duration_ms in _deadlines(group, timers):
-            watched = previous.get(timeout)
-            if watched is None or watched.deadline_ms != deadline_ms:
-                watched = _Watched(deadline_ms, duration_ms, now_ms)
-            watched.counted_ms += min(
-                now_ms - watched.observed_ms, duration_ms // _PAUSE_PART
+            observed = previous.get(timeout)
+            if observed is None or observed.deadline_ms != deadline_ms:
+                observed = _ObservedDeadline(deadline_ms, duration_ms, now_ms)
+            observed.counted_ms += min(
+                now_ms - observed.observed_ms, duration_ms // _PAUSE_PART
             )
-            watched.observed_ms = now_ms
-            current[timeout] = watched
-        self._watched[group.group_id] = current
+            observed.observed_ms = now_ms
+            current[timeout] = observed
+        self._observed[group.group_id] = current
 
     def shortest_ms(self) -> int | None:
         """Return the shortest duration of the observed deadlines, or None."""
         return min(
             (
                 deadline.duration_ms
-                for watched in self._watched.values()
-                for deadline in watched.values()
+                for observed in self._observed.values()
+                for deadline in observed.values()
             ),
             default=None,
         )
 
     def forget(self, group_id: str) -> None:
-        self._watched.pop(group_id, None)
+        self._observed.pop(group_id, None)
 
     def is_over(
         self, group: Group, timers: Mapping[Timeout, int], timeout: Timeout
@@ -100,10 +100,10 @@ class StallDetector:
         """
         for each, deadline_ms, duration_ms in _deadlines(group, timers):
             if each == timeout:
-                watched = self._watched.get(group.group_id, {}).get(timeout)
-                if watched is None or watched.deadline_ms != deadline_ms:
+                observed = self._observed.get(group.group_id, {}).get(timeout)
+                if observed is None or observed.deadline_ms != deadline_ms:
                     return False
-                return watched.counted_ms >= duration_ms
+                return observed.counted_ms >= duration_ms
         return True
 
 

@@ -36,7 +36,7 @@ from logcore.format.group_records import (
 )
 from logcore.reader import LogReader, aborted_transactions
 
-#: Settings of the topic, for the module that creates it.
+#: Settings of the topic.
 OFFSETS_CONFIG: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": 104_857_600,
@@ -48,7 +48,7 @@ Row = tuple[int, bytes, bytes | None]
 
 
 class StoredGroups:
-    """The result of reading the topic."""
+    """The groups and offsets that the records of the topic define."""
 
     def __init__(self) -> None:
         #: Group -> topic -> partition -> the committed offset.
@@ -57,9 +57,9 @@ class StoredGroups:
         self.groups: dict[str, StoredGroup] = {}
         #: The last records of each group of the consumer protocol, by kind and name.
         self.consumers: dict[str, dict[tuple[RecordKind, str], ConsumerValue]] = {}
-        #: Group -> producer id -> (topic, partition) -> the commit of an open transaction,
-        #: after its position among the commits of that partition. A position is a number
-        #: below 0 that rises with the log.
+        #: Group -> producer id -> (topic, partition) -> (position, commit of an open
+        #: transaction). The position orders the commits of one partition. It is a
+        #: negative number that rises with the log.
         self.unstable: dict[
             str, dict[int, dict[tuple[str, int], tuple[int, Committed]]]
         ] = {}
@@ -76,8 +76,8 @@ class StoredGroups:
             kind is RecordKind.MEMBER for kind, _ in self.consumers.get(group_id, {})
         )
 
-    def take(self, latest: Mapping[bytes, bytes | None]) -> None:
-        """Add the records of one partition of the topic."""
+    def add_records(self, latest: Mapping[bytes, bytes | None]) -> None:
+        """Add the last records of the keys in one partition of the topic."""
         # Old releases of Kafka wrote keys of version 0, with the same meaning. Keys of
         # version 1 take precedence.
         oldest = (
@@ -129,9 +129,9 @@ class StoredGroups:
                     committed = read_commit(value)
                 if isinstance(name, CommitKey) and committed is not None:
                     group = self.unstable.setdefault(name.group_id, {})
-                    place = offset - INT64_MAX - 1
+                    position = offset - INT64_MAX - 1
                     group.setdefault(producer_id, {})[name.topic, name.partition] = (
-                        place,
+                        position,
                         committed,
                     )
 
@@ -165,7 +165,8 @@ def latest_records(
     """Return the last value of each key in one partition of the topic, and the later
     records of open transactions by producer id.
 
-    Raises the same errors as Log.read().
+    Raises:
+        LogcoreError: the log cannot be read.
     """
     start = log.log_start_offset
     end = log.high_watermark
@@ -181,12 +182,12 @@ def latest_records(
 def _latest_of_committed(
     log: LogReader, start: int, end: int
 ) -> tuple[dict[bytes, bytes | None], dict[int, list[Row]]]:
-    """Do the work of latest_records() for a log with open or aborted transactions."""
+    """Return latest_records() of a log with open or aborted transactions."""
     latest: dict[bytes, bytes | None] = {}
     offsets: dict[bytes, int] = {}
     undecided: dict[int, list[Row]] = {}  # by producer id
 
-    def take(rows: Iterable[Row]) -> None:
+    def apply_rows(rows: Iterable[Row]) -> None:
         for offset, key, value in rows:
             # A later record may have been applied while the transaction was open.
             if offsets.get(key, -1) < offset:
@@ -197,7 +198,7 @@ def _latest_of_committed(
         if batch.is_control:
             rows = undecided.pop(batch.producer_id, [])
             if batch.control_type() == "COMMIT":
-                take(rows)
+                apply_rows(rows)
             continue
         rows = [
             (record.offset, record.key, record.value)
@@ -207,25 +208,26 @@ def _latest_of_committed(
         if batch.is_transactional:
             undecided.setdefault(batch.producer_id, []).extend(rows)
         else:
-            take(rows)
-    # A record before a valid one has no effect, even if its transaction is committed.
-    left = {
+            apply_rows(rows)
+    # A record has no effect if a later record of its key is valid, even if its
+    # transaction commits.
+    pending = {
         producer_id: [row for row in rows if row[0] > offsets.get(row[1], -1)]
         for producer_id, rows in undecided.items()
     }
-    return latest, left
+    return latest, pending
 
 
 def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
     """Return the groups of all partitions of the topic.
 
-    Raises the same errors as Log.read(): without one of the partitions, groups would be
-    missing.
+    Raises:
+        LogcoreError: a partition cannot be read, so that groups would be missing.
     """
     found = StoredGroups()
     for log in logs:
         latest, undecided = latest_records(log)
-        found.take(latest)
+        found.add_records(latest)
         found.add_unstable(undecided)
     return found
 
@@ -234,7 +236,8 @@ def committed_in(logs: Iterable[LogReader]) -> dict[tuple[str, int], dict[str, i
     """Return the committed offsets of all partitions of the topic: (topic, partition)
     to group to offset.
 
-    Raises the same errors as Log.read().
+    Raises:
+        LogcoreError: a partition cannot be read.
     """
     found: dict[tuple[str, int], dict[str, int]] = {}
     for group_id, topics in stored_groups(logs).offsets.items():

@@ -28,8 +28,9 @@ TRANSACTIONS_CONFIG: Final = {
 def stored_transactions(logs: Iterable[LogReader]) -> dict[str, StoredTransaction]:
     """Return the last record of each transactional id, of all partitions of the topic.
 
-    Raises the same errors as Log.read(), and CorruptLogError for a record in another
-    form.
+    Raises:
+        CorruptLogError: a record has another form.
+        LogcoreError: a log cannot be read.
     """
     found: dict[str, StoredTransaction] = {}
     for log in logs:

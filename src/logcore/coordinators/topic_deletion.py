@@ -38,7 +38,7 @@ _RETRY_INTERVAL_MS: Final = 1_000
 class Deletions:
     """The deletions of one directory.
 
-    `lock` is the lock of the directory in all methods. A fork replaces that lock.
+    The methods get the lock of the directory as `lock`, because a fork replaces it.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class Deletions:
         with lock, contextlib.ExitStack() as claims:
             with self._sharing.changing():
                 topic = self._registry.topic(name)
-                # If this process opened a partition with logcore.open(), this claim
-                # fails, and the partition is not deleted under its user.
+                # This claim fails if the process has opened a partition with
+                # logcore.open(), so that a partition in use is not deleted.
                 for number in topic.numbers:
                     if directory.host.opened(name, number) is None:
                         member = partition_name(name, number)
-                        held = self._fs.lock(
+                        partition_lock = self._fs.lock(
                             self._registry.path, member, shared=self._sharing.is_shared
                         )
                         try:
                             # Twice: the second call completes a release that an
                             # interrupt cut short.
-                            claims.callback(held.release)
-                            claims.callback(held.release)
+                            claims.callback(partition_lock.release)
+                            claims.callback(partition_lock.release)
                         except BaseException:
-                            held.release()
+                            partition_lock.release()
                             raise
                 self._registry.start_deleting(topic)
             log_line("topics", INFO, "%s: topic %s deleted", self._registry.path, name)
@@ -141,7 +141,7 @@ class Deletions:
     ) -> None:
         """Delete the offsets and call end(), after start().
 
-        If an offset cannot be deleted now, this is an incident, and it is deleted
+        An offset that cannot be deleted now is reported as an incident, and deleted
         later.
         """
         is_forgotten = False
@@ -169,10 +169,10 @@ class Deletions:
             self._coordinators.forget_registered(directory, {name})
 
     def forget_remaining(self, directory: HostDirectory, names: set[str]) -> None:
-        """Delete stored offsets for interrupted deletions, of a crashed process or
-        after an error.
+        """Delete stored offsets of topics whose deletion an error or a crash interrupted.
 
-        Raises the same errors as Coordinators.forget_stored().
+        Raises:
+            LogcoreError: the offsets cannot be read or deleted.
         """
         # If `__consumer_offsets` itself was deleted, its offsets were deleted with it, and
         # groups may be creating it again.

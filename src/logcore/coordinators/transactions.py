@@ -17,9 +17,9 @@ Rules (clients reference 2.9):
 - No thread runs in the background: end_overdue() ends transactions that have been open for
   too long.
 
-This module does not define how a request changes a transaction (logcore.coordination does).
-The state of a producer is in transaction_manager.py, and a broker of this process
-coordinates its own transactions (netshim).
+logcore.coordination defines how a request changes a transaction. The state of a producer
+is in transaction_manager.py. A broker of this process coordinates its own transactions
+(netshim).
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ from logcore.reporting import ERROR, WARNING, log_line
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
 #: Errors after which a marker is not retried: its partition was deleted, or has a later
 #: marker. CoordinatorFencedError is not included, because there is no other
-#: coordinator. If that marker counted as written, its records would remain undecided.
+#: coordinator. If a marker with that error counted as written, its records would remain
+#: undecided.
 _MARKER_UNNEEDED_ERRORS: Final = (TopicNotFoundError, InvalidProducerEpochError)
 
 
@@ -100,7 +101,7 @@ class TransactionCoordinator:
         fs: FS,
         directory: HostDirectory,
         deciding: Callable[[], AbstractContextManager[None]],
-        ended: Callable[[int, bool], None],
+        on_marker: Callable[[int, bool], None],
         clock_ms: int,
     ) -> None:
         self._fs = fs
@@ -109,7 +110,7 @@ class TransactionCoordinator:
         self._deciding = deciding
         #: Called for each marker in `__consumer_offsets`, with its producer id and
         #: whether it commits.
-        self._ended = ended
+        self._on_marker = on_marker
         self._lock = threading.RLock()
         #: Added to the monotonic clock. It is the same in all processes that share the
         #: directory, because they compare the start times of transactions.
@@ -151,7 +152,8 @@ class TransactionCoordinator:
         return result
 
     def end_overdue(self) -> None:
-        """End transactions that are overdue, or that a process that died began to end.
+        """End transactions that have timed out, and transactions whose end a crashed
+        process began.
 
         This raises the errors of request().
         """
@@ -182,8 +184,8 @@ class TransactionCoordinator:
                     producer_id=stored.producer_id,
                     producer_epoch=stored.producer_epoch,
                     commit=commit,
-                    # With version 2 the end raises the producer epoch. So the producer
-                    # is fenced, and cannot write as if its transaction were open.
+                    # With version 2, the end raises the producer epoch. So the producer
+                    # is fenced, and cannot write outside of a transaction.
                     client_version=2,
                 )
             )
@@ -201,7 +203,7 @@ class TransactionCoordinator:
 
     def verified(
         self,
-        who: tuple[str, int, int],
+        producer: tuple[str, int, int],
         partition: Partition,
         write: Callable[[], T],
     ) -> T | TransactionError:
@@ -213,7 +215,7 @@ class TransactionCoordinator:
         log refuses later batches. write() must not call this object.
         """
         with self._lock:
-            error = self._machine.verify(*who, partition)
+            error = self._machine.verify(*producer, partition)
             if error is None:
                 return write()
             return error
@@ -260,7 +262,7 @@ class TransactionCoordinator:
             if self._directory.is_shared:
                 # The records of this step need not be read again.
                 with self._lock:
-                    self._remember_ends()
+                    self._record_ends()
 
     # -- stored records
 
@@ -274,7 +276,7 @@ class TransactionCoordinator:
             self._directory.is_shared and self._has_new_records()
         ):
             return
-        logs = [self._opened(number) for number in self._numbers()]
+        logs = [self._open_log(number) for number in self._numbers()]
         for log in logs:
             log.refresh()
             sync_present(log)
@@ -285,7 +287,7 @@ class TransactionCoordinator:
         self._machine = TransactionMachine(is_two_phase=True)
         self._timers = Deadlines()
         self._is_loaded = True
-        self._remember_ends()
+        self._record_ends()
         self._act(self._machine.load(found, now_ms))
         if self._expects_orphans:
             self._expects_orphans = False
@@ -299,18 +301,18 @@ class TransactionCoordinator:
     def _has_new_records(self) -> bool:
         """Return whether another process has appended records."""
         for number in self._numbers():
-            log = self._opened(number)
+            log = self._open_log(number)
             log.refresh()
             if self._ends.get(number) != (log, log.log_end_offset):
                 return True
         return False
 
-    def _remember_ends(self) -> None:
+    def _record_ends(self) -> None:
         for number in self._numbers():
-            log = self._opened(number)
+            log = self._open_log(number)
             self._ends[number] = (log, log.log_end_offset)
 
-    def _opened(self, number: int) -> Log:
+    def _open_log(self, number: int) -> Log:
         log = self._directory.partition(TRANSACTIONS_TOPIC, number)
         if log.has_failed:
             return self._directory.host.open_again(TRANSACTIONS_TOPIC, number)
@@ -321,7 +323,7 @@ class TransactionCoordinator:
         self._directory.create_topic(
             TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG, exist_ok=True
         )
-        return self._opened(partition_of(transactional_id, len(self._numbers())))
+        return self._open_log(partition_of(transactional_id, len(self._numbers())))
 
     # -- effects
 
@@ -337,11 +339,11 @@ class TransactionCoordinator:
                 case StoreTransaction() as store:
                     self._store(self._machine, store)
                 case WriteMarkers() as markers:
-                    self._mark(self._machine, markers)
+                    self._write_markers(self._machine, markers)
                 case AbortOrphan() as orphan:
-                    self._abort(orphan)
-                case AllocateProducerId() as wanted:
-                    self._take_producer_id(wanted)
+                    self._abort_orphan(orphan)
+                case AllocateProducerId() as allocation:
+                    self._allocate_producer_id(allocation)
                 case SetTransactionTimer(name, at_ms):
                     self._timers.at(at_ms, name)
                 case CancelTransactionTimer(name):
@@ -403,7 +405,7 @@ class TransactionCoordinator:
             self._is_loaded = False
         self._act(machine.stored(effect, self.now_ms(), failed=failure is not None))
 
-    def _mark(self, machine: TransactionMachine, effect: WriteMarkers) -> None:
+    def _write_markers(self, machine: TransactionMachine, effect: WriteMarkers) -> None:
         # Partitions whose marker must be written again.
         unwritten: set[Partition] = set()
         written: dict[Partition, Log] = {}
@@ -411,7 +413,7 @@ class TransactionCoordinator:
         for partition in sorted(effect.partitions):
             try:
                 home_epoch = self._log_of(effect.transactional_id).leader_epoch
-                log = self._marked(partition)
+                log = self._log_for_marker(partition)
                 receipt = log.end_transaction(
                     effect.producer_id,
                     effect.producer_epoch,
@@ -431,13 +433,15 @@ class TransactionCoordinator:
             ends[log] = receipt.last_offset + 1
         self._unsynced.add(
             ends,
-            functools.partial(self._on_marked, machine, effect, written, unwritten),
+            functools.partial(
+                self._on_markers_durable, machine, effect, written, unwritten
+            ),
         )
 
-    def _abort(self, orphan: AbortOrphan) -> None:
+    def _abort_orphan(self, orphan: AbortOrphan) -> None:
         for partition in sorted(orphan.partitions):
             try:
-                log = self._marked(partition)
+                log = self._log_for_marker(partition)
                 log.end_transaction(
                     orphan.producer_id,
                     orphan.producer_epoch,
@@ -457,9 +461,9 @@ class TransactionCoordinator:
                 continue
             # Groups in memory wait for the end of the transactions of these offsets.
             if partition[0] == OFFSETS_TOPIC:
-                self._ended(orphan.producer_id, False)
+                self._on_marker(orphan.producer_id, False)
 
-    def _marked(self, partition: Partition) -> Log:
+    def _log_for_marker(self, partition: Partition) -> Log:
         """Return the log that gets a marker. A failed log is opened again."""
         log = self._directory.partition(*partition)
         if log.has_failed:
@@ -478,7 +482,7 @@ class TransactionCoordinator:
         )
         unwritten.add(partition)
 
-    def _on_marked(
+    def _on_markers_durable(
         self,
         machine: TransactionMachine,
         effect: WriteMarkers,
@@ -490,10 +494,10 @@ class TransactionCoordinator:
             if log in failures:
                 self._record_unwritten(partition, failures[log], unwritten)
             elif partition[0] == OFFSETS_TOPIC:
-                self._ended(effect.producer_id, effect.commit)
+                self._on_marker(effect.producer_id, effect.commit)
         self._act(machine.markers_written(effect, frozenset(unwritten), self.now_ms()))
 
-    def _take_producer_id(self, effect: AllocateProducerId) -> None:
+    def _allocate_producer_id(self, effect: AllocateProducerId) -> None:
         producer_id = None
         try:
             producer_id = self._directory.host.next_producer_id()

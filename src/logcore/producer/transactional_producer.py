@@ -75,7 +75,7 @@ class CommitGroups(Protocol):
 
     failure: Exception | None
 
-    def home(self, group_id: str) -> tuple[str, int]: ...
+    def offsets_partition(self, group_id: str) -> tuple[str, int]: ...
     def commit(
         self,
         committer: Committer,
@@ -298,7 +298,7 @@ class TransactionalProducer(Producer):
             group_id = group
         else:
             group_id = group.group_id
-        offsets_partition = groups.home(group_id)
+        offsets_partition = groups.offsets_partition(group_id)
         if self._transaction_manager.new_partitions([offsets_partition]):
             self._transaction_manager.add([offsets_partition])
         identity = self._transaction_manager.initialized_identity()
