@@ -419,7 +419,10 @@ def test_topic_is_created_changed_and_deleted(tmp_path):
         (("describe", "{}", "nothing"), "no such topic"),
         (("describe", "{}", "theer"), "did you mean 'there'"),
         (("delete", "{}", "theer", "--yes"), "did you mean 'there'"),
-        (("fork", "{}", "there", "new", "--at", "9"), "cannot copy up to there"),
+        (
+            ("fork", "{}", "there", "new", "--at", "9"),
+            "a copy cannot end at that offset",
+        ),
     ],
 )
 def test_wrong_topic_commands_change_nothing(tmp_path, arguments, words):

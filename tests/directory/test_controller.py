@@ -20,8 +20,8 @@ from logcore.testing.processes import Chances, Machine
 ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "6"))
 
 
-def shown(disk: SimulatedDisk) -> dict[str, tuple[int, dict[str, str]]]:
-    """Topic -> how many partitions and which settings it has, by the registry."""
+def published(disk: SimulatedDisk) -> dict[str, tuple[int, dict[str, str]]]:
+    """Return topic -> (number of partitions, settings), from the registry."""
     with open_registry("data", read_only=True, fs=disk) as registry:
         found = {}
         for element in registry.children(paths.TOPICS):
@@ -45,7 +45,7 @@ def test_controller_publishes_topics_of_directory_in_registry() -> None:
         data.create_topic("a", 2, {"retention.ms": 5_000})
         data.create_topic("b")
         data.tick()
-        assert shown(disk) == {"a": (2, {"retention.ms": "5000"}), "b": (1, {})}
+        assert published(disk) == {"a": (2, {"retention.ms": "5000"}), "b": (1, {})}
         with open_registry("data", fs=disk) as registry:
             assert (
                 paths.unpack_controller(registry.get(paths.CONTROLLER).value)
@@ -63,7 +63,7 @@ def test_controller_publishes_topics_of_directory_in_registry() -> None:
         data.add_partitions("b", 3)
         data.delete_topic("a")
         data.tick()
-        assert shown(disk) == {"b": (3, {"cleanup.policy": "compact"})}
+        assert published(disk) == {"b": (3, {"cleanup.policy": "compact"})}
         assert data.incidents() == ()
     with logcore.open_dir("data", shared=True, fs=disk) as data:
         data.tick()
@@ -82,7 +82,7 @@ def test_controller_publishes_many_topics_in_chunks() -> None:
         counts = []
         for _ in range(4):
             data.tick()
-            counts.append(len(shown(disk)))
+            counts.append(len(published(disk)))
         assert counts == [10, 20, 25, 25]
 
 
@@ -125,11 +125,11 @@ def test_process_that_is_not_elected_publishes_nothing() -> None:
         data.create_topic("a")
         assert paths.elect(before, 1, 0) == 1
         data.tick()
-        assert shown(disk) == {}
+        assert published(disk) == {}
         before.close()
         disk.advance(1_000)
         data.tick()
-        assert shown(disk) == {"a": (1, {})}
+        assert published(disk) == {"a": (1, {})}
 
 
 def test_failed_publication_is_retried_later() -> None:
@@ -144,7 +144,7 @@ def test_failed_publication_is_retried_later() -> None:
         assert "RegistryLockedError" in str(data.incidents()[0])
         disk.advance(1_000)
         data.tick()
-        assert shown(disk) == {"a": (1, {})}
+        assert published(disk) == {"a": (1, {})}
 
 
 def test_a_directory_of_one_process_has_no_registry() -> None:
@@ -155,9 +155,9 @@ def test_a_directory_of_one_process_has_no_registry() -> None:
         assert not disk.exists("data.registry")
 
 
-def changing(number: int, fs: SharedFS) -> None:
-    """Makes topics, grows and deletes them, and does the maintenance if no other process
-    does.
+def change_topics(number: int, fs: SharedFS) -> None:
+    """Create topics, add partitions to them and delete them. Do the maintenance if no
+    other process does.
     """
     with logcore.open_dir("data", shared=True, fs=fs) as data:
         for turn in range(2):
@@ -173,12 +173,12 @@ def changing(number: int, fs: SharedFS) -> None:
                 data.tick()
 
 
-def keeping(machine: Machine, fs: SharedFS) -> None:
-    """Does the maintenance until all others have ended, and then some more."""
+def run_maintenance(machine: Machine, fs: SharedFS) -> None:
+    """Do the maintenance until all other processes have ended, and for 30 more rounds."""
     with logcore.open_dir("data", shared=True, fs=fs) as data:
         quiet = 0
         until = machine.steps + 100_000
-        # Some steps pass until the locks of a process that was killed are free.
+        # The locks of a killed process are released after some steps.
         while quiet < 30:
             others = [
                 each
@@ -197,7 +197,7 @@ def keeping(machine: Machine, fs: SharedFS) -> None:
             )
             for name in data.topics()
         }
-        assert shown(machine.disk) == reported
+        assert published(machine.disk) == reported
 
 
 @pytest.mark.long
@@ -210,8 +210,8 @@ def test_registry_matches_topics_after_any_process_is_killed(
         logcore.open_dir("data", create=True, fs=disk).close()
         machine = Machine(disk, seed=seed, chances=Chances(switch=0.2, kill=kill))
         for number in range(3):
-            machine.start(functools.partial(changing, number))
-        machine.protected = machine.start(functools.partial(keeping, machine))
+            machine.start(functools.partial(change_topics, number))
+        machine.protected = machine.start(functools.partial(run_maintenance, machine))
         try:
             machine.run()
         except Exception as error:

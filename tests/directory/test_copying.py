@@ -1,4 +1,4 @@
-"""Forks of topics: whole or not there, and neither side hurts the other."""
+"""Forks of topics: they are complete or do not exist, and are independent of the source."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_fork_contains_records_below_its_offset(tmp_path: Path, at: int | None) 
             assert rows(log) == before[part][:end] and log.log_end_offset == end
             assert log.append(b"new").offset == end
             assert rows(logdir.partition("src", part)) == before[part], (
-                "the source is as it was"
+                "the source is unchanged"
             )
             logdir.partition("src", part).append(b"old")
             assert rows(log)[-1] == (end, None, b"new")
@@ -119,7 +119,7 @@ def test_fork_copies_transactions_and_producers(tmp_path: Path) -> None:
         assert committed == [b"2"] and log.last_stable_offset == 2
 
 
-def test_wrong_forks_have_no_effect(tmp_path: Path) -> None:
+def test_invalid_forks_have_no_effect(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         fill(logdir)
         logdir.partition("src", 0).delete_records(10)
@@ -142,7 +142,7 @@ def test_wrong_forks_have_no_effect(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit", [5, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_crash_in_a_fork_leaves_all_of_it_or_nothing(limit: int) -> None:
+def test_crash_during_a_fork_leaves_a_complete_topic_or_none(limit: int) -> None:
     def run(disk: SimulatedDisk, promise: Any) -> None:
         with logcore.open_dir("d", create=True, fs=disk) as logdir:
             fill(logdir, count=8, partitions=1)

@@ -1,5 +1,5 @@
-"""logcore.logdir: topics and their settings, lazily opened partitions, the files Kafka
-expects, crashes half way.
+"""logcore.logdir: topics and their settings, lazily opened partitions, the files that
+Kafka expects, and crashes.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_one_writer_many_readers(data: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\0", 5, None]
 )
-def test_bad_names_are_refused_before_any_effect(data: str, name: Any) -> None:
+def test_invalid_names_are_refused_before_any_change(data: str, name: Any) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         before = sorted(os.listdir(data))
         with pytest.raises(logcore.InvalidNameError):
@@ -187,7 +187,7 @@ def test_topic_names_that_collide_in_kafka_are_refused(data: str) -> None:
         (1, {"retention.ms": "soon"}),
     ],
 )
-def test_bad_topics_leave_nothing(data: str, partitions: Any, config: Any) -> None:
+def test_invalid_topics_create_nothing(data: str, partitions: Any, config: Any) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         with pytest.raises(logcore.InvalidConfigError):
             logdir.create_topics({"fine": (1, None), "bad": (partitions, config)})
@@ -312,7 +312,7 @@ def test_partitions_are_opened_by_many_threads_once(data: str) -> None:
 
 
 @pytest.mark.parametrize("flip", range(0, 200, 7))
-def test_a_damaged_file_of_topics_is_refused_not_guessed(data: str, flip: int) -> None:
+def test_damaged_topic_file_is_refused(data: str, flip: int) -> None:
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("t", partitions=2, config={"retention.ms": 123456})
         logdir.create_topic("u", partitions=2, config={"retention.ms": 123456})
@@ -387,7 +387,7 @@ def _is_whole_or_not_at_all(disk: SimulatedDisk, act: str) -> None:
 @pytest.mark.parametrize("limit", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", "fork"])
 def test_topic_changes_are_atomic_after_a_crash_anywhere(act: str, limit: int) -> None:
-    """limit: how many of the possible disks of each crash are checked. The first is the
+    """`limit` is the number of checked disk states of each crash. The first state is the
     disk after the process was killed.
     """
     for stop in itertools.count():
@@ -459,7 +459,7 @@ def test_closed_directory_raises(data: str) -> None:
 
 
 @pytest.mark.long
-def test_a_topic_whose_deletion_was_interrupted_can_be_made_again() -> None:
+def test_topic_can_be_created_again_after_interrupted_deletion() -> None:
     for stop in itertools.count():
         disk = SimulatedDisk()
         with logcore.open_dir("/d", create=True, fs=disk) as logdir:
@@ -471,7 +471,7 @@ def test_a_topic_whose_deletion_was_interrupted_can_be_made_again() -> None:
             logdir.delete_topic("t")
         except SimulatedCrash:
             for state in disk.after_crash(limit=3):
-                _make_again(state)
+                _create_again(state)
             continue
         disk.crash_in(None)
         logdir.close()
@@ -479,7 +479,7 @@ def test_a_topic_whose_deletion_was_interrupted_can_be_made_again() -> None:
         return
 
 
-def _make_again(disk: SimulatedDisk) -> None:
+def _create_again(disk: SimulatedDisk) -> None:
     with logcore.open_dir("/d", fs=disk) as logdir:
         if "t" in logdir:
             assert logdir.partition("t", 1).log_end_offset == 100
@@ -492,7 +492,7 @@ def _make_again(disk: SimulatedDisk) -> None:
         ]
 
 
-def test_a_deletion_that_fails_is_tried_again_and_keeps_its_name(data: str) -> None:
+def test_failed_deletion_is_retried_and_reserves_the_name(data: str) -> None:
     fs = OsFS()
     with logcore.open_dir(data, create=True, fs=fs) as logdir:
         logdir.create_topic("t", partitions=2)
@@ -517,7 +517,7 @@ def test_a_deletion_that_fails_is_tried_again_and_keeps_its_name(data: str) -> N
         assert logdir.partition("t", 0).log_end_offset == 0
 
 
-def test_a_creation_that_fails_leaves_nothing(data: str) -> None:
+def test_failed_creation_leaves_nothing(data: str) -> None:
     fs = OsFS()
     with logcore.open_dir(data, create=True, fs=fs) as logdir:
         real = fs.mkdir
@@ -560,7 +560,7 @@ def test_producer_ids_start_above_ids_found_in_logs(data: str) -> None:
         # The library never assigns this id, but any client may write it.
         logdir.partition("t", 1).append_batch(batch(2**63 - 1))
     with logcore.open_dir(data) as logdir:
-        assert not os.path.exists(name), "opening does not ask for ids"
+        assert not os.path.exists(name), "opening allocates no producer ids"
         assert logdir.host.next_producer_id() == 8
         stored = logdir.partition("t", 1).log_end_offset
         assert logdir.partition("t", 1).append_batch(batch(8)).offset == stored
@@ -649,9 +649,9 @@ def test_time_settings_apply_to_the_active_segment(data: str) -> None:
         assert log.statistics().rolls == 1
 
 
-@pytest.mark.parametrize("what", ["truncate", "delete"])
+@pytest.mark.parametrize("change", ["truncate", "delete"])
 def test_stale_recovery_point_is_not_saved_above_the_end(
-    what: str,
+    change: str,
 ) -> None:
     """If the recovery point were above the end, the log could not be opened."""
     disk = SimulatedDisk()
@@ -662,7 +662,7 @@ def test_stale_recovery_point_is_not_saved_above_the_end(
         log.host.writer.progress.recovered_ms -= 60_000
         _, point = log.host.maintenance.tick_without_recovery_point()
         assert point == 10
-        if what == "truncate":
+        if change == "truncate":
             log.truncate(3)
         else:
             logdir.delete_topic("t")
@@ -678,19 +678,19 @@ def test_stale_recovery_point_is_not_saved_above_the_end(
         disk.kill()
     with logcore.open_dir("/d", fs=disk) as logdir:
         assert logdir.partition("t", 0).log_end_offset == (
-            3 if what == "truncate" else 1
+            3 if change == "truncate" else 1
         )
 
 
-def test_a_path_that_no_file_system_holds(data: str) -> None:
+def test_path_that_no_file_system_allows_is_refused(data: str) -> None:
     for path in (data + "\0", data + "\ud800"):
         with pytest.raises(logcore.InvalidNameError):
             logcore.open_dir(path, create=True)
 
 
 def test_partition_with_missing_directory_is_not_recreated() -> None:
-    """The checkpoint proves that the partition had records. If it were created again,
-    it would give their offsets to other records.
+    """The checkpoint proves that the partition had records. If the partition were created
+    again, other records would get their offsets.
     """
     disk = SimulatedDisk()
     with logcore.open_dir("/d", create=True, fs=disk) as logdir:
@@ -827,7 +827,7 @@ def test_failed_topic_creation_keeps_existing_partition(data: str) -> None:
             lambda: logdir.create_topic("late", 2),
             lambda: logdir.add_partitions("t", 2),
         ):
-            with pytest.raises(CorruptLogError, match="holds records of another"):
+            with pytest.raises(CorruptLogError, match="new partition contains records"):
                 call()
         assert logdir.topics() == ["t"]
     for name in ("late-1", "t-1"):
@@ -835,7 +835,7 @@ def test_failed_topic_creation_keeps_existing_partition(data: str) -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_directory_of_something_else_is_not_one_without_topics(
+def test_other_directory_is_not_opened_as_log_directory(
     tmp_path: Path, read_only: bool
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
@@ -864,7 +864,7 @@ def test_directory_with_interrupted_creation_opens_without_topics(
         assert logdir.topics() == []
 
 
-def test_a_directory_of_something_else_is_not_an_empty_log(tmp_path: Path) -> None:
+def test_other_directory_is_not_opened_as_log(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("orders")
     for path, says in (
@@ -918,8 +918,8 @@ def _filled(**more: Any) -> tuple[SimulatedDisk, Any]:
 
 
 @pytest.mark.parametrize("how", ["delete_records", "retain", "delete_topic"])
-def test_a_full_disk_can_be_emptied(how: str) -> None:
-    """A deletion first writes a file, and the disk had no room for that file."""
+def test_deletion_works_on_a_full_disk(how: str) -> None:
+    """A deletion first writes a file, for which the disk had no space."""
     disk, logdir = _filled()
     log = logdir.partition("t", 0)
     with pytest.raises(logcore.DiskFullError):
@@ -936,7 +936,7 @@ def test_a_full_disk_can_be_emptied(how: str) -> None:
     for _ in range(3):
         logdir.partition(left, 0).append(b"x" * 1000)
     logdir.close()
-    assert "/data/logcore.reserve" in disk.files(), "for the next time"
+    assert "/data/logcore.reserve" in disk.files(), "the reserve was created again"
 
 
 def test_a_directory_on_a_full_disk_is_closed_and_opened_by_any_policy() -> None:
@@ -1105,13 +1105,13 @@ class Counted(int):
     st.sets(st.integers(0, 50)),
     st.one_of(st.integers(-1, 51), st.floats(), st.none(), st.text(), st.booleans()),
 )
-def test_partition_numbers_equal_a_tuple_of_them(those, asked):
-    numbers = PartitionNumbers(sorted(those))
-    assert (asked in numbers) == (asked in tuple(numbers))
-    assert (np.int64(7) in numbers) == (7 in those)
+def test_partition_numbers_contain_the_same_values_as_a_tuple(values, candidate):
+    numbers = PartitionNumbers(sorted(values))
+    assert (candidate in numbers) == (candidate in tuple(numbers))
+    assert (np.int64(7) in numbers) == (7 in numbers)
 
 
-def test_a_partition_is_found_among_many_without_a_walk():
+def test_partition_is_found_by_binary_search():
     disk = SimulatedDisk({"/d": None})
     with logcore.open_dir("/d", fs=disk) as logdir:
         logdir.create_topic("wide", 500)

@@ -1,5 +1,5 @@
-"""Tests of logcore.directory.maintenance: which work tick() does and when, and how it
-reports failures that have no caller.
+"""Tests of logcore.directory.maintenance: which work tick() does and when, and how
+failures in tick() are reported.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_idle_tick_skips_quiet_logs(
 
 
 def visits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of the logs that tick() visits from now on."""
+    """Return a list to which each tick() adds the paths of the visited logs."""
     visited: list[str] = []
     real = LogMaintenance.tick_without_recovery_point
 
@@ -141,7 +141,7 @@ def test_tick_visits_only_logs_with_due_work(
 @pytest.mark.parametrize(
     "change", ["roll by time", "a setting", "a retired file", "the wall clock was set"]
 )
-def test_tick_visits_a_rested_log_on_time(
+def test_tick_visits_an_idle_log_on_time(
     monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     disk = SimulatedDisk(now_ms=10_000)
@@ -195,7 +195,7 @@ def test_tick_visits_a_rested_log_on_time(
 def test_deadline_queue_returns_each_task_when_due(
     steps: list[Any], limit: int
 ) -> None:
-    """At most `limit` at a time, and once each."""
+    """Each call returns at most `limit` tasks, and each task once."""
     queue: VisitQueue[int] = VisitQueue()
     times: dict[int, int] = {}
     now = 0
@@ -313,7 +313,7 @@ def test_interrupted_tick_visits_remaining_logs_later(
         )
 
 
-def _compacted(disk: SimulatedDisk, told: list[Any]) -> Any:
+def _compacted(disk: SimulatedDisk, incidents: list[Any]) -> Any:
     config = {
         "cleanup.policy": "compact",
         "segment.bytes": 400,
@@ -321,7 +321,7 @@ def _compacted(disk: SimulatedDisk, told: list[Any]) -> Any:
         "segment.ms": 10**12,
     }
     logdir = logcore.open_dir(
-        "data", create=True, fs=disk, config=config, on_incident=told.append
+        "data", create=True, fs=disk, config=config, on_incident=incidents.append
     )
     if "t" not in logdir:
         logdir.create_topic("t")
@@ -341,14 +341,14 @@ def _tick_for(logdir: Any, disk: SimulatedDisk, minutes: int) -> None:
 
 def test_damage_found_by_compaction_is_reported() -> None:
     disk = SimulatedDisk()
-    told = list[Any]()
-    with _compacted(disk, told) as logdir:
+    incidents = list[Any]()
+    with _compacted(disk, incidents) as logdir:
         disk.flip(f"/data/t-0/{0:020d}.log", 80, 3)
         _tick_for(logdir, disk, 1)
         assert [
-            (entry.work, entry.where, entry.kind, entry.count) for entry in told
+            (entry.work, entry.where, entry.kind, entry.count) for entry in incidents
         ] == [("compaction", "t-0", "CorruptBatchError", 1)]
-        assert logdir.incidents() == tuple(told)
+        assert logdir.incidents() == tuple(incidents)
 
 
 def test_failed_compaction_is_reported_and_retried(
@@ -356,8 +356,8 @@ def test_failed_compaction_is_reported_and_retried(
 ) -> None:
     """The error was swallowed, and the partition was never compacted again."""
     disk = SimulatedDisk()
-    told = list[Any]()
-    with _compacted(disk, told) as logdir:
+    incidents = list[Any]()
+    with _compacted(disk, incidents) as logdir:
         log = logdir.partition("t", 0)
         size = log.statistics().size_bytes
         disk.faults = FaultPlan(
@@ -369,10 +369,10 @@ def test_failed_compaction_is_reported_and_retried(
             incident for incident in logdir.incidents() if incident.work == "compaction"
         )
         assert (incident.where, incident.kind) == ("t-0", "StorageWriteError")
-        assert incident.count > 1, "it was tried again"
-        assert [(entry.work, entry.count) for entry in told] == [("compaction", 1)], (
-            "and reported once"
-        )
+        assert incident.count > 1, "the compaction was retried"
+        assert [(entry.work, entry.count) for entry in incidents] == [
+            ("compaction", 1)
+        ], "and reported once"
         assert any(record.name == "logcore.compaction" for record in caplog.records)
         disk.faults = None
         _tick_for(logdir, disk, 70)
@@ -381,8 +381,8 @@ def test_failed_compaction_is_reported_and_retried(
 
 def test_failure_in_tick_is_an_incident_and_stops_nothing() -> None:
     disk = SimulatedDisk()
-    told = list[Any]()
-    with _compacted(disk, told) as logdir:
+    incidents = list[Any]()
+    with _compacted(disk, incidents) as logdir:
         logdir.create_topic("u")
         disk.faults = FaultPlan(
             Fault("pwrite", errno.EIO, path="*point-offset-checkpoint*", times=None)
@@ -392,9 +392,9 @@ def test_failure_in_tick_is_an_incident_and_stops_nothing() -> None:
         assert {(incident.work, incident.kind) for incident in logdir.incidents()} == {
             ("checkpoints", "StorageWriteError")
         }
-        assert [entry.count for entry in told] == [
-            10**number for number in range(len(told))
-        ] and len(told) < 5
+        assert [entry.count for entry in incidents] == [
+            10**number for number in range(len(incidents))
+        ] and len(incidents) < 5
         disk.faults = None
         assert logdir.partition("u", 0).append(b"y", key=b"k").offset == 1
 

@@ -1,4 +1,4 @@
-"""logcore.metadata.filenames: every name both ways, from one table; names that only look like one."""
+"""logcore.metadata.filenames: names are formatted and parsed, and other names are rejected."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_foreign_file_names_are_rejected(name):
     [
         ("9" * 20 + ".log", True),
         (f"{INT64_MAX + 1:020d}.snapshot", True),
-        ("9" * 20 + ".seal", False),  # no file of Kafka's
+        ("9" * 20 + ".seal", False),  # not a file of Kafka
         ("9" * 20 + ".log.deleted", False),
         (LARGEST + ".log", False),
         ("9" * 21 + ".log", False),

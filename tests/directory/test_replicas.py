@@ -1,4 +1,4 @@
-"""Directories of brokers in a cluster: they hold some partitions of each topic."""
+"""Directories of brokers in a cluster, which contain some partitions of each topic."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_removed_replicas_have_no_files(tmp_path: Path) -> None:
         assert logdir.topic_id("t") == OTHER_ID
 
 
-def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None:
+def test_follower_accepts_only_batches_of_its_leader(tmp_path: Path) -> None:
     with opened(tmp_path / "leader") as leader, opened(tmp_path / "d") as logdir:
         for entry in (leader, logdir):
             entry.host.place_topic("t", ID, 1, [0], {})
@@ -114,7 +114,7 @@ def test_a_follower_takes_only_the_batches_of_its_leader(tmp_path: Path) -> None
             begin_to_follow(ordinary.partition("t", 0).host.writer)
 
 
-def test_a_replica_without_a_role_takes_no_appends(tmp_path: Path) -> None:
+def test_replica_without_a_role_refuses_appends(tmp_path: Path) -> None:
     """After a restart, another broker may lead in the last epoch of the log."""
     with opened(tmp_path) as logdir:
         logdir.host.place_topic("t", ID, 1, [0], {})
@@ -127,7 +127,7 @@ def test_a_replica_without_a_role_takes_no_appends(tmp_path: Path) -> None:
 
 
 def test_maintenance_ends_no_transaction_in_replicas() -> None:
-    """The coordinator may be another broker, and its markers those of another leader."""
+    """The coordinator may be in another broker, and another leader writes the markers."""
     disk = SimulatedDisk()
     keys = [("t", 0), (TRANSACTIONS_TOPIC, 0)]
     with logcore.open_dir("/source", create=True, fs=disk) as source:
@@ -174,7 +174,7 @@ def test_replicas_that_are_set_aside_keep_their_records(tmp_path: Path) -> None:
         assert log.log_end_offset == 1
 
 
-def test_a_topic_is_not_placed_into_another_one(tmp_path: Path) -> None:
+def test_topic_with_another_id_is_not_placed(tmp_path: Path) -> None:
     with opened(tmp_path) as logdir:
         logdir.host.place_topic("t", ID, 1, [0], {})
         with pytest.raises(TopicExistsError):
@@ -182,7 +182,7 @@ def test_a_topic_is_not_placed_into_another_one(tmp_path: Path) -> None:
 
 
 def test_a_lost_replica_is_an_error(tmp_path: Path) -> None:
-    """An empty log in its place would be reported to the leader as one in sync."""
+    """If an empty log replaced it, the leader would count the replica as in sync."""
     with opened(tmp_path) as logdir:
         logdir.host.place_topic("t", ID, 2, [0, 1], {})
     for file in (tmp_path / "t-0").iterdir():
@@ -240,7 +240,7 @@ def test_damaged_rows_are_refused(placed: Any) -> None:
         TopicEntry.from_json(row)
 
 
-def life(disk: SimulatedDisk, promise: Promiser) -> None:
+def place_write_and_remove(disk: SimulatedDisk, promise: Promiser) -> None:
     """Replicas are placed, written, removed, and placed again with another topic id."""
     with opened("/data", fs=disk, durability="always") as logdir:
         promise(0)
@@ -288,7 +288,7 @@ def check(promised: list[int], found: tuple[list[bytes], int]) -> None:
 @pytest.mark.parametrize("names", ["posix", "journal"])
 def test_each_crash_leaves_a_directory_that_can_be_completed(names: Any) -> None:
     report = explore(
-        life,
+        place_write_and_remove,
         reopened,
         check,
         files={"data": None},

@@ -27,21 +27,21 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 _CONTEXT = multiprocessing.get_context("fork")
 
 
-class Other:
-    """Another process that has the directory open, and calls the functions sent to it
-    with its LogDir.
+class OtherProcess:
+    """Another process that has the directory open. It calls the functions that it
+    receives with its LogDir.
     """
 
     def __init__(self, path: Path) -> None:
-        self.here, there = _CONTEXT.Pipe()
-        self.process = _CONTEXT.Process(target=_serve, args=(path, there), daemon=True)
+        self.here, pipe = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_serve, args=(path, pipe), daemon=True)
         self.process.start()
         reply = self.here.recv()
         if reply != "open":
             raise reply
 
-    def call(self, what: Callable[..., Any], *arguments: Any) -> Any:
-        self.here.send((what, arguments))
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.here.send((function, arguments))
         is_error, result = self.here.recv()
         if is_error:
             raise result
@@ -58,20 +58,20 @@ class Other:
             self.process.join(300)
 
 
-def _serve(path: Path, there: Connection) -> None:
+def _serve(path: Path, pipe: Connection) -> None:
     try:
         opened = logcore.open_dir(path, shared=True)
     except logcore.LogcoreError as error:
-        there.send(error)
+        pipe.send(error)
         return
     with opened as data:
-        there.send("open")
-        while (call := there.recv()) is not None:
-            what, arguments = call
+        pipe.send("open")
+        while (call := pipe.recv()) is not None:
+            function, arguments = call
             try:
-                there.send((False, what(data, *arguments)))
+                pipe.send((False, function(data, *arguments)))
             except Exception as error:
-                there.send((True, error))
+                pipe.send((True, error))
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def data(tmp_path: Path) -> Iterator[LogDir]:
 
 
 @pytest.fixture
-def other(data: LogDir) -> Iterator[Other]:
-    process = Other(Path(data.path))
+def other(data: LogDir) -> Iterator[OtherProcess]:
+    process = OtherProcess(Path(data.path))
     yield process
     process.end()
 
@@ -106,7 +106,9 @@ def create(data: LogDir, topic: str) -> None:
     data.create_topic(topic)
 
 
-def test_two_processes_append_to_one_partition(data: LogDir, other: Other) -> None:
+def test_two_processes_append_to_one_partition(
+    data: LogDir, other: OtherProcess
+) -> None:
     for number in range(300):
         assert append(data, "t", b"own %d" % number) == 2 * number
         assert other.call(append, "t", b"other %d" % number) == 2 * number + 1
@@ -120,7 +122,7 @@ def test_two_processes_append_to_one_partition(data: LogDir, other: Other) -> No
 
 
 def test_topics_created_by_one_process_are_visible_in_another(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     other.call(create, "theirs")
     assert data.topics() == ["t", "theirs"]
@@ -140,8 +142,8 @@ def create_with_settings(data: LogDir, topic: str) -> None:
     data.create_topic(topic, config={"retention.ms": 777})
 
 
-def test_a_change_keeps_the_topics_that_others_have_made_since(
-    data: LogDir, other: Other
+def test_change_keeps_topics_that_other_processes_created(
+    data: LogDir, other: OtherProcess
 ) -> None:
     other.call(create_with_settings, "theirs")
     data.add_partitions("t", 3)
@@ -150,7 +152,7 @@ def test_a_change_keeps_the_topics_that_others_have_made_since(
 
 
 def test_topic_deleted_by_another_process_is_missing(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     other.call(append, "t", b"1")
     append(data, "t", b"2")
@@ -164,7 +166,7 @@ def test_topic_deleted_by_another_process_is_missing(
 
 
 def test_topic_half_created_by_killed_process_can_be_created(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     rows = read_topics(OS, data.path)
     write_topics(
@@ -180,7 +182,7 @@ def test_topic_half_created_by_killed_process_can_be_created(
 
 
 def test_topic_half_deleted_by_killed_process_leaves_no_offsets(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     with data.consumer(group_id="g") as consumer:
         consumer.assign([("t", 0)])
@@ -201,7 +203,7 @@ def test_topic_half_deleted_by_killed_process_leaves_no_offsets(
 
 
 def test_deletion_finished_elsewhere_keeps_recreated_topic(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     """The second process assumed that the deleting process was dead, finished the
     deletion, and created the topic again.
@@ -217,7 +219,9 @@ def test_deletion_finished_elsewhere_keeps_recreated_topic(
     assert values(data, "t") == [b"new"]
 
 
-def test_killed_process_blocks_no_other_process(data: LogDir, other: Other) -> None:
+def test_killed_process_blocks_no_other_process(
+    data: LogDir, other: OtherProcess
+) -> None:
     other.call(append, "t", b"1")
     other.kill()
     assert append(data, "t", b"2") == 1
@@ -225,7 +229,7 @@ def test_killed_process_blocks_no_other_process(data: LogDir, other: Other) -> N
 
 
 def test_exclusive_and_shared_opening_exclude_each_other(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     path = data.path
     with pytest.raises(logcore.LogLockedError, match="another value of shared"):
@@ -238,11 +242,11 @@ def test_exclusive_and_shared_opening_exclude_each_other(
     with logcore.open_dir(path) as alone:
         assert values(alone, "t") == []
         with pytest.raises(logcore.LogLockedError):
-            Other(Path(path))
+            OtherProcess(Path(path))
 
 
 def test_processes_with_different_durability_are_refused(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     path = data.path
     other.call(append, "t", b"1")
@@ -255,7 +259,7 @@ def test_processes_with_different_durability_are_refused(
 
 
 def test_stopped_process_without_the_write_lock_blocks_no_other(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     other.call(append, "t", b"1")
     assert other.process.pid is not None
@@ -270,21 +274,21 @@ def test_transaction_coordinator_excludes_other_processes(
 ) -> None:
     monkeypatch.setattr("logcore.fs.byte_lock.LOCK_WAIT_SECONDS", 0)
     claim = claim_directory(OsFS(), str(tmp_path), "t-0", shared=True)
-    beside = OsFS()
-    handle = beside.open(str(tmp_path / ".lock"), write=True)
+    other_fs = OsFS()
+    handle = other_fs.open(str(tmp_path / ".lock"), write=True)
     with claim.deciding(), claim.deciding():
-        assert not beside.lock_byte(handle, TRANSACTIONS_BYTE)
-    assert beside.lock_byte(handle, TRANSACTIONS_BYTE)
+        assert not other_fs.lock_byte(handle, TRANSACTIONS_BYTE)
+    assert other_fs.lock_byte(handle, TRANSACTIONS_BYTE)
     with pytest.raises(logcore.LogLockedError), claim.deciding():
         raise AssertionError("another process decides")
-    beside.close(handle)
+    other_fs.close(handle)
     claim.release()
 
 
 def test_claim_without_write_lock_succeeds_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not wait, because no other process has the directory open."""
+    """The claim does not wait, because no other process has the directory open."""
     fs = OsFS()
     claim = claim_directory(fs, str(tmp_path), "t-0")
     monkeypatch.setattr(fs, "lock_byte", None)
@@ -294,7 +298,9 @@ def test_claim_without_write_lock_succeeds_alone(
 
 
 def test_only_one_process_runs_timed_maintenance(tmp_path: Path) -> None:
-    """The first process that asks does the work, until it leaves."""
+    """The first process that calls runs_maintenance() does it, until it releases its
+    claim.
+    """
     claims = [
         claim_directory(OsFS(), str(tmp_path), "t-0", shared=True) for _ in range(2)
     ]
@@ -323,7 +329,7 @@ def recreate(data: LogDir, topic: str) -> None:
     ids=["alter", "grow", "delete", "create", "tick"],
 )
 def test_recreated_topic_replaces_open_log_after_any_change(
-    data: LogDir, other: Other, change: Callable[[LogDir], None]
+    data: LogDir, other: OtherProcess, change: Callable[[LogDir], None]
 ) -> None:
     """A change of another topic reloaded the file of topics without comparing the open
     logs with it. The process then read deleted records, and its appends failed until it
@@ -337,7 +343,9 @@ def test_recreated_topic_replaces_open_log_after_any_change(
     assert data.append("t", b"mine", partition=0).offset == 1
 
 
-def test_append_to_deleted_topic_names_the_deletion(data: LogDir, other: Other) -> None:
+def test_append_to_deleted_topic_names_the_deletion(
+    data: LogDir, other: OtherProcess
+) -> None:
     log = data.partition("t", 0)
     log.append(b"old")
     other.call(LogDir.delete_topic, "t")
@@ -371,7 +379,7 @@ def test_close_with_unusable_lock_record_releases_the_claim(
 
 @pytest.mark.long
 def test_topic_of_open_transaction_deleted_elsewhere_stops_no_later_transaction(
-    data: LogDir, other: Other
+    data: LogDir, other: OtherProcess
 ) -> None:
     """The markers of the first transaction could not be written, and every later
     transaction failed until tick().

@@ -1,1 +1,3 @@
-"""The inside of a directory of topics, below logdir, which users meet."""
+"""Internals of logcore.logdir: topics, open logs, maintenance and identity of a log
+directory.
+"""

@@ -1,12 +1,13 @@
-"""The controller of a shared directory: the process that does the maintenance. It keeps
-the registry current.
+"""The controller of a shared directory: the process that does the maintenance. The
+controller also keeps the registry current.
 
 Rules:
-- It is elected on its first run_due_work(), by an ephemeral node, and publishes no topics
-  before. Its epoch is higher than that of every earlier controller.
-- After the election, and again after each change of topics, all topics are compared: a
-  few with each run_due_work().
-- Every ten seconds it removes nodes of ended sessions, if there are any.
+- The controller is elected on its first run_due_work(), by an ephemeral node, and
+  publishes no topics before. Its epoch is higher than the epoch of every earlier
+  controller.
+- After the election, and after each change of topics, all topics are compared with the
+  registry: a few with each run_due_work().
+- Every ten seconds, nodes of ended sessions are removed.
 
 registry/views.py defines the nodes. claim.py decides which process does the
 maintenance.
@@ -27,8 +28,9 @@ from logcore.registry import FileRegistry, paths, views
 from logcore.registry.views import TopicView
 from logcore.reporting import INFO, log_line
 
-#: A topic initially costs one file for each partition.
-_TOPICS_A_LOOK: Final = 10
+#: Maximum number of topics that one call publishes. A new topic costs one file for each
+#: partition.
+_TOPICS_PER_CALL: Final = 10
 _ELECTION_MS: Final = 1_000
 _GARBAGE_MS: Final = 10_000
 
@@ -55,7 +57,7 @@ class Controller:
 
         If changing the registry raises an error, the next call starts again.
         """
-        # Another thread is doing it.
+        # Another thread is running this method.
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -67,7 +69,7 @@ class Controller:
                 self._publish(registry)
                 if now_ms >= self._clean_ms:
                     self._clean_ms = now_ms + _GARBAGE_MS
-                    _clean(registry)
+                    _remove_dead_nodes(registry)
         finally:
             self._lock.release()
 
@@ -96,9 +98,9 @@ class Controller:
             )
             self._version = version
         try:
-            for _ in itertools.islice(self._publishing, _TOPICS_A_LOOK):
+            for _ in itertools.islice(self._publishing, _TOPICS_PER_CALL):
                 pass
-        # Deleted concurrently.
+        # The topic was deleted concurrently.
         except TopicNotFoundError:
             self._version = -1
         except BaseException:
@@ -119,6 +121,6 @@ class Controller:
         )
 
 
-def _clean(registry: FileRegistry) -> None:
+def _remove_dead_nodes(registry: FileRegistry) -> None:
     if any(info.state != "alive" for info in registry.sessions()):
         registry.clean()

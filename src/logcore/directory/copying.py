@@ -1,8 +1,8 @@
-"""Plans the copy of a partition's log up to an offset, and makes it in a directory.
+"""Plans a copy of a partition's log up to an offset, and writes it to a directory.
 
 Rules:
-- Sealed segments become hard links if the file system supports them, else copies. They
-  never change, and they are replaced only by rename.
+- Sealed segments become hard links if the file system supports them, else copies. A
+  sealed segment never changes, and is replaced only by rename.
 - The last segment of the copy is always a separate file, because the copy appends to
   it.
 - All files are durable when copy_log() returns. Only then does the caller turn the new
@@ -106,7 +106,7 @@ def planned_copy(
     log.refresh()
     before = log.times_truncated
     end = acknowledged_end(log)
-    # With `end + 1`, these include an empty segment that begins at the end.
+    # With `end + 1`, the list includes an empty segment that begins at the end.
     segments = segments_between(log, log.log_start_offset, end + 1)
     yield _plan(log, segments, log.log_start_offset, end, at_offset, choose_end)
     log.refresh()
@@ -129,7 +129,7 @@ def _plan(
         end = at_offset
     if not log_start <= end <= limit:
         raise OffsetOutOfRangeError(
-            "cannot copy up to there",
+            "a copy cannot end at that offset",
             path=log.path,
             offset=end,
             expected=f"{log_start} to {limit}",
@@ -149,7 +149,7 @@ def _plan(
     if growing is not None or (below and below[-1].base_offset == end):
         sealed = below[:-1]
     for segment in sealed:
-        # Opened, so that check_current() compares with this file.
+        # The segment is opened here, so that check_current() compares with this file.
         segment.keep()
     files = _small_files(log, end, log_start)
     fs = fs_of(log)
@@ -179,11 +179,11 @@ def _copied_prefix(log: Log, segment: Segment, end: int) -> tuple[int, bytes]:
             break
         if stop_reason == layout.WALK_CRC or len(valid) < len(facts):
             raise CorruptBatchError(
-                "a damaged batch cannot be copied; `logcore recover` saves the others",
+                "a damaged batch cannot be copied; `logcore recover` saves the other batches",
                 path=segment.path,
                 position=position,
             )
-    # Inside a batch, or in a gap.
+    # `end` is inside a batch, or in a gap between batches.
     return plan_truncation(
         segment, end, log.config, checkpoint.read_epochs(segment.fs, log.path)
     )
@@ -224,8 +224,9 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> CopyPlan
     See planned_copy().
 
     Raises:
-        StorageReadError, StorageWriteError, DiskFullError: the copy failed. Otherwise
-            what planned_copy() raises.
+        StorageReadError, StorageWriteError, DiskFullError: the copy failed.
+        OffsetOutOfRangeError, CompactionAbandonedError, CorruptBatchError: see
+            planned_copy().
     """
     with planned_copy(log, at_offset) as plan:
         fs = plan.fs
@@ -236,7 +237,7 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> CopyPlan
             with opened(fs, path, write=True, create=True, exclusive=True) as handle:
                 fs.fsync(handle)
         else:
-            # The copy has no indexes: its opening rebuilds them.
+            # The copy has no indexes. Opening it rebuilds them.
             write_prefix(fs, path, plan.growing, plan.position, plan.tail)
         for name, content in plan.files.items():
             checkpoint.write(fs, directory, name, content)

@@ -2,12 +2,11 @@
 
 Rules:
 - The new topic exists completely or not at all. Until it is complete, the file of
-  topics marks it as deleting, so that the next opening removes what a crash left.
-- Copies are made in directories with names that no partition has. They are renamed when
-  all of them are complete.
+  topics marks it as deleting, so that after a crash the next opening removes it.
+- Copies are written to directories whose names are not partition names. All directories
+  are renamed when all copies are complete.
 
-This module does not choose offsets and does not open logs: the directory (logdir.py)
-does.
+The directory (logdir.py) chooses the offsets and opens the logs.
 """
 
 from __future__ import annotations
@@ -30,37 +29,39 @@ def fork_topic(
     fs: FS,
     registry: TopicRegistry,
     incidents: Incidents,
-    made: TopicEntry,
+    new_topic: TopicEntry,
     source: Callable[[int], Log],
     offsets: Mapping[int, int | None],
 ) -> None:
-    """Create the topic `made`, which must not exist. Raises the same errors as
-    copy_log().
+    """Create `new_topic`, which must not exist.
 
     `source` opens a partition of the original topic by number. `offsets` are the ends
     of the copies; None means the high watermark.
+
+    Raises:
+        LogcoreError: copy_log() failed.
     """
     # After a crash before the topic is complete, the next opening deletes it.
-    registry.save(deleting=[made])
-    # These are not the names of partitions, so the next opening removes such directories.
-    away = {
-        number: registry.deletion_name(partition_name(made.name, number))
-        for number in made.numbers
+    registry.save(deleting=[new_topic])
+    # After a crash, the next opening removes directories with such names.
+    temporary_names = {
+        number: registry.deletion_name(partition_name(new_topic.name, number))
+        for number in new_topic.numbers
     }
     try:
-        _copy_partitions(fs, registry, made, source, offsets, away)
-        for number in made.numbers:
+        _copy_partitions(fs, registry, new_topic, source, offsets, temporary_names)
+        for number in new_topic.numbers:
             fs.rename(
-                os.path.join(registry.path, away[number]),
-                registry.partition_path(made.name, number),
+                os.path.join(registry.path, temporary_names[number]),
+                registry.partition_path(new_topic.name, number),
             )
         fs.sync_dir(registry.path)
-        registry.known[made.name] = made
+        registry.known[new_topic.name] = new_topic
         registry.save()
     except BaseException:
-        registry.undo(made)
-        with incidents.reporting_errors("deletion", made.name):
-            for name in set(away.values()) & set(fs.listdir(registry.path)):
+        registry.undo(new_topic)
+        with incidents.reporting_errors("deletion", new_topic.name):
+            for name in set(temporary_names.values()) & set(fs.listdir(registry.path)):
                 registry.remove_tree(name)
         raise
 
@@ -68,20 +69,20 @@ def fork_topic(
 def _copy_partitions(
     fs: FS,
     registry: TopicRegistry,
-    made: TopicEntry,
+    new_topic: TopicEntry,
     source: Callable[[int], Log],
     offsets: Mapping[int, int | None],
-    away: Mapping[int, str],
+    temporary_names: Mapping[int, str],
 ) -> None:
-    """Copy each partition into its directory of `away`, and store its checkpoints."""
-    registry.forget({(made.name, number): None for number in made.numbers})
+    """Copy each partition into its temporary directory, and store its checkpoints."""
+    registry.forget({(new_topic.name, number): None for number in new_topic.numbers})
     points: dict[Key, int | None] = {}
     starts: dict[Key, int | None] = {}
-    for number in made.numbers:
+    for number in new_topic.numbers:
         log = source(number)
-        key = (made.name, number)
-        path = os.path.join(registry.path, away[number])
-        registry.make_partition(made, path)
+        key = (new_topic.name, number)
+        path = os.path.join(registry.path, temporary_names[number])
+        registry.make_partition(new_topic, path)
         end = copy_log(log, path, offsets[number]).end
         points[key] = end
         starts[key] = min(log.log_start_offset, end) or None

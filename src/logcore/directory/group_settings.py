@@ -6,8 +6,7 @@ Rules:
 - The file may come from any source. All of its content is checked before any of it
   takes effect.
 
-This module does not define which settings exist (logcore.format.group_settings), and
-does not handle topic settings (topic_file.py).
+logcore.format.group_settings defines the settings. Topic settings are in topic_file.py.
 """
 
 from __future__ import annotations
@@ -91,9 +90,7 @@ class GroupSettings:
 
 
 class Draft:
-    """New settings of groups. `settings` contains all of them, as write() would store
-    them.
-    """
+    """New settings of groups. `settings` contains the settings that write() stores."""
 
     def __init__(self, settings: Settings, defaults: Mapping[str, int]) -> None:
         self.settings = settings
@@ -101,7 +98,8 @@ class Draft:
         self._defaults = defaults
 
     def alter(self, group_id: str, changes: Mapping[str, object | None]) -> None:
-        """Set values of a group in ms, or remove them (None); all of them or none.
+        """Set values of a group in ms, or remove them (None). All changes are made, or
+        none.
 
         Raises:
             InvalidConfigError: a name or value is invalid, two values contradict each

@@ -4,12 +4,12 @@ detection.
 Rules (storage format section 6):
 - meta.properties is written if it does not exist. A file that Kafka wrote is not
   changed.
-- Producer ids are reserved on disk in blocks of a thousand before the first of them is
-  given out, so no id is given twice.
-- Without a saved block, as in a directory that Kafka wrote, ids start above those in
-  the logs. A batch with a reused id would be taken as a duplicate and not be stored.
+- Producer ids are reserved on disk in blocks of a thousand before the first id of a
+  block is allocated, so that no id is allocated twice.
+- Without a saved block, as in a directory that Kafka wrote, ids start above the ids in
+  the logs. A batch with a reused id would count as a duplicate and not be stored.
 
-This module takes no lock: logdir.py does.
+The caller (logdir.py) holds the lock of the directory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 
 
 class DirectoryIdentity:
-    """The content of meta.properties.
-
-    `cluster_id` is its text in the file, and `node_id` its number.
-    """
+    """The content of meta.properties."""
 
     def __init__(self, fs: FS, path: str, *, can_write: bool) -> None:
         self._properties = _read(fs, path, can_write=can_write)
@@ -56,7 +53,7 @@ class DirectoryIdentity:
 
     @property
     def directory_id(self) -> str:
-        """The id of this directory, "" in one that an older Kafka wrote."""
+        """The id of this directory. It is "" in a directory that an older Kafka wrote."""
         return self._properties.get("directory.id", "")
 
 
@@ -122,10 +119,10 @@ class ProducerIds:
     def _read_reservation(self) -> bytes | None:
         return checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
 
-    def next(self, least: int = 0) -> int:
-        """Return a producer id that was never given out.
+    def next(self, minimum: int = 0) -> int:
+        """Return a producer id that was never allocated.
 
-        `least` is the first unused number, for a directory without a saved block.
+        `minimum` is the first unused number, for a directory without a saved block.
 
         Raises:
             CorruptLogError: the saved block is damaged.
@@ -134,7 +131,7 @@ class ProducerIds:
             # Read for each block, because another process that shares the directory may
             # have reserved blocks since.
             content = self._read_reservation()
-            first: int | None = least
+            first: int | None = minimum
             if content is not None:
                 first = checkpoint.unpack_producer_ids(content)
             if first is None:
@@ -145,7 +142,7 @@ class ProducerIds:
                     expected="a number and its CRC",
                     found=repr(content),
                 )
-            # Durable before the first id of the block is given out: a crash loses ids
+            # Durable before the first id of the block is allocated: a crash loses ids
             # but never repeats one.
             end = first + _PRODUCER_ID_BLOCK
             checkpoint.write(
@@ -162,11 +159,11 @@ class ProducerIds:
 
 
 def check_kind(fs: FS, real_path: str, *, create: bool) -> None:
-    """Raise LogNotFoundError if a directory contains something other than a log
-    directory.
+    """Raise LogNotFoundError if a directory is not a log directory.
 
-    Otherwise it would open as a directory without topics. An empty directory is
-    accepted, and so is one with a file of a log directory or a partition directory.
+    Without this check, it would be opened as a log directory without topics. An empty
+    directory is accepted, and so is a directory that contains a file of a log directory
+    or a partition directory.
     """
     names = fs.listdir(real_path)
     of_partitions = {*PARTITION_FILES, LOCK_RECORD}

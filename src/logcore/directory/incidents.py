@@ -3,9 +3,9 @@
 Rules:
 - An incident is reported on its 1st, 10th, 100th occurrence and so on, and always
   stored.
-- Of more than 100 kinds, the one that occurred longest ago is dropped.
+- Of more than 100 kinds, the kind that occurred longest ago is dropped.
 
-This module does not decide how work continues after an error; its caller does.
+The caller decides how work continues after an error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Incidents:
         now_ms = self._fs.now_ms()
         kind = type(error).__name__
         with self._lock:
-            # Inserted again below, as the last one.
+            # Removed here, and inserted as the last entry below.
             known = self._known.pop((work, where, kind), None)
             count = 1
             first_ms = now_ms

@@ -4,7 +4,7 @@ Rules:
 - A class below LogDir uses the narrowest protocol that has the methods it calls.
 - LogDir itself documents the methods.
 
-topic.py and staging/applying.py are below this package, and have protocols of their own.
+topic.py and staging/applying.py are below this package, and define their own protocols.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Rules:
   due.
 - Partitions that are not open are checked one at a time. They are opened only if
   retention must delete segments.
-- An error in one log is an incident and does not delay other logs. The log is visited
-  again later.
+- An error in one log is reported as an incident and does not delay other logs. The log
+  is visited again later.
 - Recovery points and high watermarks are written for many logs at once.
 
 This module does not manage topics: the directory (logdir.py) lists its partitions and
@@ -109,8 +109,8 @@ class MaintenanceConfig:
 class DirectoryMaintenance:
     """Does the maintenance of one directory that is open for writing.
 
-    `is_disk_low` is True while the disk is nearly full. All fields except the visit queue are
-    written under the directory's lock or by the one thread that ticks.
+    All fields except the visit queue are written under the directory's lock, or by the
+    thread that calls tick().
     """
 
     def __init__(
@@ -127,11 +127,12 @@ class DirectoryMaintenance:
         self._claim = claim
         self._incidents = incidents
         self.settings = settings
+        #: Whether the disk is nearly full.
         self.is_disk_low = False
         self._make_lock()
         # A thread of the parent may hold the lock and does not exist in the child.
         fs.after_fork(self._make_lock)
-        # Logs to visit, with their due times. due() and put() are called under
+        # Logs to visit, with their due times. due() and schedule() are called under
         # _visits_lock.
         self._visits: VisitQueue[tuple[Key, Log]] = VisitQueue()
         #: Difference between wall clock and monotonic clock at the last tick.
@@ -143,7 +144,7 @@ class DirectoryMaintenance:
         #: Partitions to check for retention, whether open or not.
         self._partitions_to_check: list[Key] = []
         self._cleaning: tuple[Log, Generator[ScrubProgress, None, object]] | None = None
-        # By the round in progress.
+        # Bytes that the compaction in progress has processed.
         self._cleaned_bytes = 0
         self._cleaning_since_ms = 0
         self._next_cleaning_ms = fs.monotonic_ms() + settings.compaction_backoff_ms
@@ -172,7 +173,7 @@ class DirectoryMaintenance:
         """Run the due tasks of open logs: timed syncs, rolls, retention and recovery
         points.
 
-        Returns False if the time limit of a tick was reached. The next tick then writes
+        Return False if the time limit of a tick was reached. The next tick then writes
         the recovery points.
         """
         recovery_points = self._unsaved_recovery_points
@@ -217,7 +218,7 @@ class DirectoryMaintenance:
     ) -> tuple[bool, int | None]:
         """Run the due tasks of one log and schedule its next visit.
 
-        Returns whether the tasks did any work, and a recovery point to write or None.
+        Return whether the tasks did any work, and a recovery point to write or None.
         """
         acted = False
         recovery_point = None
@@ -250,17 +251,16 @@ class DirectoryMaintenance:
     def enforce_limits(self, clock_ms: int, now_ms: int) -> bool:
         """Enforce the directory's limits, check one closed partition, and compact.
 
-        Returns True after a longer piece of work. The caller holds the directory's
-        lock.
+        Return True after a longer piece of work. The caller holds the directory's lock.
         """
         assert self._claim is not None
         now_ms = self._claim.clock.now_ms(now_ms)
-        if self._watch_space(clock_ms, now_ms):
+        if self._check_space(clock_ms, now_ms):
             return True
         self._check_closed_partition(now_ms)
         return self.settings.compacts and self._compact(clock_ms, now_ms)
 
-    def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
+    def _check_space(self, clock_ms: int, now_ms: int) -> bool:
         """Enforce the limits for used and free space; return whether segments were
         deleted.
         """
@@ -275,7 +275,9 @@ class DirectoryMaintenance:
                 for number in self._directory.partitions(name)
             )
             if total > maintenance.max_bytes:
-                acted = self._free(total - maintenance.max_bytes, now_ms)
+                acted = self._delete_oldest_segments(
+                    total - maintenance.max_bytes, now_ms
+                )
         if maintenance.min_free_bytes:
             self.is_disk_low = (
                 self._fs.free_bytes(self._directory.path) < maintenance.min_free_bytes
@@ -289,10 +291,9 @@ class DirectoryMaintenance:
         )
         return acted
 
-    def _free(self, excess_bytes: int, now_ms: int) -> bool:
-        """Delete the oldest segments of all partitions until this many bytes are free.
-
-        Stops earlier if no more segments may be deleted.
+    def _delete_oldest_segments(self, excess_bytes: int, now_ms: int) -> bool:
+        """Delete the oldest segments of all partitions until this many bytes are free,
+        or no more segments may be deleted.
         """
         facts = {}
         for name in self._directory.topics():
@@ -368,7 +369,7 @@ class DirectoryMaintenance:
     def _compact(self, clock_ms: int, now_ms: int) -> bool:
         """Continue the round in progress, or start the most urgent one.
 
-        Returns whether it did any work.
+        Return whether it did any work.
         """
         if self._cleaning is None:
             if clock_ms < self._next_cleaning_ms:
@@ -412,15 +413,15 @@ class DirectoryMaintenance:
                 None,
             )
             if key is not None:
-                self._not_cleaned(key, log, error)
+                self._record_failed_cleaning(key, log, error)
         self._cleaning = None
         return True
 
     def _may_clean(self, began_ms: int, began_us: int) -> bool:
         """Return whether compaction may continue in this tick.
 
-        Its own processor time is measured. By the clock alone it would get almost no
-        time on a busy machine, because it mostly waits for other processes there.
+        The limit is processor time. With a limit by the clock, compaction would get
+        almost no time on a busy machine, because it mostly waits for other processes.
         """
         cleaner_us = self._fs.thread_us() - began_us
         passed_ms = self._fs.monotonic_ms() - began_ms
@@ -445,7 +446,7 @@ class DirectoryMaintenance:
             try:
                 plan = cleaner.plan_of(log, now_ms)
             except (LogcoreError, OSError) as error:
-                self._not_cleaned(key, log, error)
+                self._record_failed_cleaning(key, log, error)
                 continue
             if plan.is_due and (best is None or plan.ratio > best[0]):
                 best = plan.ratio, log
@@ -456,13 +457,13 @@ class DirectoryMaintenance:
             best[1], now_ms=now_ms, memory_bytes=memory_bytes
         )
 
-    def _not_cleaned(
+    def _record_failed_cleaning(
         self, key: tuple[str, int], log: Log, error: LogcoreError | OSError
     ) -> None:
-        """Report a failed compaction; after damage, schedule less and less frequent
-        attempts.
+        """Report a failed compaction.
 
-        A damaged file may be restored in the meantime.
+        After damage, further attempts follow at growing intervals, because the file may
+        be restored.
         """
         self._incidents.record("compaction", "{}-{}".format(*key), error)
         if not getattr(error, "retriable", False):
@@ -493,9 +494,9 @@ class DirectoryMaintenance:
     ) -> None:
         """Write gathered recovery points for all logs at once.
 
-        A lost point only makes the next opening check more. Logs that were truncated or
-        deleted in the meantime are left out, because a point above the end would keep a
-        log from opening.
+        If a recovery point is lost, the next opening only checks more. Logs that were
+        truncated or deleted in the meantime are left out, because a recovery point above
+        the end would prevent a log from opening.
         """
         assert self._claim is not None
         logs = {key: log for key, log, _ in recovery_points}

@@ -1,5 +1,4 @@
-"""The open logs of a directory: opens each on first use and keeps it until it is
-closed.
+"""The open logs of a directory: opens each log on first use.
 
 Rules:
 - A partition has one log here. If its user closed it, the next use opens it again.
@@ -71,10 +70,13 @@ class OpenLogs:
         durability: Durability,
         committed: Callable[[str, int], Mapping[str, int]],
     ) -> Log:
-        """Open a partition that is not open. Raises the same errors as logcore.open().
+        """Open a partition that is not open.
 
         `committed` returns consumer group -> committed offset of a partition, for
         retention that waits for groups.
+
+        Raises:
+            LogcoreError: see logcore.open().
         """
         key = (topic.name, number)
         path = self._registry.partition_path(*key)
@@ -132,20 +134,20 @@ class OpenLogs:
 
     def close_all(
         self,
-        everything: Collection[Key],
-        before: Callable[[], None],
+        all_keys: Collection[Key],
+        before_close: Callable[[], None],
         *,
         is_forked: bool,
     ) -> None:
         """Close all logs, write their checkpoints at once, and release the claim.
 
-        `everything` contains all partitions of the directory. `before` is called first.
-        `is_forked` means that the claim belongs to the parent process. All logs are
-        closed before the first error is raised.
+        `all_keys` contains all partitions of the directory. `before_close` is called
+        first. `is_forked` means that the claim belongs to the parent process. All logs
+        are closed before the first error is raised.
         """
         try:
-            before()
-            self._close_all(everything, is_forked=is_forked)
+            before_close()
+            self._close_all(all_keys, is_forked=is_forked)
             self.is_released = True
         # After an interrupt too, the remaining logs are closed and the directory is not
         # marked clean.
@@ -159,7 +161,7 @@ class OpenLogs:
             self.is_released = True
             raise
 
-    def _close_all(self, everything: Collection[Key], *, is_forked: bool) -> None:
+    def _close_all(self, all_keys: Collection[Key], *, is_forked: bool) -> None:
         logs = self.known
         failures: list[BaseException] = []
         try:
@@ -176,7 +178,7 @@ class OpenLogs:
         # All partitions were opened, and so checked: the directory may be marked as
         # clean. This comes before closing the logs, because closing syncs the indexes
         # that a clean directory relies on.
-        if set(everything) <= set(logs):
+        if set(all_keys) <= set(logs):
             claim.call_clean()
         try:
             with claim.batched_recovery_points() as recovery_points:
@@ -187,8 +189,7 @@ class OpenLogs:
                     except BaseException as error:
                         failures.append(error)
                         claim.fail()
-                        # Completes a close that an interrupt cut short; otherwise does
-                        # nothing.
+                        # If an interrupt stopped close(), the second call completes it.
                         with contextlib.suppress(LogcoreError, OSError):
                             log.close()
             try:
@@ -196,7 +197,7 @@ class OpenLogs:
                     checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True
                 )
                 self._maintenance.save_high_watermarks(ends)
-            # All records are durable, and the next opening only checks more.
+            # All records are durable: the next opening only checks more.
             except (DiskFullError, ResourceError):
                 claim.fail()
             except (LogcoreError, OSError) as error:

@@ -1,18 +1,17 @@
-"""The topics of a directory, with names, ids and settings; creates, changes and deletes
-them.
+"""The topics of a directory: their names, ids and settings, and changes of topics.
 
 Rules:
 - A topic exists completely or not at all. `logcore.topics` is replaced atomically. It
   marks a topic as deleting before the first directory of the topic is created, and
-  before the first one is removed. Directories that were created by Kafka or by copying
-  are topics too.
+  before the first directory is removed. Directories that were created by Kafka or by
+  copying are topics too.
 - A name is available again after no group has a committed offset of the deleted topic.
   The row of a deleted topic remains until the directory reports that these offsets are
   deleted. So even after a crash, a new topic with that name has no committed offsets.
 - Names and settings are checked before any change is made.
 - Links are not followed.
 
-This module does not open logs, and calls the directory (logdir.py) to close those of a
+This module does not open logs. It calls the directory (logdir.py) to close the logs of a
 deleted topic. The caller holds the lock of an open directory. Changes need a directory
 that is open for writing.
 """
@@ -126,7 +125,7 @@ class TopicRegistry:
         self.emptied: set[str] = set()
         #: Topics of `deleting` that may still have committed offsets.
         self.with_committed_offsets: set[str] = set()
-        # Topics that other processes sharing the directory are deleting.
+        #: Topics that other processes sharing the directory are deleting.
         self.deleting_elsewhere: set[str] = set()
 
     # -- listing ---------------------------------------------------------------------
@@ -154,8 +153,8 @@ class TopicRegistry:
         }
         incomplete = {row.name: range(row.count, row.adding) for row in rows}
         deleting = {row.name for row in rows if row.is_deleting}
-        # No row names such a directory: Kafka or a copy created it. Its topic is
-        # derived from the directories.
+        # If Kafka or a copy created a directory, no row contains its topic. The topic
+        # is derived from the directories.
         for name, numbers in numbers_by_topic.items():
             if name in deleting:
                 continue
@@ -206,8 +205,8 @@ class TopicRegistry:
             for topic in topics
             if topic.adding
         }
-        # The rows are written last: if this is interrupted too, the next opening starts
-        # again.
+        # The rows are written last. If this call is interrupted too, the next opening
+        # repeats it.
         if numbers_to_remove:
             self._remove_partitions(numbers_to_remove)
             # Offsets that groups committed for a topic of a cluster are deleted by
@@ -241,8 +240,8 @@ class TopicRegistry:
         missing: list[tuple[TopicEntry, list[int]]] = []
         for topic in self.known.values():
             if topic.is_of_cluster:
-                # A missing replica was lost: its broker would otherwise report an empty
-                # log as one that is in sync.
+                # A missing replica was lost. If it was created, the broker would report
+                # an empty log as in sync.
                 continue
             numbers = [
                 n
@@ -261,8 +260,8 @@ class TopicRegistry:
         """Return a topic by name.
 
         Raises:
-            TopicNotFoundError: there is no such topic; the error names the most similar
-                one.
+            TopicNotFoundError: there is no such topic. The error contains the most
+                similar name.
         """
         topic = self.known.get(name)
         if topic is None:
@@ -358,7 +357,7 @@ class TopicRegistry:
     # -- creation, changes, deletion --------------------------------------------------
 
     def create(self, requested: NewTopics, *, check_only: bool = False) -> None:
-        """Create topics, name -> (partitions, config), all of them or none.
+        """Create topics, name -> (partitions, config). All topics are created, or none.
 
         With `check_only`, only raise the errors that this would raise.
         """
@@ -371,11 +370,11 @@ class TopicRegistry:
             check_topic_name(name)
             if name in self.known:
                 raise TopicExistsError(
-                    "there is such a topic already", path=self.path, found=repr(name)
+                    "the topic exists already", path=self.path, found=repr(name)
                 )
             if name in self.deleting or name in self.deleting_elsewhere:
                 raise TopicExistsError(
-                    "the topic of that name is being deleted",
+                    "a topic of that name is being deleted",
                     path=self.path,
                     found=repr(name),
                 )
@@ -408,7 +407,7 @@ class TopicRegistry:
                 log_line(
                     "topics",
                     INFO,
-                    "%s: topic %s made with %d partitions",
+                    "%s: topic %s created with %d partitions",
                     self.path,
                     topic.name,
                     topic.count,
@@ -418,8 +417,8 @@ class TopicRegistry:
             raise
 
     def undo(self, *new_topics: TopicEntry) -> None:
-        """Remove topics whose creation failed. tick() and the next opening retry failed
-        parts.
+        """Remove topics whose creation failed. If this fails, tick() and the next
+        opening try again.
         """
         for topic in new_topics:
             self.known.pop(topic.name, None)
@@ -466,7 +465,7 @@ class TopicRegistry:
     def place(self, topic: TopicEntry) -> None:
         """Create the replicas of a topic of a cluster that are missing here.
 
-        `topic` is the whole topic: its id, the number of its partitions, its settings,
+        `topic` contains the id, the number of partitions and the settings of the topic,
         and the numbers of the partitions with a replica here. Replicas with other
         numbers are kept; see remove_replicas().
 
@@ -482,7 +481,7 @@ class TopicRegistry:
         if present is not None:
             if self.topic_id(topic.name) != topic.topic_id:
                 raise TopicExistsError(
-                    "there is another topic of that name",
+                    "a topic of that name has another id",
                     path=self.path,
                     expected=str(topic.topic_id),
                     found=str(present.topic_id),
@@ -511,7 +510,7 @@ class TopicRegistry:
     def remove_replicas(self, name: str, numbers: Iterable[int]) -> None:
         """Remove replicas of a topic, and the topic itself with its last replica.
 
-        The caller has closed their logs.
+        The caller must have closed the logs.
         """
         topic = self.topic(name)
         to_delete = [number for number in numbers if number in topic.numbers]
@@ -536,8 +535,8 @@ class TopicRegistry:
     def rename_to_stray(self, name: str) -> None:
         """Rename the replicas of a topic that the cluster does not have any more.
 
-        The caller has closed their logs. The directories keep their records, and are not
-        partitions any more.
+        The caller must have closed the logs. The directories keep their records, but are
+        not partitions any more.
         """
         topic = self.topic(name)
         for number in topic.numbers:
@@ -582,17 +581,16 @@ class TopicRegistry:
     def finish_deleting(self) -> None:
         """Remove the files of deleted topics, and rows that are not needed.
 
-        If this fails, tick() and the next opening try again. The topics are deleted in
-        any case.
+        If this fails, tick() and the next opening try again. The topics remain deleted.
 
         Raises:
             LogcoreError, OSError: files could not be removed or written.
         """
         from logcore.staging import applying
 
-        # First remove them from staged writes: finishing a partially placed write needs
-        # the directories of all its topics. The row is removed last: while it exists,
-        # the next opening completes the deletion.
+        # First the topics are removed from staged writes, because finishing a partially
+        # placed write needs the directories of all its topics. The row is removed last:
+        # while it exists, the next opening completes the deletion.
         self._drop_finished()
         to_delete = {
             name: topic
@@ -618,9 +616,9 @@ class TopicRegistry:
         self.with_committed_offsets.discard(name)
 
     def _drop_finished(self) -> None:
-        """Forget deletions that another process finished.
+        """Drop deletions that another process finished.
 
-        The name may now belong to a new topic of that process.
+        The name may belong to a new topic of that process now.
         """
         if self._claim is None or not self._claim.is_shared:
             return
@@ -650,10 +648,10 @@ class TopicRegistry:
     def _remove_partitions(self, numbers: Mapping[str, Iterable[int]]) -> None:
         """Remove existing partition directories and their lines in the checkpoints.
 
-        First all are renamed, so that neither Kafka nor logcore opens them as
-        partitions. Then the files are removed, which makes room for writing the
-        checkpoints. The next opening retries files that cannot be removed; the first
-        such error is raised at the end.
+        First all directories are renamed, so that neither Kafka nor logcore opens them
+        as partitions. Then the files are removed, which frees space for writing the
+        checkpoints. If files cannot be removed, the first error is raised at the end,
+        and the next opening tries again.
         """
         assert self._claim is not None
         keys: dict[tuple[str, int], int | None] = {
@@ -701,8 +699,8 @@ class TopicRegistry:
     def settings(self, topic: TopicEntry) -> LogConfig:
         """Return the effective settings of a topic.
 
-        A topic that was not created here never deletes records by default. Its settings
-        may be stored elsewhere, for example in Kafka's metadata.
+        By default, a topic that was not created here never deletes records, because its
+        settings may be stored elsewhere, for example in Kafka's metadata.
         """
         implied: Mapping[str, object] = {}
         if not topic.count:
@@ -712,8 +710,8 @@ class TopicRegistry:
     def overrides_for_copy(self, topic: TopicEntry) -> dict[str, str]:
         """Return the settings for a copy of a topic.
 
-        These are its own settings and, if it was not created here, the implied ones of
-        settings().
+        These are its own settings. If the topic was not created here, they include the
+        default of settings().
         """
         if not topic.count:
             implied = {
@@ -748,14 +746,12 @@ class TopicRegistry:
                 self.make_partition(topic, self.partition_path(topic.name, number))
                 created[topic.name, number] = None
         if created:
-            # Removes lines of an earlier deletion or of another program.
+            # This removes lines that an earlier deletion or another program left.
             self.forget(created)
             self._fs.sync_dir(self.path)
 
     def make_partition(self, topic: TopicEntry, path: str) -> None:
-        """Create one directory, perhaps with a temporary name, and store the topic's id
-        in it.
-        """
+        """Create one directory and store the topic's id in it. `path` may be temporary."""
         # See _check_unused(): the directory is empty or remains from a crash.
         with contextlib.suppress(FileExistsError):
             self._fs.mkdir(path)
@@ -772,7 +768,7 @@ class TopicRegistry:
             self.check_directory(path)
             if any(name.endswith(LOG) for name in self._fs.listdir(path)):
                 raise CorruptLogError(
-                    "a new partition's directory holds records of another", path=path
+                    "the directory of a new partition contains records", path=path
                 )
 
     def check_directory(self, path: str) -> None:
@@ -787,7 +783,7 @@ class TopicRegistry:
             )
         if not self._fs.is_directory(path):
             raise CorruptLogError(
-                "no directory: links inside a log directory are not followed",
+                "not a directory: links inside a log directory are not followed",
                 path=path,
                 expected="a directory",
             )
@@ -834,7 +830,7 @@ def check_new_name(name: str, known: Mapping[str, str]) -> None:
     check_topic_name(name)
     if name == METADATA_LOG:
         raise InvalidNameError(
-            "Kafka keeps this name for the log of its quorum", found=repr(name)
+            "the name is reserved for the log of Kafka's quorum", found=repr(name)
         )
     other = known.get(confusable(name), name)
     if other != name:

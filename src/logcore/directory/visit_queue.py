@@ -1,7 +1,7 @@
 """Visit queue: items with due times, so that maintenance need not check all logs.
 
 Rules:
-- An item is due once: at the time that was set last, or at once after make_due().
+- An item is returned once: at its latest due time, or at once after make_due().
 - Only one thread at a time may call schedule() and due(). Any thread may call
   make_due(), which never blocks.
 
@@ -42,8 +42,8 @@ class VisitQueue(Generic[ItemT]):
         They are sorted by due time; items of make_due() come last.
         """
         items = dict.fromkeys(itertools.islice(self._deadlines.due(now_ms), limit))
-        # Goes through the whole queue once, because make_due() may have been called
-        # several times for an item, which is due once.
+        # The whole queue is searched, because make_due() may have been called several
+        # times for an item, which must be returned once.
         for _ in range(len(self._due_now)):
             item = self._due_now.popleft()
             if item in items:
