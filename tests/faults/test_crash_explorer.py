@@ -169,13 +169,13 @@ class VerifyingCache(ResultCache[Any]):
         return None
 
     def run(self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Any]) -> Any:
-        known = super().get(disk.view(), disk.now_ms())
-        if known is None:
+        cached = super().get(disk.view(), disk.now_ms())
+        if cached is None:
             return super().run(disk, function)
         VerifyingCache.hits += 1
         found = ResultCache[Any]().run(disk, function)
-        assert found == known, (
-            f"{found} is found, and the cache had {known} for an equal disk"
+        assert found == cached, (
+            f"{found} is found, and the cache had {cached} for an equal disk"
         )
         return found
 
@@ -193,7 +193,7 @@ def test_disks_that_the_cache_skips_equal_opened_disks(
     durability: str, config: dict[str, Any], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VerifyingCache, "hits", 0)
-    seen = Seen[FoundLog](known=VerifyingCache(), thoroughly=VerifyingCache())
+    seen = Seen[FoundLog](results=VerifyingCache(), thorough_results=VerifyingCache())
     met = Met(
         seen, RecoveredLogCache(opened=VerifyingCache(), verified=VerifyingCache())
     )
@@ -223,10 +223,10 @@ def test_cache_compares_only_the_files_that_were_read() -> None:
         )
 
     def count(disk: SimulatedDisk) -> int:
-        known.run(disk, function)
+        results.run(disk, function)
         return len(called)
 
-    known: ResultCache[tuple[bytes, int, bytes]] = ResultCache()
+    results: ResultCache[tuple[bytes, int, bytes]] = ResultCache()
     files: dict[str, bytes | None] = {"/a": b"1", "/b": b"2", "/c": b"3", "/d": b"4"}
     assert count(SimulatedDisk(files)) == 1
     assert count(SimulatedDisk({**files, "/b": b"x", "/c": b"longer", "/d": b""})) == 1
@@ -235,12 +235,12 @@ def test_cache_compares_only_the_files_that_were_read() -> None:
     assert count(SimulatedDisk({**files, "/e": b""})) == 4
     assert count(SimulatedDisk({**files, "/d": None})) == 5
     assert count(SimulatedDisk(files, now_ms=1)) == 6
-    assert known.get({**files, "/c": b""}, SimulatedDisk().now_ms()) == (
+    assert results.get({**files, "/c": b""}, SimulatedDisk().now_ms()) == (
         b"1",
         1,
         b"new",
     )
-    assert known.get({**files, "/a": b"y"}, SimulatedDisk().now_ms()) is None
+    assert results.get({**files, "/a": b"y"}, SimulatedDisk().now_ms()) is None
 
 
 # -- for hours -------------------------------------------------------------------------

@@ -615,7 +615,7 @@ def refuses_or_is_right(history: LogHistory, disk: SimulatedDisk) -> None:
         assert found.records == history.between(found.start, found.end), "another log"
         for record in found.records:
             assert log.get(record.offset) == record, (
-                "a lookup finds something else than reading through"
+                "get() returns another record than read()"
             )
         check_memory(log)
 

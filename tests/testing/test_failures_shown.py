@@ -1,5 +1,5 @@
-"""The report of pytest for a failure that logcore.testing found: it shows the test, the
-program and the finding, but no frames of logcore.
+"""pytest's report of a failure that logcore.testing found: the report contains the test,
+the program and the finding, but no frames of logcore.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check(promised, found):
 OURS = ("logcore/testing/", "logcore/partition/", "logcore/log.py", "contextlib.py")
 
 
-def shown(pytester: pytest.Pytester, test: str) -> str:
+def report_of(pytester: pytest.Pytester, test: str) -> str:
     pytester.makepyfile(PROGRAM + test)
     result = pytester.runpytest(*ALONE, "-p", "no:randomly")
     result.assert_outcomes(failed=1)
@@ -45,7 +45,9 @@ def shown(pytester: pytest.Pytester, test: str) -> str:
 def test_report_shows_the_program_and_how_to_replay(
     pytester: pytest.Pytester,
 ) -> None:
-    text = shown(pytester, "def test_it():\n    explore(run, recover, check, seed=3)\n")
+    text = report_of(
+        pytester, "def test_it():\n    explore(run, recover, check, seed=3)\n"
+    )
     assert ">       explore(run, recover, check, seed=3)" in text
     assert ">       assert found[: len(promised)] == promised" in text
     assert (
@@ -62,7 +64,7 @@ def test_report_shows_the_program_and_how_to_replay(
 
 
 def test_report_shows_the_failing_line_of_a_recovery(pytester: pytest.Pytester) -> None:
-    text = shown(
+    text = report_of(
         pytester,
         "def hasty(disk):\n    return disk.content('orders-0/log')\ndef test_it():\n    explore(run, hasty, check)\n",
     )
@@ -74,7 +76,7 @@ def test_report_shows_the_failing_line_of_a_recovery(pytester: pytest.Pytester) 
 def test_report_shows_the_failing_invariant_of_a_machine(
     pytester: pytest.Pytester,
 ) -> None:
-    text = shown(
+    text = report_of(
         pytester,
         "class Shop(LogStateMachine):\n"
         "    @invariant()\n"
@@ -89,7 +91,7 @@ def test_report_shows_the_failing_invariant_of_a_machine(
 
 
 def test_report_shows_the_error_of_a_failing_program(pytester: pytest.Pytester) -> None:
-    text = shown(
+    text = report_of(
         pytester,
         "def broken(disk, promise):\n    raise KeyError('its own')\n"
         "def test_it():\n    explore(broken, recover, check)\n",

@@ -27,7 +27,7 @@ from logcore.testing import (
 # -- comparison with open() ------------------------------------------------------------
 
 
-def do(file: Any, rng: random.Random, is_text: bool) -> Any:
+def call_at_random(file: Any, rng: random.Random, is_text: bool) -> Any:
     """Make one random call; return its result, or the type of its error."""
     data: Any = "".join(rng.choice("aä\n") for _ in range(rng.randrange(20)))
     if not is_text:
@@ -84,7 +84,7 @@ def test_file_objects_behave_like_open(
             disk.open(Path("f"), mode, buffering, **options) as mine,
         ):  # type: ignore[call-overload]
             for _ in range(40):
-                assert do(mine, first, "b" not in mode) == do(
+                assert call_at_random(mine, first, "b" not in mode) == call_at_random(
                     theirs, other, "b" not in mode
                 )
         assert disk.content("f") == real.read_bytes()

@@ -1,5 +1,5 @@
-"""hypothesis generates values for type annotations of logcore, and the library does not
-import hypothesis.
+"""hypothesis generates values for types of logcore, and the library does not import
+hypothesis.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def python(code: str) -> str:
 
 @pytest.mark.long
 def test_entry_point_registers_the_types() -> None:
-    """The strategies may also be imported first. hypothesis then loads the plugin while
+    """If logcore.testing.strategies is imported first, hypothesis loads the plugin while
     that module is only partially imported.
     """
     for first in (

@@ -61,7 +61,7 @@ def written(disk: SimulatedDisk, path: str, data: bytes, *, sync: bool = False) 
 # -- visible content -------------------------------------------------------------------
 
 
-def do(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
+def call_at_random(fs: FS, root: str, rng: random.Random, handles: list[int]) -> Any:
     """Make one random call; return its result, or the type of its error."""
     path, other = (
         f"{root}/{rng.choice(['a', 'b', 'd/a', 'd/c', 'd', 'e'])}" for _ in range(2)
@@ -106,18 +106,22 @@ def test_disk_behaves_like_the_operating_system(seed: int, tmp_path: Path) -> No
     disk.mkdir("/r")
     first = random.Random(seed)
     other = random.Random(seed)
-    mine: list[int] = []
-    theirs: list[int] = []
+    disk_handles: list[int] = []
+    real_handles: list[int] = []
     for _ in range(120):
-        assert do(disk, "/r", first, mine) == do(real, str(tmp_path), other, theirs)
-    for handle in theirs:
+        assert call_at_random(disk, "/r", first, disk_handles) == call_at_random(
+            real, str(tmp_path), other, real_handles
+        )
+    for handle in real_handles:
         real.close(handle)
 
 
 # -- many processes --------------------------------------------------------------------
 
 
-def share(fs: SharedFS, root: str, rng: random.Random, handles: list[int]) -> Any:
+def lock_at_random(
+    fs: SharedFS, root: str, rng: random.Random, handles: list[int]
+) -> Any:
     """Make one random call about byte locks; return its result."""
     path = f"{root}/{rng.choice('ab')}"
     byte = rng.choice([0, 1, 17, (1 << 62) - 1])
@@ -146,13 +150,13 @@ def test_bytes_are_locked_as_the_operating_system_locks_them(
     disk.mkdir("/r")
     first = random.Random(seed)
     other = random.Random(seed)
-    mine: list[int] = []
-    theirs: list[int] = []
+    disk_handles: list[int] = []
+    real_handles: list[int] = []
     for _ in range(200):
-        assert share(disk, "/r", first, mine) == share(
-            real, str(tmp_path), other, theirs
+        assert lock_at_random(disk, "/r", first, disk_handles) == lock_at_random(
+            real, str(tmp_path), other, real_handles
         )
-    for handle in theirs:
+    for handle in real_handles:
         real.close(handle)
 
 
@@ -284,7 +288,7 @@ def test_real_directory_can_be_loaded_and_stored(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_disks() -> None:
-    def left(seed: int) -> list[Any]:
+    def disks_after_crash(seed: int) -> list[Any]:
         disk = SimulatedDisk(seed=seed)
         with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
             log.append_many([(None, b"%d" % at * 300) for at in range(5)])
@@ -292,8 +296,8 @@ def test_the_same_seed_gives_the_same_disks() -> None:
                 (state.kind, state.what, state.files) for state in disk.crash_states()
             ]
 
-    assert left(1) == left(1)
-    assert left(1) != left(2)
+    assert disks_after_crash(1) == disks_after_crash(1)
+    assert disks_after_crash(1) != disks_after_crash(2)
 
 
 # -- files after a crash ---------------------------------------------------------------
@@ -308,11 +312,11 @@ def test_unsynced_changes_may_be_lost_or_not() -> None:
     disk.sync_dir("/")
     assert contents(disk, "/a") == {b"one"}
     disk.pwrite(handle, b"two", 3)
-    left = contents(disk, "/a")
-    assert {b"one", b"onetwo", b"onet", b"one\0\0\0"} <= left
+    disks_after_crash = contents(disk, "/a")
+    assert {b"one", b"onetwo", b"onet", b"one\0\0\0"} <= disks_after_crash
     assert all(
         content is not None and content.startswith(b"one") and len(content) <= 6
-        for content in left
+        for content in disks_after_crash
     )
     disk.fdatasync(handle)
     assert contents(disk, "/a") == {b"onetwo"}, "fdatasync also makes the size durable"
@@ -322,9 +326,9 @@ def test_overwrite_is_torn_only_between_its_sectors() -> None:
     disk = SimulatedDisk({"a": b"o" * 4 * SECTOR})
     handle = disk.open("/a", write=True)
     disk.pwrite(handle, b"n" * 2 * SECTOR, SECTOR // 2)
-    left = contents(disk, "/a")
-    assert len(left) > 8
-    for content in left:
+    disks_after_crash = contents(disk, "/a")
+    assert len(disks_after_crash) > 8
+    for content in disks_after_crash:
         assert content is not None and len(content) == 4 * SECTOR
         assert (
             set(content[: SECTOR // 2]) == set(content[SECTOR * 5 // 2 :]) == {ord("o")}
@@ -554,7 +558,7 @@ def test_explore_accepts_a_correct_program(names: Any) -> None:
 
 
 def test_explore_finds_a_premature_promise() -> None:
-    def hasty(disk: SimulatedDisk, promise: Any) -> None:
+    def promise_before_sync(disk: SimulatedDisk, promise: Any) -> None:
         with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
             promise(log.append(b"one").offset)
 
@@ -562,25 +566,25 @@ def test_explore_finds_a_premature_promise() -> None:
         CrashTestError,
         match=r"(?s)after a crash \(power\).*the last operations.*pwrite",
     ) as met:
-        explore(hasty, recover, check)
+        explore(promise_before_sync, recover, check)
     assert recover(met.value.state.disk()) == []
     assert met.value.operations[-1].name == "pwrite"
 
-    def modest(disk: SimulatedDisk, promise: Any) -> None:
+    def promise_after_sync(disk: SimulatedDisk, promise: Any) -> None:
         with logcore.open("t-0", create=True, fs=disk, durability="os") as log:
             promise(log.append(b"one").offset, survives="kill")
 
-    assert explore(modest, recover, check).states > 20
+    assert explore(promise_after_sync, recover, check).states > 20
 
 
 def test_explore_finds_a_recovery_that_fails() -> None:
-    def impatient(disk: SimulatedDisk) -> list[int]:
+    def recover_without_create(disk: SimulatedDisk) -> list[int]:
         # Without create=True: a crash may precede the creation of the directory.
         with logcore.open("t-0", fs=disk) as log:
             return [record.offset for record in log.read(0)]
 
     with pytest.raises(CrashTestError, match="recovery fails: LogNotFoundError"):
-        explore(run, impatient, check)
+        explore(run, recover_without_create, check)
 
 
 @pytest.mark.parametrize(
@@ -698,7 +702,7 @@ def test_log_equals_a_list_after_random_calls_and_crashes(
 
 
 def test_state_machine_finds_a_log_that_loses_records() -> None:
-    class Broken(LogStateMachine):
+    class LosingMachine(LogStateMachine):
         durabilities = st.just("group")
         counts: ClassVar[dict[str, int]] = {}
 
@@ -710,7 +714,7 @@ def test_state_machine_finds_a_log_that_loses_records() -> None:
     quick = settings(MACHINE, max_examples=200, phases=[], report_multiple_bugs=False)
     with pytest.raises((AssertionError, logcore.LogcoreError)):
         run_state_machine_as_test(
-            Broken, settings=settings(quick, phases=tuple(settings().phases)[:3])
+            LosingMachine, settings=settings(quick, phases=tuple(settings().phases)[:3])
         )
     gc.collect()
 
@@ -736,7 +740,7 @@ def test_the_example(tmp_path: Path) -> None:
 
 
 def plugin() -> list[str]:
-    """Options that load the plugin if the installed package does not register it yet."""
+    """Return the options that load the plugin if the installed package does not."""
     known = importlib.metadata.entry_points(group="pytest11")
     return (
         []
@@ -749,8 +753,8 @@ def plugin() -> list[str]:
 
 
 def pytest_run(path: Path, expected: str, basetemp: Path, *options: str) -> None:
-    """Run pytest on a file. Without its own `basetemp`, the inner run would first remove
-    the directories of earlier runs of the whole suite.
+    """Run pytest on a file. Without another `basetemp`, this inner run would remove
+    directories of the outer run.
     """
     command = [
         sys.executable,

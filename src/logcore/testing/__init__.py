@@ -47,7 +47,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:
-    # To a type checker, a module with __getattr__() has every name.
+    # A type checker would assume that a module with __getattr__() has every name.
     def __getattr__(name: str) -> Any:
         """Import the names that need hypothesis when they are first used."""
         if name not in ("LogStateMachine", "strategies"):

@@ -43,7 +43,7 @@ class Tree(NamedTuple):
     files: dict[str, bytes | None]
     #: Files whose content may differ from the durable one.
     open: list[tuple[str, File]]
-    #: Hash of the other entries; the hashes of the open files are added to it.
+    #: Hash of all entries except the open files. Callers add the hashes of those.
     key: int
 
 
@@ -59,7 +59,7 @@ class UnsyncedChanges:
     journal: tuple[Naming, ...]
     #: Files with unsynced changes.
     files: tuple[File, ...]
-    #: The file changed last, None if the last change was one of names.
+    #: The file changed last, None if the last change was of a name.
     newest: File | None
     #: The file to which a write is in progress.
     writing: File | None
@@ -298,14 +298,14 @@ def _description(journal: Sequence[Naming], mask: int, data_state: str) -> str:
     if 0 < len(surviving) < 5:
         names = f" ({', '.join(surviving)})"
     return (
-        f"of the changed names {len(surviving)} of {len(journal)}{names}, {data_state}"
+        f"{len(surviving)} of {len(journal)} name changes survive{names}, {data_state}"
     )
 
 
 def _torn_versions(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]]:
     """Yield versions of a file in which its last change is incomplete.
 
-    Each is (content, description, whether the end of a process can leave it).
+    Each item is (content, description, whether a killed process can leave it).
     """
     if not file.pending:
         return

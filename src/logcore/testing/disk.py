@@ -200,22 +200,20 @@ class SimulatedDisk(Environment, DiskLocks):
         DiskLocks.__init__(self)
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
-        self._unreported_sync_errors: dict[
-            int, int
-        ] = {}  # handle -> error of a failed sync that it has not reported
+        #: Handle -> error of a failed sync that the handle has not reported.
+        self._unreported_sync_errors: dict[int, int] = {}
         self._next_handle = itertools.count(3)
         self._journal: list[Naming] = []
         self._dirty: dict[File, None] = {}
-        self._newest: File | None = (
-            None  # the file changed last; None if the last change was of a name
-        )
-        self._writing: File | None = None  # during a write
+        #: The file changed last; None if the last change was of a name.
+        self._newest: File | None = None
+        #: The file that is being written.
+        self._writing: File | None = None
         self._crash_in: int | None = None
         self.reads: FileReads | None = None  # for ResultCache
         self._root = DirectoryNode(next(self._numbers), now_ms)
-        self._node_cache: dict[
-            str, Node
-        ] = {}  # paths that were looked up since a name changed
+        #: The paths that were looked up since a name changed.
+        self._node_cache: dict[str, Node] = {}
         for path, content in (files or {}).items():
             self._create_durable(path, content)
 
@@ -349,8 +347,8 @@ class SimulatedDisk(Environment, DiskLocks):
     def crash_in(self, changes: int | None) -> None:
         """Cut the power in a later call that changes or syncs something.
 
-        0 selects the next such call, and 1 the call after that. None cancels. The crash
-        comes after a change, which is not synced then, and before a sync.
+        0 selects the next such call, and 1 the call after that. None cancels. A change
+        is made before the crash, but a sync is not.
         """
         if changes is not None:
             self._crash_in = len(self.operations) + changes
@@ -392,9 +390,9 @@ class SimulatedDisk(Environment, DiskLocks):
     def after_power_cut(self, rng: random.Random) -> SimulatedDisk:
         """Return one disk that a power cut now may leave, chosen by `rng`.
 
-        In a third of the cases, all changes that are not synced are lost, and in another
-        third, none of them. Otherwise a random part of them survives, and writes may be
-        torn. This is faster than crash_states(), which lists all disks.
+        In a third of the cases, all unsynced changes are lost, and in another third, no
+        change is lost. In the other cases, a random part of the changes survives, and
+        writes may be torn. This is faster than crash_states(), which lists all disks.
         """
         self._read_all()
         unsynced = self._unsynced_changes()
@@ -426,8 +424,8 @@ class SimulatedDisk(Environment, DiskLocks):
                 others.
             seed: Seed of the random states, by default the disk's seed.
             kind: Only states of this kind.
-            newest: Only states that depend on the last change. The others could arise
-                before it too.
+            newest: Only states that depend on the last change. A crash before that
+                change could have left all other states.
         """
         self._read_all()
         rng = random.Random(
@@ -492,9 +490,8 @@ class SimulatedDisk(Environment, DiskLocks):
         """Return the node at a path, or raise the error of a system call."""
         node = self._find(path)
         if node is None:
-            self._parent_and_name(
-                path, kind
-            )  # raises if a part of the path is not a directory
+            # This raises if a part of the path is not a directory.
+            self._parent_and_name(path, kind)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return node
 
@@ -587,17 +584,17 @@ class SimulatedDisk(Environment, DiskLocks):
     def _change_names(
         self,
         what: str,
-        gone: tuple[DirectoryNode, str] | None,
-        come: tuple[DirectoryNode, str, Node] | None,
+        removed: tuple[DirectoryNode, str] | None,
+        added: tuple[DirectoryNode, str, Node] | None,
     ) -> None:
-        if gone is not None:
-            del gone[0].entries[gone[1]]
-            gone[0].modified_ms = self._now_ms
-        if come is not None:
-            come[0].entries[come[1]] = come[2]
-            come[0].modified_ms = self._now_ms
+        if removed is not None:
+            del removed[0].entries[removed[1]]
+            removed[0].modified_ms = self._now_ms
+        if added is not None:
+            added[0].entries[added[1]] = added[2]
+            added[0].modified_ms = self._now_ms
         self._node_cache.clear()
-        self._journal.append(Naming(len(self.operations), what, gone, come))
+        self._journal.append(Naming(len(self.operations), what, removed, added))
         self._newest = None
 
     def _change(self, file: File, change: Change) -> None:

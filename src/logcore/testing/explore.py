@@ -1,4 +1,4 @@
-"""Crash explorer: crashes a program at every moment, and checks every resulting disk.
+"""Crash explorer: crashes a program at every moment, and checks each resulting disk.
 
     def run(disk, promise): ...      # the program; calls promise(x) after it has reported x as done
     def recover(disk): ...           # the restart of the program; returns its findings
@@ -15,7 +15,7 @@ Rules:
 - A failure contains the moment, the disk and the calls before the crash.
 
 `LogHistory` checks one log: it records calls and acknowledgments, and derives from them
-the states that a crash may leave. The rules for losing data are in disk.py, not here.
+the states that a crash may leave. disk.py defines which data a crash may lose.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ class Seen(Generic[Found]):
     #: Key of a crash state to the findings of recovery.
     states: dict[int, list[Found]] = attrs.field(factory=dict)
     #: Findings of recovery by the content that it read.
-    known: ResultCache[Found] = attrs.field(factory=ResultCache)
+    results: ResultCache[Found] = attrs.field(factory=ResultCache)
     #: Findings of the thorough recovery, by the content that it read.
-    thoroughly: ResultCache[Found] = attrs.field(factory=ResultCache)
+    thorough_results: ResultCache[Found] = attrs.field(factory=ResultCache)
     #: Number of disks for which recovery was requested.
     recovered: int = 0
 
@@ -197,9 +197,7 @@ class Explorer(Generic[Found]):
         disk.observer = self._observe
 
     def check_promises(self) -> None:
-        """Check the current states again, because more must survive a crash from now
-        on.
-        """
+        """Check the current states again, after the program has made a promise."""
         self._needs_check = True
 
     def finish(self) -> Report:
@@ -310,14 +308,14 @@ class Explorer(Generic[Found]):
 
     def _recover(self, state: CrashState) -> Found:
         recover = self.recover
-        results = self._shared.known
+        results = self._shared.results
         self._shared.recovered += 1
         if (
             self.thorough is not None
             and self._shared.recovered % self.thorough_every == 0
         ):
             recover = self.thorough
-            results = self._shared.thoroughly
+            results = self._shared.thorough_results
         found = results.get(state.files, state.now_ms)
         if found is not None:
             return found
@@ -416,9 +414,8 @@ def explore(
 
 @contextlib.contextmanager
 def _without_logging() -> Generator[None, None, None]:
-    """Suppress the log lines of logcore.
-
-    Otherwise, each of thousands of recoveries would report the truncated bytes.
+    """Suppress the log lines of logcore, because each of thousands of recoveries reports
+    the bytes that it truncates.
     """
     logger = logging.getLogger("logcore")
     level = logger.level

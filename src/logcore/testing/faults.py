@@ -26,7 +26,7 @@ SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
 READS: Final = frozenset(
     {"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"}
 )
-#: Operations that FaultFS lets fail.
+#: Operations for which FaultFS supports faults.
 REAL_OPERATIONS: Final = frozenset({"pwrite", "truncate"}) | SYNCS
 LOCKS: Final = frozenset({"lock_byte"})
 OPERATIONS: Final = CHANGES | SYNCS | READS | LOCKS
@@ -58,8 +58,8 @@ class Fault:
     #: An errno with which the call fails. A write then fails after its first half, and
     #: a sync fails after losing the data. The other actions are "lie" (a sync succeeds
     #: without effect), "rot" (one bit of a write is wrong), "misdirect" (a write hits
-    #: the following sector) and "crash" (the power fails during the call). Real files
-    #: may be Slow.
+    #: the following sector) and "crash" (the power fails during the call). FaultFS
+    #: supports only an errno and Slow.
     action: int | Slow | Literal["lie", "rot", "misdirect", "crash"] = errno.EIO
     #: A glob pattern for the whole path.
     path: str = "*"
@@ -93,13 +93,13 @@ class FaultPlan:
     def action_for(self, operation: str, path: str) -> int | str | Slow | None:
         """Return the action for this call, None if it should succeed."""
         action: int | str | Slow | None = None
-        for at, fault in enumerate(self.faults):
+        for index, fault in enumerate(self.faults):
             if fault.operation not in ("*", operation) or not fnmatch.fnmatchcase(
                 path, fault.path
             ):
                 continue
-            self._counts[at] += 1
-            failure_number = self._counts[at] - fault.at
+            self._counts[index] += 1
+            failure_number = self._counts[index] - fault.at
             if (
                 action is None
                 and failure_number >= 0
@@ -119,7 +119,8 @@ class FaultFS(OsFS):
 
     def __init__(self) -> None:
         super().__init__()
-        self._plans: dict[FaultPlan, str] = {}  # and the directory of each
+        #: Plan -> directory of the files to which it applies.
+        self._plans: dict[FaultPlan, str] = {}
         self._plans_lock = threading.Lock()
         self.after_fork(self._renew_lock)
 
@@ -129,8 +130,9 @@ class FaultFS(OsFS):
     def add_faults(self, plan: FaultPlan, directory: str) -> None:
         """Make calls on the files of a directory fail according to a plan.
 
-        Raises InvalidConfigError for an operation that is not one of REAL_OPERATIONS,
-        and for an action that is not an errno.
+        Raises:
+            InvalidConfigError: an operation is not one of REAL_OPERATIONS, or an action
+                is neither an errno nor Slow.
         """
         for fault in plan.faults:
             if fault.operation not in REAL_OPERATIONS:

@@ -3,10 +3,10 @@
     @given(record=...)
     def test_my_codec(record: logcore.Record): ...
 
-After that, st.from_type() supports the types that users annotate with. `strategies` is
-imported when a value is drawn, because it imports hypothesis, whose own import has not
-finished at this moment. The library never imports this module, so `import logcore`
-works without hypothesis.
+After that, st.from_type() supports these types. hypothesis loads this module while it is
+itself being imported. So logcore.testing.strategies, which imports hypothesis, is
+imported only when a value is drawn. The library never imports this module, so that
+`import logcore` works without hypothesis.
 """
 
 from __future__ import annotations

@@ -134,16 +134,16 @@ class DiskWatch:
         self.saw_close = False
         self.saw_removal = False
         self._disk = disk
-        self._seen = len(disk.operations)
+        self._seen_operations = len(disk.operations)
 
     def wake(self) -> None:
-        self._seen = -1
+        self._seen_operations = -1
 
     def wait(self, timeout: float | None) -> bool:
         time.sleep(0)  # lets a writer in another thread run
-        before = self._seen
-        self._seen = len(self._disk.operations)
-        if self._seen != before:
+        before = self._seen_operations
+        self._seen_operations = len(self._disk.operations)
+        if self._seen_operations != before:
             return True
         if timeout is not None:
             self._disk.advance(max(1, int(timeout * 1000)))

@@ -83,20 +83,20 @@ class File:
 
     def content_with(self, mask: int) -> bytes:
         """Return the durable content with the pending changes whose bits are set."""
-        content_of2 = self.variants.get(mask)
-        if content_of2 is None:
+        variant = self.variants.get(mask)
+        if variant is None:
             if mask == 0:
-                content_of2 = self.durable
+                variant = self.durable
             elif not self.has_lost_sync and mask == (1 << len(self.pending)) - 1:
-                content_of2 = bytes(self.content)
+                variant = bytes(self.content)
             else:
                 content = bytearray(self.durable)
                 for index, change in enumerate(self.pending):
                     if mask >> index & 1:
                         change.apply(content)
-                content_of2 = bytes(content)
-            self.variants[mask] = content_of2
-        return content_of2
+                variant = bytes(content)
+            self.variants[mask] = variant
+        return variant
 
     def sync(self) -> None:
         self.durable = self.content_with((1 << len(self.pending)) - 1)

@@ -6,7 +6,8 @@ checks the content after a crash against the reliability promises 1 to 4:
   byte.
 - The content includes all records acknowledged at the level that survives this kind of
   crash.
-- Truncated or deleted records do not reappear after that call has returned.
+- Truncated or deleted records do not reappear after the truncation or deletion has
+  returned.
 - In a compacted log, a record may be missing if a later record of its key exists.
 - The same transactions are open, committed and aborted as the markers record.
 
@@ -182,15 +183,16 @@ class LogHistory:
         self._truncating = offset
         self.durable_end = min(self.durable_end, offset)
         self.written_end = min(self.written_end, offset)
-        # The requested truncation may remove the record that superseded another one.
+        # The truncation may remove the records that superseded removed records.
         for removed_offset, superseding in self.removed_offsets.items():
             if superseding is not None and superseding >= offset:
                 self.removed_offsets[removed_offset] = None
 
     def truncated(self) -> None:
+        """Record that the truncation returned."""
         assert self._truncating is not None
         if self._truncating < len(self.records):
-            # A truncation that removes records syncs the ones it keeps.
+            # A truncation that removes records syncs the remaining ones.
             self._truncate_expected(self._truncating)
             self.written_end = self.durable_end = len(self.records)
         self._truncating = None
@@ -220,7 +222,8 @@ class LogHistory:
     def compacted(self, found: FoundLog, first_dirty: int, end: int) -> None:
         """Check the log after a compaction that read offsets `first_dirty` to `end`.
 
-        It must have removed all superseded and aborted records, and no others.
+        The compaction must have removed all superseded and aborted records, and no
+        others.
         """
         self.check(found, "kill")
         aborted = self.aborted(len(self.records))
@@ -275,8 +278,8 @@ class LogHistory:
         found_offsets = {record.offset for record in found.records}
         self.removed_offsets.update(
             {
-                offset: by
-                for offset, by in self.may_be_removed.items()
+                offset: superseding
+                for offset, superseding in self.may_be_removed.items()
                 if offset not in found_offsets
             }
         )
@@ -367,7 +370,7 @@ class LogHistory:
         else:
             lowest_end = max(self.durable_end, self.written_end)
         assert found.end >= lowest_end, (
-            f"acknowledged records are lost: {lowest_end - found.end} of those below {lowest_end}; found {found}"
+            f"acknowledged records are lost: {lowest_end - found.end} records below {lowest_end}; found {found}"
         )
         assert found.end <= len(self.records), (
             f"records were invented: {len(self.records)} were appended, found {found}"
@@ -401,7 +404,7 @@ class LogHistory:
         expected_records = {record.offset: record for record in expected}
         for offset, record in found_records.items():
             assert offset not in self.removed_offsets, (
-                f"{offset} is back, which compaction took"
+                f"the record at {offset} is back, which compaction removed"
             )
             assert offset in expected_records, (
                 f"there is a record at {offset}, but none was appended there"
@@ -463,7 +466,7 @@ def recover_log(
         end = log.log_end_offset
         found = FoundLog.of(log, None if shown is None else len(shown))
         records = found.records
-        assert found.end == end, "records that exist after opening are not shown"
+        assert found.end == end, "records that exist after opening are not visible"
         report = log.recovery_report
         assert report is not None
         if report.cut_position is not None:
@@ -488,12 +491,12 @@ def recover_log(
             )
         if posixpath.join(posixpath.dirname(log.path), CLEAN_SHUTDOWN) in files_before:
             assert report.cut_position is None, (
-                "marked as cleanly shut down, and there was something to mend"
+                "the directory was marked as cleanly closed, but recovery truncated bytes"
             )
         if thorough:
             for record in records:
                 assert log.get(record.offset) == record, (
-                    "a lookup finds something else than reading through"
+                    "get() returns another record than read()"
                 )
                 first = next(
                     other
@@ -519,7 +522,7 @@ def recover_log(
     temporary = [
         name for name in temporary if posixpath.basename(name) != CHECKSUMS_VALID
     ]
-    assert not temporary, f"left behind: {temporary}"
+    assert not temporary, f"temporary files remain: {temporary}"
     if disk.open_handles:
         gc.collect()  # the traceback of an error may reference a segment
     assert not disk.open_handles, f"still open: {disk.open_handles}"
@@ -578,7 +581,9 @@ def _reopen(
     config: Mapping[str, object] | None,
     durability: str | Durability,
 ) -> tuple[int, list[Record]]:
-    """Return the start and the records of a closed log. Opening it changes no file."""
+    """Return the start and the records of a closed log. Check that opening the log
+    changes no file.
+    """
     files_before = disk.view()
     with open_log(path, config=config, durability=durability, fs=disk) as log:
         start = log.log_start_offset
@@ -677,7 +682,7 @@ def check_memory(log: Log) -> None:
         current_state.open_transactions() == replayed_producers.open_transactions()
     ), "open transactions"
     assert current_state.last_batches() == replayed_producers.last_batches(), (
-        "what producers wrote last"
+        "last batches of producers"
     )
 
 

@@ -20,8 +20,8 @@ While a process waits for a lock, other processes run and time passes. Watches r
 change late or twice, or, with a given probability, not at all.
 
 Rules:
-- One process runs at a time. Each has its own thread, which waits until it is
-  scheduled, so the same seed gives the same run.
+- One process runs at a time. Each process has its own thread, which waits until it is
+  scheduled, so that the same seed results in the same run.
 - A program ends by returning or by raising an exception. run() raises that exception,
   except SimulatedKill.
 
@@ -63,8 +63,8 @@ _REPORTED_CALLS: Final = frozenset({"unlink", "mkdir", "rmdir"})
 #: in the middle of a write, but kills at these steps find the most bugs.
 _WRITE_DANGER: Final = 20
 _JUMP_MS: Final = 3_600_000
-#: Shorter and longer than the intervals of members. All are shorter than the time for
-#: which a change of a registry waits for another one.
+#: Durations shorter and longer than the intervals of group members. All are shorter
+#: than the time for which a change of a registry waits for another change.
 _PAUSES_MS: Final = (500, 5_000, 9_000)
 
 
@@ -272,7 +272,7 @@ class SimulatedWatch:
 
 
 class Machine:
-    """The machine on which the processes run. See the top of this module."""
+    """The machine on which the processes run; see the module docstring."""
 
     def __init__(
         self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None
@@ -333,7 +333,7 @@ class Machine:
             process.has_ended = True
             return process
 
-        def body() -> None:
+        def run_program() -> None:
             process.may_run.acquire()
             try:
                 if not process.is_killed:
@@ -347,7 +347,7 @@ class Machine:
                 self._close_all(process)
             self._schedule_next()
 
-        thread = threading.Thread(target=body, daemon=True)
+        thread = threading.Thread(target=run_program, daemon=True)
         self._threads[process] = thread
         thread.start()
         return process
@@ -435,7 +435,7 @@ class Machine:
         )
 
     def cut_power(self) -> None:
-        """Kill every process now, including the spared one."""
+        """Kill every process now, including the protected one."""
         self.is_powered_off = True
         for process in self._running(include_protected=True):
             self.kill(process)
@@ -456,7 +456,7 @@ class Machine:
 
     def _stop_random(self) -> None:
         running = self._running(include_protected=True)
-        if running:  # empty if the last one has just been killed
+        if running:  # empty if the last process was just killed
             self.rng.choice(running).stopped_until = self.steps + self.rng.choice(
                 self.chances.stop_steps
             )
@@ -501,9 +501,9 @@ class Machine:
         """Run another process if one is ready. Return when this process is scheduled
         again.
         """
-        following = self._choose(None if not idle else process)
-        if following is not process:
-            following.may_run.release()
+        next_process = self._choose(None if not idle else process)
+        if next_process is not process:
+            next_process.may_run.release()
             process.may_run.acquire()
         if process.is_killed:
             raise SimulatedKill

@@ -88,7 +88,7 @@ class _SentBatch:
 
 
 class LogStateMachine(RuleBasedStateMachine):
-    """Runs random calls on a log. See the top of this file."""
+    """Runs random calls on a log; see the module docstring."""
 
     path = "t-0"
     durabilities: st.SearchStrategy[str] = strategies.durabilities()
@@ -182,8 +182,8 @@ class LogStateMachine(RuleBasedStateMachine):
                 remaining_batches[-1].is_known = True
             self.sent[producer_id] = remaining_batches
 
-    def _count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def _count(self, event: str) -> None:
+        self.counts[event] = self.counts.get(event, 0) + 1
 
     def call(self, action: Callable[[], Any], crash: CrashPoint | None) -> bool:
         """Run a call, with a crash inside it if requested.
@@ -576,7 +576,7 @@ class LogStateMachine(RuleBasedStateMachine):
     def send_again(self, choice: int, back: int, crash: CrashPoint | None) -> None:
         """Send one of the last five batches of a producer again.
 
-        The receipt equals the first one, and nothing is stored.
+        The receipt equals the first receipt, and nothing is stored.
         """
         producers = [
             producer_id for producer_id, batches in self.sent.items() if batches
@@ -601,7 +601,7 @@ class LogStateMachine(RuleBasedStateMachine):
     def send_out_of_order(self, choice: int, gap: int, is_old: bool) -> None:
         """Send a batch with a gap in its sequence, or with an old epoch.
 
-        The log rejects both.
+        The log rejects such batches.
         """
         producers = [
             producer_id for producer_id, batches in self.sent.items() if batches

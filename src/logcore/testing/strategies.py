@@ -158,7 +158,7 @@ def stored_batches(*, max_records: int = 4) -> st.SearchStrategy[RecordBatch]:
             rows, base_offset=base_offset, leader_epoch=leader_epoch, codec=codec
         )
         batch = RecordBatch.parse(data)
-        assert batch is not None, "it is whole"
+        assert batch is not None, "the batch is complete"
         return batch
 
     return st.builds(
