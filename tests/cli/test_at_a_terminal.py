@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_long_values_are_cut_to_the_width(path: Path) -> None:
+def test_long_values_are_shortened_to_the_width(path: Path) -> None:
     code, text = at_terminal("read", path, columns=70)
     first, second = lines_of(text)
     assert code == 0
@@ -58,7 +58,7 @@ def test_long_values_are_cut_to_the_width(path: Path) -> None:
 
 
 @pytest.mark.long
-def test_full_and_formats_are_never_cut(path: Path) -> None:
+def test_full_and_formats_are_never_shortened(path: Path) -> None:
     whole = "漢字" * 100
     for arguments in (["--full"], ["--format", "%s\\n"], ["--json"]):
         assert whole in at_terminal("read", path, *arguments, columns=40)[1]

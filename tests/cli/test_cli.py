@@ -53,7 +53,7 @@ def process(*arguments, **options):
 
 @pytest.fixture
 def path(tmp_path):
-    """Records v0..v9, a second apart from T0 on."""
+    """Return a log with the records v0 to v9, one per second from T0."""
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append_many(
             [(b"k%d" % n, b"v%d" % n, [("h", b"x")], T0 + 1000 * n) for n in range(10)]
@@ -69,7 +69,7 @@ def values(path):
 # -- append --------------------------------------------------------------------------
 
 
-def test_append_takes_each_line_as_a_value(tmp_path):
+def test_append_stores_each_line_as_a_value(tmp_path):
     done = run("append", tmp_path / "t-0", "--create", stdin="a\n\nb\r\nlast")
     assert (done.code, done.rows[0]["records"], done.rows[0]["last_offset"]) == (
         0,
@@ -103,7 +103,7 @@ def test_append_reads_a_file_in_groups_of_lines(tmp_path):
         assert [batch.record_count for batch in log.batches(0)] == [10, 10, 5]
 
 
-def test_append_of_nothing_is_fine(tmp_path):
+def test_append_of_no_lines_succeeds(tmp_path):
     done = run("append", tmp_path / "t-0", "--create", stdin="")
     assert (done.code, done.rows[0]["records"], done.rows[0]["first_offset"]) == (
         0,
@@ -112,7 +112,7 @@ def test_append_of_nothing_is_fine(tmp_path):
     )
 
 
-def test_append_takes_ndjson(tmp_path):
+def test_append_parses_ndjson(tmp_path):
     lines = [
         {
             "key": "k",
@@ -143,7 +143,7 @@ def test_append_takes_ndjson(tmp_path):
     assert found[4].value == b"5"
 
 
-def test_append_can_pick_the_key_from_whole_objects(tmp_path):
+def test_key_field_is_the_key_of_a_whole_object(tmp_path):
     line = '{"id": 7, "name": "x"}'
     run(
         "append",
@@ -159,7 +159,7 @@ def test_append_can_pick_the_key_from_whole_objects(tmp_path):
         assert log.get(0)[2:4] == (b"7", line.encode())
 
 
-def test_append_takes_csv(tmp_path):
+def test_append_parses_csv(tmp_path):
     text = '\ufeffa,b,c\n1,2,3\n"x\ny",5,"6,7"\n'
     done = run(
         "append",
@@ -195,7 +195,7 @@ def test_append_takes_csv(tmp_path):
         ("csv", "a,b,a\n1,2,3\n", 1, 0, "two columns 'a'"),
     ],
 )
-def test_bad_line_is_named_and_earlier_lines_are_stored(
+def test_invalid_line_is_reported_and_earlier_lines_are_stored(
     tmp_path, form, text, line, kept, words
 ):
     done = run("append", tmp_path / "t-0", "--create", "--format", form, stdin=text)
@@ -206,9 +206,9 @@ def test_bad_line_is_named_and_earlier_lines_are_stored(
     assert len(values(tmp_path / "t-0")) == kept
 
 
-def test_a_record_that_the_log_refuses_is_named_by_its_line(tmp_path):
-    """append_many stores all or nothing, so the others of its group have to be stored
-    without the bad one.
+def test_refused_record_is_reported_by_its_line(tmp_path):
+    """append_many stores all records or none, so the command must store the other
+    records of the group without the refused one.
     """
     text = "a\nb\n" + "x" * 500 + "\nc\n"
     done = run(
@@ -245,7 +245,7 @@ def test_append_stores_lines_while_the_input_is_open(tmp_path):
 # -- read and tail ---------------------------------------------------------------------
 
 
-def test_read_gives_ndjson_in_a_pipe(path):
+def test_read_prints_ndjson_in_a_pipe(path):
     done = run("read", path)
     assert done.code == 0
     assert done.rows[3] == {
@@ -293,7 +293,7 @@ def test_read_of_one_log_can_be_appended_to_another(path, tmp_path):
         (["--to", "-1d", "-n", 1], [0]),
     ],
 )
-def test_read_from_and_to_places_of_every_kind(path, arguments, offsets):
+def test_read_accepts_places_of_every_kind(path, arguments, offsets):
     done = run("read", path, *arguments)
     assert [row["offset"] for row in done.rows] == offsets
 
@@ -318,7 +318,7 @@ def test_read_isolation(tmp_path):
     assert [offset for offset in everything if offset not in (8, 28)] == committed
 
 
-def test_read_in_a_free_form(path):
+def test_read_prints_in_a_given_format(path):
     assert (
         run(
             "read", path, "-n", 2, "--format", r"%o %T %k=%s %h %K %S%%\n"
@@ -328,7 +328,7 @@ def test_read_in_a_free_form(path):
     assert run("read", path, "--format", "%z").code == 2
 
 
-def test_tail_gives_the_last_records(path):
+def test_tail_prints_the_last_records(path):
     assert [row["offset"] for row in run("tail", path, "-n", 3).rows] == [7, 8, 9]
     assert len(run("tail", path, "-n", 100).rows) == 10
     assert run("tail", path, "-n", 0).out == ""
@@ -347,7 +347,7 @@ def test_last_records_are_found_after_gaps():
             )
 
 
-def test_tail_follows(path):
+def test_tail_prints_new_records(path):
     with process(
         "tail", path, "-n", 1, "-f", "--timeout", 20, stdout=subprocess.PIPE
     ) as reader:
@@ -425,7 +425,7 @@ def test_topic_is_created_changed_and_deleted(tmp_path):
         ),
     ],
 )
-def test_wrong_topic_commands_change_nothing(tmp_path, arguments, words):
+def test_invalid_topic_commands_change_nothing(tmp_path, arguments, words):
     data = tmp_path / "data"
     run("topic", "create", data, "there")
     done = run("topic", *(argument.format(data) for argument in arguments))
@@ -435,7 +435,7 @@ def test_wrong_topic_commands_change_nothing(tmp_path, arguments, words):
 
 @pytest.fixture
 def updates(tmp_path):
-    """A compacted topic with sixty updates of three keys, in segments of a few."""
+    """Return a compacted topic with sixty updates of three keys, in small segments."""
     config = {"cleanup.policy": "compact,delete", "segment.bytes": 400}
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as logdir:
         logdir.create_topic("u", config=config)
@@ -471,7 +471,7 @@ def test_retention_can_list_segments_before_deleting_them(updates):
     assert would["would_delete"] > 2 and len(values(updates / "u-0")) == 60
     (held,) = run(*ask, "--hold", "billing").rows
     assert held["would_delete"] == 0, (
-        "a group that has committed nothing holds everything"
+        "all records are kept for a group without committed offsets"
     )
     (done,) = run(*ask, "--delete").rows
     assert done["deleted"] == would["would_delete"]
@@ -531,7 +531,7 @@ def test_dump_shows_committed_offsets(tmp_path):
     assert output[5:] == [None, None]
 
 
-def test_groups_that_lag_hold_retention(updates):
+def test_retention_keeps_records_that_a_group_has_not_read(updates):
     from logcore.coordinators.stored_offsets import committed_in
     from logcore.format.group_records import Committed, commit_key, commit_value
 
@@ -587,7 +587,7 @@ def test_verify_exits_with_1_for_damage_only(path):
     assert (done.code, done.rows[0]["status"]) == (1, "damaged")
 
 
-def test_verify_and_info_take_a_topic_and_a_partition():
+def test_verify_and_info_accept_a_topic_and_a_partition():
     clean = VECTORS / "partition-clean"
     all_rows = run("verify", clean).rows
     for name in ("orders", "orders:0"):
@@ -631,7 +631,7 @@ def test_scrub_finds_damage_that_no_crc_covers(path):
 
 
 def test_scrub_continues_after_a_partition_that_cannot_be_opened(path):
-    """It stopped there, and did not report its earlier findings."""
+    """scrub stopped at such a partition, and did not report its earlier findings."""
     with logcore.open_dir(path.parent) as logdir:
         for topic in ("a", "z"):
             logdir.create_topic(topic)
@@ -681,7 +681,7 @@ def test_info_names_the_plain_kernels():
     assert "kernels: plain" in done.stdout
 
 
-def test_bench_measures_and_leaves_nothing(tmp_path):
+def test_bench_leaves_no_files(tmp_path):
     done = run("bench", tmp_path, "--seconds", 0.01, "--records", 5)
     assert done.code == 0
     assert len(done.rows) == 5
@@ -731,7 +731,7 @@ def test_errors_are_a_line_and_exit_2(tmp_path, path, arguments):
         ["scrub", "{}/other"],
     ],
 )
-def test_errors_do_not_talk_of_python(path, arguments):
+def test_errors_do_not_mention_python(path, arguments):
     (path.parent / "other").mkdir()
     (path.parent / "other" / "file").touch()
     done = run(*(argument.format(path.parent) for argument in arguments))

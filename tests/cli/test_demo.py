@@ -1,6 +1,4 @@
-"""The demo on a slice of its flights: the kill, the recovery and every reading happen
-as in the whole.
-"""
+"""The demo with some of its flights. It kills, recovers and reads as with all flights."""
 
 import pytest
 
@@ -35,7 +33,7 @@ def test_the_flights_are_lines_with_key_and_time(flights):
     assert rows[0][3] == 1357034400000  # 2013-01-01T10:00:00Z
 
 
-def test_the_demo_runs_kill_included(tmp_path, flights):
+def test_demo_kills_the_writer_and_recovers(tmp_path, flights):
     done = invoke("--rows", 5000, "--dir", tmp_path / "new")
     assert done.exit_code == 0, done.output
     assert "killed (SIGKILL) with" in done.output
@@ -54,9 +52,9 @@ def test_demo_creates_and_prints_its_directory(tmp_path):
 
 
 @pytest.mark.long
-def test_a_failed_check_is_loud(tmp_path, monkeypatch):
-    """As if the source and the log differed: one flight of those the demo compares with
-    is changed after the load.
+def test_failed_check_ends_the_demo(tmp_path, monkeypatch):
+    """A flight that the demo compares with the log is changed after it was loaded, so
+    that source and log differ.
     """
     real = demo.load_flights
 
@@ -79,7 +77,7 @@ def test_a_failed_check_is_loud(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_writer_that_was_not_killed_is_loud(tmp_path, monkeypatch):
+def test_writer_that_was_not_killed_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "KILL_AT", 2)
     done = invoke("--rows", 10, "--dir", tmp_path)
     assert done.exit_code == 1

@@ -1,4 +1,4 @@
-"""`logcore export`: each format gives the records again; a file is whole or not there."""
+"""`logcore export`: each format contains the records, and no partial file is visible."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_csv_is_text(data: Path, tmp_path: Path) -> None:
         [{"key": "a", "value": "\\xFE"}, {"key": "b", "value": None}],
     )
     assert text.splitlines()[-1].endswith('"",,'), (
-        "an empty key is quoted, a null value is nothing"
+        "an empty key is quoted, a null value is an empty field"
     )
 
 
@@ -134,14 +134,14 @@ def test_text_columns(data: Path, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "ndjson", "arrow", "jsonl"])
-def test_a_part_of_it(
+def test_options_select_the_exported_records(
     data: Path, tmp_path: Path, suffix: str, arguments: list[object], count: int
 ) -> None:
     done = run("export", data, "t", "--to", tmp_path / f"t.{suffix}", *arguments)
     assert json.loads(done.stdout)["records"] == count
 
 
-def test_the_directory_of_a_partition(data: Path, tmp_path: Path) -> None:
+def test_directory_of_a_partition_is_exported(data: Path, tmp_path: Path) -> None:
     run("export", data / "t-1", "--to", tmp_path / "t.parquet")
     assert set(
         pyarrow.parquet.read_table(tmp_path / "t.parquet")["partition"].to_pylist()
@@ -187,7 +187,7 @@ def test_existing_file_is_not_replaced(data: Path, tmp_path: Path) -> None:
     assert target.read_text() != "mine"
 
 
-def test_a_run_that_is_cut_off_leaves_no_file(
+def test_interrupted_export_leaves_no_file(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sorted(tmp_path.iterdir())
@@ -225,7 +225,7 @@ def test_the_file_and_then_its_name_are_synced(
         (["{}", "t"], "--to"),
     ],
 )
-def test_wrong_exports_write_nothing(
+def test_invalid_exports_write_nothing(
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -241,7 +241,7 @@ def test_wrong_exports_write_nothing(
 def test_export_syncs_the_file_and_then_its_name(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the sync of the directory a power cut could take the name of a file that
+    """Without the sync of the directory, a power cut could remove the name of a file that
     export has reported.
     """
     steps: list[str] = []

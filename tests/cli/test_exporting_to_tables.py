@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def to(kind: str, place: Path) -> list[object]:
-    """The options that name the table of support.lakes.target()."""
+    """Return the options for the table of support.lakes.target()."""
     if kind == "delta":
         return ["--to", "delta", "--table", place / "orders"]
     return ["--to", "iceberg", "--table", "shop.orders", "--warehouse", place]

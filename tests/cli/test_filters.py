@@ -103,7 +103,7 @@ def test_without_options_there_is_no_condition() -> None:
         ("header=1", "a header has a name"),
         ("key.x=1", "a header has a name"),
         ("!key=1", "write !="),
-        ("value~(", "no regular expression"),
+        ("value~(", "not a regular expression"),
     ],
 )
 def test_invalid_condition_is_an_error(text: str, words: str | None) -> None:

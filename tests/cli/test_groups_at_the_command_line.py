@@ -70,7 +70,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def committed(data: Path) -> int:
-    """Offsets that group g has committed, in all."""
+    """Return the sum of the committed offsets of group g."""
     with logcore.open_dir(data, read_only=True) as directory:
         return sum(
             directory.committed_offsets("t", number).get("g", 0) for number in range(2)
@@ -78,7 +78,7 @@ def committed(data: Path) -> int:
 
 
 def test_consume_begins_at_an_offset_or_a_time(data: Path) -> None:
-    """An offset that one of several partitions does not have means its end."""
+    """If one of several partitions does not contain the offset, it begins at its end."""
     with logcore.open_dir(data) as directory:
         directory.create_topic("u")
         directory.partition("u", 0).append_many([(None, b"0"), (None, b"1")])
@@ -97,9 +97,9 @@ def test_consume_begins_at_an_offset_or_a_time(data: Path) -> None:
     assert len(rows("consume", data, "t", "u", "--until-end", "--from", 8)) == 4
     assert values("--from", "now", "--group", "young") == []
     assert values("--from", 8, "--group", "g") == later
-    assert values("--from", 3, "--group", "g") == [], "a committed offset counts more"
+    assert values("--from", 3, "--group", "g") == [], "the committed offset is used"
     assert (
-        "none of: an offset"
+        "expected an offset"
         in run("consume", data, "t", "--from", "soon", code=2).output
     )
     assert "outside the log" in run("consume", data, "u", "--from", 3, code=2).stderr
@@ -124,17 +124,17 @@ def test_group_continues_at_its_committed_offsets(data: Path) -> None:
     )
     assert not rows("consume", data, "t", "--group", "g", "--until-end")
     assert len(rows("consume", data, "t", "--until-end")) == 20, (
-        "without a group all comes again"
+        "without a group, all records are printed again"
     )
     assert rows("consume", data, "t", "--until-end", "--from", "latest") == []
     assert "no such topic" in run("consume", data, "none", code=2).stderr
 
 
 @pytest.mark.parametrize("refusals", [1, 2, 3])
-def test_a_commit_that_is_refused_in_a_rebalance_is_made_later(
+def test_commit_refused_during_a_rebalance_is_retried(
     data: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
-    """Also when the command is at its end by then."""
+    """This includes the last commit before the command ends."""
     commit = Consumer.commit
     left = refusals
 
@@ -184,9 +184,9 @@ def test_processed_records_are_committed_before_a_partition_is_revoked(
 
 
 @pytest.mark.long
-def test_the_end_of_a_group_is_that_of_all_its_members(data: Path) -> None:
-    """Another member has all partitions first, then one of them, and then it leaves. It
-    commits nothing.
+def test_until_end_waits_for_all_members_of_the_group(data: Path) -> None:
+    """Another member owns all partitions, then one of them, and then leaves the group.
+    It commits no offsets.
     """
     with logcore.open_dir(data, shared=True) as directory:
         other = directory.consumer(group_id="g", enable_auto_commit=False)
@@ -210,7 +210,7 @@ def test_the_end_of_a_group_is_that_of_all_its_members(data: Path) -> None:
             assert process.stdout is not None
             while len(other.assignment()) == 2 or not committed(data):
                 other.poll(0.02)
-                assert process.poll() is None, "the other half is left"
+                assert process.poll() is None, "one partition is not read yet"
             other.close()
             found = [json.loads(line)["value"] for line in process.stdout]
     assert process.returncode == 0
@@ -465,7 +465,7 @@ def elsewhere(*arguments: object, code: int = 0) -> str:
     return done.stderr
 
 
-def test_an_interrupt_ends_it_cleanly(data: Path) -> None:
+def test_interrupt_ends_consume_cleanly(data: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -484,7 +484,7 @@ def test_an_interrupt_ends_it_cleanly(data: Path) -> None:
         for _ in range(20):
             assert json.loads(process.stdout.readline())["topic"] == "t"
         while committed(data) < 20:
-            time.sleep(0.05)  # printed first and committed then
+            time.sleep(0.05)  # a record is committed after it was printed
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr.read() == ""

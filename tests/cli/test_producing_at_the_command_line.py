@@ -1,5 +1,5 @@
-"""`logcore produce`: a producer's words over what `append` does, beside other
-processes.
+"""`logcore produce`: the options of a producer, and other processes that write the same
+directory.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_keys_choose_partitions_as_those_of_append_do(
     assert len({number for number, *_ in stored(data)}) == 3
 
 
-def test_csv_and_files_are_taken(data: Path, tmp_path: Path) -> None:
+def test_csv_and_files_are_accepted(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text("id,name\n7,anna\n")
     run(data / "t", file, "--format", "csv", "--key-columns", "id", "-p", 0)
@@ -167,12 +167,12 @@ def test_wrong_usage_stores_nothing(
     assert stored(data) == []
 
 
-def test_a_partition_is_named_once(data: Path) -> None:
+def test_partition_given_twice_is_refused(data: Path) -> None:
     assert "DIR/TOPIC" in run(data / "t:1", "-p", 1, typed="1\n", code=2).stderr
     assert "t:0" in run(data / "t-0", typed="1\n", code=2).stderr
 
 
-def test_it_writes_beside_other_processes_that_share_the_directory(data: Path) -> None:
+def test_produce_shares_the_directory_with_other_processes(data: Path) -> None:
     command = [sys.executable, "-m", "logcore", "produce", str(data / "t"), "-p", "0"]
     with logcore.open_dir(data, shared=True) as directory:
         directory.append("t", b"here", partition=0)

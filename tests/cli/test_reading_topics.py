@@ -119,7 +119,7 @@ def test_where_filters_the_directory_of_a_partition(data: Path) -> None:
     assert [row["offset"] for row in found] == [1] and "partition" not in found[0]
 
 
-def test_formats_know_topic_and_partition(data: Path) -> None:
+def test_formats_contain_topic_and_partition(data: Path) -> None:
     form = r"%t/%p/%o %s\n"
     assert (
         run("read", data, "t", "-n", 2, "--format", form).stdout
@@ -176,7 +176,7 @@ def test_tail_follows_all_partitions(data: Path) -> None:
         (["{}/t-0", "t"], "the directory of one partition"),
     ],
 )
-def test_a_wrong_name_is_explained(
+def test_unknown_name_is_an_error_with_advice(
     data: Path, command: str, words: list[str], error: str
 ) -> None:
     done = run(command, *(word.format(data) for word in words))
@@ -220,8 +220,8 @@ def test_append_chooses_partitions_as_kafka_does(tmp_path: Path) -> None:
 
 
 def test_a_delimiter_ends_the_key(tmp_path: Path) -> None:
-    """As kcat -K: only the first one counts, and a line without one is a value with a
-    null key.
+    """Like kcat -K: the first delimiter ends the key, and a line without a delimiter is a
+    value with a null key.
     """
     run(
         "append",
@@ -251,7 +251,7 @@ def test_append_to_one_partition_and_from_a_file(data: Path, tmp_path: Path) -> 
     assert [row["value"] for row in rows("read", data, "t:2")] == ["x", "y"]
 
 
-def test_append_takes_the_output_of_read(data: Path) -> None:
+def test_append_accepts_the_output_of_read(data: Path) -> None:
     text = run("read", data, "t").stdout
     assert (
         run(
@@ -264,7 +264,7 @@ def test_append_takes_the_output_of_read(data: Path) -> None:
     ] == [(f"k{n}", T0 + 1000 * n) for n in range(6)]
 
 
-def test_settings_are_those_of_the_topic_that_is_made(tmp_path: Path) -> None:
+def test_created_topic_has_the_given_settings(tmp_path: Path) -> None:
     run(
         "append",
         tmp_path,
@@ -302,7 +302,9 @@ def test_refused_line_reports_the_stored_records(data: Path) -> None:
         (["{}/nowhere", "t"], "there is no log directory"),
     ],
 )
-def test_wrong_appends_store_nothing(data: Path, words: list[str], error: str) -> None:
+def test_invalid_appends_store_nothing(
+    data: Path, words: list[str], error: str
+) -> None:
     done = run("append", *(word.format(data) for word in words), stdin="x\n")
     assert done.exit_code == 2 and error in done.stderr, done.stderr
     assert len(rows("read", data, "t")) == 6

@@ -56,7 +56,7 @@ def test_roll_lets_all_records_be_deleted(data: Path) -> None:
     assert size_of(data / "other-0") > 0
 
 
-def test_commands_take_a_topic_or_a_partition(data: Path) -> None:
+def test_commands_accept_a_topic_or_a_partition(data: Path) -> None:
     assert len(rows(run("scrub", data, "t:0", "--json"))) > 0
     found = rows(run("retention", data, "t", "--json"))
     assert [row["partition"] for row in found] == ["t-0", "t-1"]

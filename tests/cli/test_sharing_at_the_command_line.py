@@ -51,7 +51,7 @@ def test_commands_write_beside_processes_that_share_the_directory(
         assert data.topics() == []
 
 
-def test_a_directory_that_a_process_has_for_itself_is_refused(tmp_path: Path) -> None:
+def test_directory_locked_exclusively_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as data:
         data.create_topic("t")

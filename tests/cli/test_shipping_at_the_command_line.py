@@ -85,7 +85,7 @@ def test_refused_record_is_reported_and_kept(data: Path, kafka: Kafka) -> None:
 @pytest.mark.parametrize(
     "text", ["x/a/b/", "s/a/b", "s/a/b/g", "s", "s/(/b/", r"s/a/\1/", r"s/a/\g<x>/"]
 )
-def test_a_renaming_that_is_none_is_refused(text: str, data: Path) -> None:
+def test_invalid_renaming_is_refused(text: str, data: Path) -> None:
     found = run("forward", data, "--bootstrap", "localhost:1", "--rename", text, code=2)
     assert "--rename" in found.output
 
@@ -121,7 +121,7 @@ def test_a_mirror_has_the_same_offsets_and_groups(tmp_path: Path, kafka: Kafka) 
         == 1
     )
     with logcore.open_dir(tmp_path / "copy", durability="os") as copy:
-        for _ in range(2):  # the quick way of an append is no way around it
+        for _ in range(2):  # the second append uses the fast path
             with pytest.raises(logcore.ReadOnlyLogError, match="the topic is a mirror"):
                 copy.append("orders", b"ours", partition=1)
     run("mirror", tmp_path / "new", *options, "--offsets", "new", "--rename", "s/^/c./")

@@ -147,11 +147,13 @@ def test_only_topics_in_the_query_are_read(
     asked: list[tuple[list[int], list[str]]] = []
     real = module.batches_of
 
-    def noted(logs: Any, starts: Any, ends: Any, columns: Any, **rest: Any) -> Any:
+    def recording_scan(
+        logs: Any, starts: Any, ends: Any, columns: Any, **rest: Any
+    ) -> Any:
         asked.append((sorted(logs), list(columns)))
         return real(logs, starts, ends, columns, **rest)
 
-    monkeypatch.setattr(module, "batches_of", noted)
+    monkeypatch.setattr(module, "batches_of", recording_scan)
     rows(data, "select count(*) from orders")
     rows(data, "select key from orders where value like '%1%' and \"offset\" > 2")
     rows(data, "select 1")
@@ -214,7 +216,7 @@ def test_all_readings_end_at_the_same_offset(
         ("select value::int from orders", "Could not convert string"),
     ],
 )
-def test_wrong_queries(data: Path, query: str, error: str) -> None:
+def test_invalid_queries_are_errors(data: Path, query: str, error: str) -> None:
     done = run(data, query)
     assert done.exit_code == 2 and error in done.stderr, done.stderr
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) <= 2
@@ -258,7 +260,7 @@ def test_a_terminal_gets_a_table(data: Path) -> None:
 
 
 @pytest.mark.long
-def test_values_do_not_command_the_terminal(data: Path) -> None:
+def test_control_characters_of_values_are_escaped(data: Path) -> None:
     code, text = at_terminal(
         "sql", data, "select chr(27) || '[31mred' || chr(7) || chr(155) as v"
     )

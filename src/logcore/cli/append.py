@@ -314,18 +314,18 @@ def _store(
 ) -> None:
     """Store all records of a file or of stdin, and print how many were stored."""
     started = time.perf_counter()
-    done = _Appended(target.directory)
+    done = _AppendCounts(target.directory)
     with done.reporting_interruptions(), contextlib.ExitStack() as stack:
         stream: Any = (
             sys.stdin.buffer
             if source == "-"
             else stack.enter_context(open(source, "rb"))
         )
-        done.writes_to(*target.open(stack))
+        done.set_target(*target.open(stack))
         total = None
         if source != "-":
             total = os.path.getsize(source)
-        tick: Callable[[int], None] = _nothing
+        tick: Callable[[int], None] = _show_no_progress
         if is_verbose:  # a progress bar would mix with its lines
             done.print_rows = _receipt_printer(
                 stack.enter_context(Lines()), as_json=wants_json(as_json)
@@ -360,7 +360,7 @@ def _store(
         )
 
 
-def _nothing(_: object) -> None:
+def _show_no_progress(_: object) -> None:
     """Do nothing: the progress callback if no progress is shown."""
 
 
@@ -429,11 +429,11 @@ def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None,
 
         with contextlib.suppress(LogcoreError):
             is_partition = partitions(directory) == [directory]
-    most = 2
+    max_words = 2
     if is_partition:
-        most = 1
-    if len(words) > most:
-        raise click.UsageError(f"too many arguments: {' '.join(words[most:])}")
+        max_words = 1
+    if len(words) > max_words:
+        raise click.UsageError(f"too many arguments: {' '.join(words[max_words:])}")
     if is_partition:
         return None, words[0] if words else "-"
     if not words:
@@ -447,7 +447,7 @@ def _topic_and_file(directory: str, words: tuple[str, ...]) -> tuple[str | None,
 def _partitions_of(
     logdir: logcore.LogDir, text: str, new_topic: _NewTopic
 ) -> tuple[str, dict[int, logcore.Log]]:
-    """Return the topic and the logs that TOPIC[:PARTITION] names."""
+    """Return the topic and the logs of TOPIC[:PARTITION]."""
     name = text.partition(":")[0]
     if new_topic.create and name not in logdir:
         logdir.create_topic(name, new_topic.partitions, new_topic.config)
@@ -485,13 +485,13 @@ class _Span:
     count: int
 
     def text(self) -> str:
-        among = ""
+        share = ""
         if self.count <= self.last - self.first:
-            among = f", {self.count:,} of them"
-        return f"offsets {self.first} to {self.last}{among}"
+            share = f", {self.count:,} of them"
+        return f"offsets {self.first} to {self.last}{share}"
 
 
-class _Appended:
+class _AppendCounts:
     """Counts of the records that one command has stored so far."""
 
     def __init__(self, directory: str) -> None:
@@ -509,7 +509,7 @@ class _Appended:
         self._ends: dict[int, int] = {}
         self._spans: dict[int, _Span] = {}
 
-    def writes_to(self, topic: str | None, logs: dict[int, logcore.Log]) -> None:
+    def set_target(self, topic: str | None, logs: dict[int, logcore.Log]) -> None:
         from logcore.partitioner import Partitioner
 
         self._topic = topic

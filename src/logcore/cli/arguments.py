@@ -177,7 +177,7 @@ def named_directories(directory: str, topic: str | None) -> list[str]:
     No log is opened, so that this works on a damaged directory.
 
     Raises:
-        LogNotFoundError: there is none.
+        LogNotFoundError: there is no such directory.
     """
     found = partitions(directory)
     if topic is None:
@@ -222,7 +222,7 @@ def _fail_for_topics(directory: str) -> None:
     if topics:
         fail(
             f"{directory} is a directory of topics: name one of them",
-            f"put it behind {directory}; there are {some_of(topics)}",
+            f"add its name after {directory}; there are {some_of(topics)}",
         )
 
 
@@ -248,8 +248,8 @@ def parse_offset(log: logcore.Log, text: str, now_ms: int) -> int:
     timestamp_ms = timestamp_of(text, now_ms)
     if timestamp_ms is None:
         raise click.BadParameter(
-            f"{text!r} is none of: an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
-            "(UTC unless it has a zone), or an age such as -10m, -1h, -2d"
+            f"expected an offset, earliest, latest, now, a time such as 2026-01-31T12:00:00Z "
+            f"(UTC unless it has a zone), or an age such as -10m, -1h, -2d; found {text!r}"
         )
     found = log.offset_for_timestamp(timestamp_ms)
     if found is None:

@@ -21,7 +21,7 @@ _KEY_BYTES = 16
 _VALUE_BYTES = 200
 
 
-def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
+def measure(place: str, seconds: float, max_records: int) -> Iterator[dict[str, Any]]:
     """Yield one row of figures per measurement, as soon as the measurement ends.
 
     Files are created in the directory `place` and left there. A row has "what",
@@ -37,7 +37,7 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
     key = b"k" * _KEY_BYTES
     value = b"v" * _VALUE_BYTES
     record_bytes = _KEY_BYTES + _VALUE_BYTES
-    piece = bytes(record_bytes + 70)  # about the size of a batch of one record
+    payload = bytes(record_bytes + 70)  # about the size of a batch of one record
 
     def timed(step: Callable[[], int]) -> float:
         """Return the records per second of a step that returns its record count."""
@@ -46,7 +46,7 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
         while True:
             done += step()
             spent = time.perf_counter() - started
-            if spent >= seconds or done >= most:
+            if spent >= seconds or done >= max_records:
                 return done / spent
 
     def row(what: str, rate: float, against: str, floor: float) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
 
     def bare(and_sync: bool) -> int:
         nonlocal end
-        os.pwrite(handle, piece, end)
-        end += len(piece)
+        os.pwrite(handle, payload, end)
+        end += len(payload)
         if and_sync:
             sync(handle)
         return 1
@@ -106,7 +106,7 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
             "append_many, 1000 a call, os", timed(append_group), against, timed(floor)
         )
     with logcore.open(many, read_only=True) as log:
-        end_offset = min(log.high_watermark, most)
+        end_offset = min(log.high_watermark, max_records)
 
         def columns() -> int:
             return sum(len(part) for part in log.scan(0, end_offset))

@@ -1,9 +1,9 @@
 """The names of all commands, with the help of the program and the completion of a
 command's name.
 
-A shell waits for these at each press of the tab key. They are printed without click,
-which takes three times as long as an empty Python process to import, and in the same
-form; a test compares the two.
+A shell waits for this output at each press of the tab key. So it is printed without
+click, whose import takes three times as long as an empty Python process. A test compares
+the output with that of click.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ Rules:
 This module needs click, and rich on a terminal (the extra `cli`). Without them,
 __main__.py prints which extra to install. Most commands are in append.py, read.py,
 consume.py, shipping.py, topics.py, groups.py, transactions.py, backup.py and
-maintenance.py. No
-command parses a file format: inspect/ and log.py do that.
+maintenance.py. No command parses a file format: inspect/ and log.py do that.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ class _Beginning:
     def is_all_read(self, topics: tuple[str, ...], isolation: Isolation) -> bool:
         """Return whether the partitions of all other members are read and committed.
 
-        It is called when a poll returned no records, so this member's own partitions are
-        read. A partition is read if no record follows its committed offset. Partitions
-        that another member has yet to release are included.
+        The caller's last poll returned no records, so that this member's own partitions
+        are read. A partition is read if no record follows its committed offset. This
+        includes partitions that another member must still release to this one.
         """
         present = {
             TopicPartition(topic, number)

@@ -193,8 +193,8 @@ class _Demo:
         )
 
     @contextlib.contextmanager
-    def step(self, name: str, what: str) -> Generator[None, None, None]:
-        click.secho(f"\n{len(self.spent) + 1}. {name}: {what}", bold=True)
+    def step(self, name: str, description: str) -> Generator[None, None, None]:
+        click.secho(f"\n{len(self.spent) + 1}. {name}: {description}", bold=True)
         started = time.perf_counter()
         yield
         self.spent.append((name, time.perf_counter() - started))
@@ -408,13 +408,13 @@ class _Demo:
         )
 
 
-def check(holds: bool, otherwise: str) -> None:
+def check(condition: bool, problem: str) -> None:
     """Raise CheckFailedError unless a condition holds.
 
     This is not an assert, because python -O must not skip it.
     """
-    if not holds:
-        raise CheckFailedError(otherwise)
+    if not condition:
+        raise CheckFailedError(problem)
 
 
 def _print_next_steps(path: str | None) -> None:

@@ -33,7 +33,7 @@ from logcore.cli.arguments import (
 from logcore.cli.filters import Where, where_option
 from logcore.cli.lake import KINDS, TableArguments, export_to_table, table_options
 from logcore.cli.options import directory_argument, fail, json_option
-from logcore.cli.read import shown_by
+from logcore.cli.read import record_to_dict_with
 from logcore.cli.schemas import SchemaSource, report_failures, schema_options
 from logcore.cli.terminal import Lines, progress, size_text, to_json, wants_json
 from logcore.format.columns import TOPIC_COLUMNS
@@ -173,7 +173,7 @@ def export(
         total = sum(max(0, ends[number] - starts[number]) for number in ends)
         tick = stack.enter_context(progress("exporting", total))
         # In the directory of the target, because a rename cannot cross file systems.
-        beside = os.path.join(
+        temporary_path = os.path.join(
             os.path.dirname(target), f".{os.path.basename(target)}.{os.getpid()}.part"
         )
         try:
@@ -188,15 +188,15 @@ def export(
                     tick,
                     decoder,
                 ),
-                beside,
+                temporary_path,
             )
-            _sync(beside)
-            os.replace(beside, target)
+            _sync(temporary_path)
+            os.replace(temporary_path, target)
             # Without this sync, a power cut may undo the rename.
             _sync(os.path.dirname(target) or ".")
         finally:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
+                os.unlink(temporary_path)
     size_bytes = os.path.getsize(target)
     if wants_json(as_json):
         with Lines() as out:
@@ -310,9 +310,9 @@ def _write_csv(job: _ExportJob, path: str) -> int:
             times = arrays[timestamp]
             is_none = compute.less(times.cast(pa.int64()), 0)
             # strftime would take ten times as long.
-            shown = compute.replace_substring(times.cast(pa.string()), " ", "T")
+            timestamps = compute.replace_substring(times.cast(pa.string()), " ", "T")
             arrays[timestamp] = compute.if_else(
-                is_none, pa.scalar(None, pa.string()), shown
+                is_none, pa.scalar(None, pa.string()), timestamps
             )
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=flat))
             count += batch.num_rows
@@ -321,7 +321,7 @@ def _write_csv(job: _ExportJob, path: str) -> int:
 
 def _write_ndjson(job: _ExportJob, path: str) -> int:
     count = 0
-    show = shown_by(job.decoder)
+    show = record_to_dict_with(job.decoder)
     with open(path, "wb") as file:
         for number, log in job.source.logs.items():
             for part in log.scan(

@@ -92,7 +92,8 @@ class Condition:
                 )
             except re.error as error:
                 raise click.BadParameter(
-                    f"no regular expression: {error}: {text!r}", param_hint="'--where'"
+                    f"not a regular expression: {error}: {text!r}",
+                    param_hint="'--where'",
                 ) from error
         return cls(
             parsed["field"],

@@ -134,7 +134,7 @@ def group_members(directory: str, name: str, as_json: bool) -> None:
             )
             for member in members
         ]
-        print_table(names, [tuple(map(_shown, cell)) for cell in cells], right=(4,))
+        print_table(names, [tuple(map(_cell_text, cell)) for cell in cells], right=(4,))
         return
     with Lines() as out:
         for member in members:
@@ -408,13 +408,13 @@ def _check_members(directory: str, name: str, force: bool) -> None:
                 "stop its consumers, or give --force",
             )
         if count:
-            click.echo(f"warning: group {name} has {count} members at work", err=True)
+            click.echo(f"warning: group {name} has {count} live members", err=True)
 
 
 def _changes(
     name: str, source: Mapping[Key, int], present: Mapping[Key, int]
 ) -> dict[Key, tuple[int | None, int]]:
-    """Return the present and the wanted offset of each partition whose offset changes."""
+    """Return the present and the new offset of each partition whose offset changes."""
     if not source:
         fail(
             f"group {name} has no offsets to copy",
@@ -453,7 +453,7 @@ def _described(directory: str, name: str) -> GroupDescription:
     if not _registered(directory, name):
         fail(
             f"there is no group {name} in {directory}",
-            "`logcore group list` shows those that exist",
+            "`logcore group list` shows the existing groups",
         )
     return GroupDescription(name, (), ())
 
@@ -468,7 +468,7 @@ def _registered(directory: str, name: str) -> dict[Key, int]:
     return {}
 
 
-def _shown(cell: object) -> str:
+def _cell_text(cell: object) -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     return "-" if cell in (None, "") else str(cell)

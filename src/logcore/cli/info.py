@@ -1,4 +1,4 @@
-"""`logcore info`: the installation, or the partitions of a directory at a glance.
+"""`logcore info`: the installation, or a summary of the partitions of a directory.
 
 Logs are opened read-only, and no lock is acquired.
 """
@@ -170,7 +170,7 @@ def _print_segments(directory: str, topic: str | None, as_json: bool) -> None:
 def _settings(directory: str, paths: list[str]) -> dict[str, LogConfig]:
     """Return the settings of partitions by the names of their directories.
 
-    Partitions whose log directory cannot be opened have none.
+    The result does not contain partitions whose log directory cannot be opened.
     """
     parent = os.path.realpath(directory)
     if paths == [directory]:

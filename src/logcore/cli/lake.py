@@ -20,7 +20,7 @@ from logcore.cli.options import fail, setting
 from logcore.cli.schemas import SchemaSource, avro_schemas
 from logcore.cli.terminal import Lines, progress, to_json, wants_json
 
-#: What --to accepts beside a file.
+#: The table formats of --to.
 KINDS: Final = ("iceberg", "delta")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -40,8 +40,8 @@ from logcore.cli.options import (
 from logcore.cli.terminal import (
     Lines,
     plain_text,
+    print_problems,
     print_table,
-    print_troubles,
     print_verdicts,
     progress,
     size_text,
@@ -145,7 +145,7 @@ def verify(
         if verbose:
             print_verdicts(found, within=within, full=full)
         if not (verbose and full):
-            print_troubles(
+            print_problems(
                 [verdict for verdict in found if verdict.status != "ok"], within=within
             )
         batches = sum(verdict.batches for verdict in found)
@@ -218,16 +218,16 @@ def recover(source: str, target: str, as_json: bool) -> None:
         ]
         print_table(headers, rows, right=range(1, len(headers)))
 
-        def every(name: str) -> list[Part]:
+        def parts_of(name: str) -> list[Part]:
             return [
                 part
                 for partition in (report, *report.partitions)
                 for part in getattr(partition, name)
             ]
 
-        for part in every("lost"):
+        for part in parts_of("lost"):
             click.echo(f"lost: {part}")
-        for part in every("left_out"):
+        for part in parts_of("left_out"):
             click.echo(f"left out, no loss: {part}")
         click.echo(
             "all records were saved"

@@ -48,7 +48,7 @@ def kernels() -> str:
         importlib.import_module("logcore.kernels._compiled")
     except ImportError as error:
         return f"plain, much slower (no compiled module: {error})"
-    return "plain, much slower (asked for by LOGCORE_KERNELS=plain)"
+    return "plain, much slower (selected by LOGCORE_KERNELS=plain)"
 
 
 def _is_installed(module: str) -> bool:

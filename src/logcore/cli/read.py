@@ -115,17 +115,19 @@ def read(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
-        show = shown_by(schema_source.open_decoder(directory, source.logdir))
+        show = record_to_dict_with(schema_source.open_decoder(directory, source.logdir))
         now_ms = time.time_ns() // 1_000_000
         starts = source.places(start, now_ms)
         ends = source.places(end, now_ms)
         streams = {
-            number: _passing(log, starts[number], ends[number], where, isolation)
+            number: _matching_records(
+                log, starts[number], ends[number], where, isolation
+            )
             for number, log in source.logs.items()
         }
         with Lines() as out:
             printer = _RecordPrinter(out, source, form, full, as_json, show)
-            printer.print(itertools.islice(_together(source, streams, order), count))
+            printer.print(itertools.islice(_merged(source, streams, order), count))
 
 
 @click.command()
@@ -170,14 +172,14 @@ def tail(
     where = Where.parse(conditions)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, directory, topic)
-        show = shown_by(schema_source.open_decoder(directory, source.logdir))
+        show = record_to_dict_with(schema_source.open_decoder(directory, source.logdir))
         ends = {number: log.high_watermark for number, log in source.logs.items()}
         streams = {
             number: iter(last_records(log, count, where))
             for number, log in source.logs.items()
         }
         if count:
-            last = list(_together(source, streams, "time"))[-count:]
+            last = list(_merged(source, streams, "time"))[-count:]
         else:
             last = []
         with Lines() as out:
@@ -212,7 +214,7 @@ def _is_last(source: NamedLogs, record: _Found) -> bool:
     return source.logs[number].high_watermark <= record.offset + 1
 
 
-def _passing(
+def _matching_records(
     log: logcore.Log,
     start: int,
     end: int,
@@ -225,19 +227,21 @@ def _passing(
     return (record for part in parts for record in where.select(part).records())
 
 
-def _together(
+def _merged(
     source: NamedLogs, streams: Mapping[int, Iterator[logcore.Record]], order: str
 ) -> Iterator[_Found]:
     """Yield the records of all partitions; records of a topic include their partition."""
     if source.logdir is None:
         return itertools.chain.from_iterable(streams.values())
-    named = [_named(source.topic, number, stream) for number, stream in streams.items()]
+    named = [
+        _with_topic(source.topic, number, stream) for number, stream in streams.items()
+    ]
     if order == "partition":
         return itertools.chain.from_iterable(named)
     return heapq.merge(*named, key=attrgetter("timestamp_ms"))
 
 
-def _named(
+def _with_topic(
     topic: str, partition: int, records: Iterable[logcore.Record]
 ) -> Iterator[logcore.TopicRecord]:
     return (logcore.TopicRecord(topic, partition, *record) for record in records)
@@ -254,14 +258,16 @@ def last_records(
     span = count
     while count:
         start = max(log.log_start_offset, end - span)
-        records = collections.deque(_passing(log, start, end, where), maxlen=count)
+        records = collections.deque(
+            _matching_records(log, start, end, where), maxlen=count
+        )
         if len(records) == count or start == log.log_start_offset:
             return list(records)
         span *= 4
     return []
 
 
-def _piece(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     """Return a key or value of a row as the bytes that --format prints."""
     text = value if isinstance(value, str) else to_json(value)
     return b"" if value is None else text.encode("utf-8", "replace")
@@ -279,7 +285,7 @@ def print_formatted(
         )
 
 
-def _shown(record: _Found) -> dict[str, Any]:
+def _record_to_dict(record: _Found) -> dict[str, Any]:
     """Return a record as a dict for JSON."""
     from logcore.inspect.dump import shown_record
 
@@ -293,12 +299,12 @@ def _shown(record: _Found) -> dict[str, Any]:
 
 
 #: Function that returns a record as a dict for JSON.
-Shower = Callable[[_Found], dict[str, Any]]
+RecordToDict = Callable[[_Found], dict[str, Any]]
 
 
 @attrs.frozen
 class _RecordPrinter:
-    """Prints records as the options of a command say."""
+    """Prints records according to the options of a command."""
 
     out: Lines
     source: NamedLogs
@@ -306,7 +312,7 @@ class _RecordPrinter:
     form: str | None
     full: bool
     as_json: bool
-    show: Shower
+    show: RecordToDict
 
     def print(self, records: Iterable[_Found]) -> None:
         source = self.source
@@ -315,22 +321,22 @@ class _RecordPrinter:
             print_lines(self.out, records, self.full, self.as_json, show)
             return
         own: dict[str, Part] = {"t": lambda _: source.topic.encode()}
-        if show is not _shown:
-            own["k"] = lambda record: _piece(show(record)["key"])
-            own["s"] = lambda record: _piece(show(record)["value"])
+        if show is not _record_to_dict:
+            own["k"] = lambda record: _to_bytes(show(record)["key"])
+            own["s"] = lambda record: _to_bytes(show(record)["value"])
         if source.logdir is None:
             ((number, _),) = source.logs.items()
             own["p"] = lambda _: b"%d" % number
         print_formatted(self.out, format_parts(self.form, own), records)
 
 
-def shown_by(decoder: ValueDecoder | None) -> Shower:
+def record_to_dict_with(decoder: ValueDecoder | None) -> RecordToDict:
     """Return a function like _shown(), with decoded keys and values."""
     if decoder is None:
-        return _shown
+        return _record_to_dict
 
     def show(record: _Found) -> dict[str, Any]:
-        row = _shown(record)
+        row = _record_to_dict(record)
         for name, data, is_key in (
             ("key", record.key, True),
             ("value", record.value, False),
@@ -351,7 +357,7 @@ def print_lines(
     records: Iterable[_Found],
     full: bool,
     as_json: bool,
-    show: Shower = _shown,
+    show: RecordToDict = _record_to_dict,
 ) -> None:
     """Print one line per record: JSON in a pipe, otherwise text for people.
 
@@ -368,7 +374,7 @@ def print_lines(
         out.write(_line(record, columns, show))
 
 
-def _line(record: _Found, columns: int | None, show: Shower) -> str:
+def _line(record: _Found, columns: int | None, show: RecordToDict) -> str:
     """Return a record as a line of at most this many columns.
 
     Key, value and headers are shortened to fit.

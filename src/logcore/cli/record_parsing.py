@@ -124,7 +124,9 @@ def _has_more(stream: Any) -> bool:
         return True
 
 
-def _groups(inputs: Iterator[InputRow | None], most: int) -> Iterator[list[InputRow]]:
+def _groups(
+    inputs: Iterator[InputRow | None], max_rows: int
+) -> Iterator[list[InputRow]]:
     """Yield records in groups of at most `most`.
 
     A LineError is raised after the group of the preceding rows was yielded.
@@ -141,7 +143,7 @@ def _groups(inputs: Iterator[InputRow | None], most: int) -> Iterator[list[Input
             break
         if row is not None:
             group.append(row)
-        if group and (row is None or len(group) >= most):
+        if group and (row is None or len(group) >= max_rows):
             yield group
             group = []
     if group:

@@ -37,8 +37,8 @@ class SchemaSource:
         """Return the decoder of keys and values, or None without schemas.
 
         Raises:
-            InvalidConfigError: both options were given. Others are those of
-                open_schemas().
+            InvalidConfigError: both options were given.
+            LogNotFoundError, RemoteUnavailableError: see open_schemas().
         """
         if self.is_local and self.url is not None:
             raise InvalidConfigError(
@@ -79,7 +79,7 @@ def schema_options(command: Callable[..., None]) -> Callable[..., None]:
 def open_schemas(
     directory: str, logdir: logcore.LogDir | None, url: str | None
 ) -> SchemaState:
-    """Return the schemas of a registry, or those beside the topics of a directory.
+    """Return the schemas of a registry, or of the topic `_schemas` of a directory.
 
     `logdir` is None if `directory` is one partition.
 

@@ -85,7 +85,7 @@ def until_end_option(done: str) -> Callable[[_F], _F]:
 
 
 def topic_names(texts: tuple[str, ...]) -> list[str]:
-    """`--topics a,b --topics c`."""
+    """Return the names in the texts of `--topics a,b --topics c`."""
     return [name for text in texts for name in text.split(",") if name]
 
 

@@ -76,7 +76,7 @@ def print_table(
     """Print a table: with rich on a terminal, as aligned plain text elsewhere.
 
     Args:
-        names: headings of the columns.
+        headers: headings of the columns.
         rows: cells of each row.
         right: indexes of columns with numbers, which are aligned right.
         full: whether long cells wrap. Otherwise a row is one line, and its last column
@@ -100,7 +100,11 @@ def print_table(
         for row in texts:
             table.add_row(
                 *(
-                    Text(_harmless(cell), style=_STYLES.get(cell, ""), no_wrap=not full)
+                    Text(
+                        _without_control_characters(cell),
+                        style=_STYLES.get(cell, ""),
+                        no_wrap=not full,
+                    )
                     for cell in row
                 )
             )
@@ -126,7 +130,7 @@ def print_verdicts(
             item.batches or "",
             item.records or "",
             item.size_bytes,
-            item.detail + _place_of(item),
+            item.detail + _position_text(item),
         )
         for item in found
     ]
@@ -134,7 +138,7 @@ def print_verdicts(
     print_table(headers, rows, right=(2, 3, 4), full=full)
 
 
-def print_troubles(found: Sequence[Any], *, within: str = "") -> None:
+def print_problems(found: Sequence[Any], *, within: str = "") -> None:
     """Print two lines for each verdict: the file, and the full description of its
     problem.
     """
@@ -145,7 +149,7 @@ def print_troubles(found: Sequence[Any], *, within: str = "") -> None:
             + "  "
             + _path_within(item.path, within)
         )
-        click.echo(f"    {item.detail}{_place_of(item)}")
+        click.echo(f"    {item.detail}{_position_text(item)}")
 
 
 def _path_within(path: str, within: str) -> str:
@@ -154,7 +158,7 @@ def _path_within(path: str, within: str) -> str:
     return path
 
 
-def _place_of(verdict: Any) -> str:
+def _position_text(verdict: Any) -> str:
     if verdict.position is None:
         return ""
     offset = ""
@@ -166,7 +170,7 @@ def _place_of(verdict: Any) -> str:
 _STYLES: Final = {"ok": "green", "warning": "yellow", "damaged": "bold red"}
 
 
-def _harmless(text: str) -> str:
+def _without_control_characters(text: str) -> str:
     """Return text that is safe for a terminal.
 
     A value may hold control characters that recolor the terminal, clear it, or type
@@ -243,7 +247,7 @@ def terminal_columns() -> int | None:
 
 
 def cells(text: str) -> int:
-    """Return the number of columns of a text: some characters take two, some none."""
+    """Return the number of columns of a text. A character takes two, one or none."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
