@@ -1,5 +1,5 @@
-"""dump() against the contents of the vectors by their README; Kafka's own classes wrote
-the vectors.
+"""dump() of the vectors, compared with the contents that their README describes. Kafka's
+own classes wrote the vectors.
 """
 
 import json
@@ -76,7 +76,7 @@ def test_kind_of_a_file_follows_from_its_name(name, kind):
     assert kind_of(name) == kind
 
 
-def test_a_file_that_is_none_of_a_log_is_refused_by_name(tmp_path):
+def test_file_that_is_not_of_a_log_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(logcore.InvalidNameError):
         dump(tmp_path / "notes.txt")
@@ -91,7 +91,7 @@ def test_a_file_that_is_none_of_a_log_is_refused_by_name(tmp_path):
 # -- dump --------------------------------------------------------------------------
 
 
-def test_dump_gives_the_batches_the_readme_lists():
+def test_dump_returns_the_batches_of_the_readme():
     found = rows(CLEAN / f"{FIRST}.log")
     assert [
         (entry["base_offset"], entry["last_offset"], entry["codec"]) for entry in found
@@ -123,7 +123,7 @@ def test_dump_gives_the_batches_the_readme_lists():
     assert all(entry["crc_ok"] for entry in found)
 
 
-def test_dump_gives_records_of_every_codec():
+def test_dump_decodes_records_of_every_codec():
     found = rows(CLEAN / f"{SECOND}.log", records=True)
     records = [entry for entry in found if entry["type"] == "record"]
     assert [record["offset"] for record in records] == list(range(16, 29))
@@ -146,7 +146,7 @@ def test_dump_gives_records_of_every_codec():
     ]
 
 
-def test_dump_gives_the_first_record_as_written():
+def test_dump_returns_the_first_record_as_written():
     record = rows(CLEAN / f"{FIRST}.log", records=True)[1]
     assert record == {
         "type": "record",
@@ -231,7 +231,7 @@ def test_dump_reads_checkpoints_and_small_files(own):
 
 
 @pytest.mark.parametrize("life", STATES)
-def test_dump_reads_files_that_are_going_or_coming(life, tmp_path):
+def test_dump_reads_files_that_are_being_created_or_deleted(life, tmp_path):
     for suffix in (".log", ".index", ".timeindex", ".txnindex"):
         copy = Path(
             shutil.copy(CLEAN / f"{FIRST}{suffix}", tmp_path / f"{FIRST}{suffix}{life}")
@@ -268,7 +268,7 @@ def test_dump_reports_an_incomplete_batch_at_the_end(crash):
 # -- directories -----------------------------------------------------------------------
 
 
-def test_describe_gives_a_partition_at_a_glance():
+def test_describe_summarizes_a_partition():
     facts = describe(CLEAN)
     assert (facts.topic, facts.partition, facts.segments, facts.size_bytes) == (
         "orders",

@@ -1,8 +1,8 @@
-"""`logcore recover` saves every sound batch of a damaged log, no other, and reports the
-rest.
+"""`logcore recover` saves every sound batch of a damaged log and no other batch, and
+reports the losses.
 
 A log is damaged in every way that a disk can fail. The saved batches are compared with
-the written ones. The report must contain the offsets of all others.
+the written batches. The report must contain the offsets of all lost batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from support.salvaging import (
 )
 from support.vectors import VECTORS
 
-#: Late enough for no producer to have expired.
+#: A time before which no producer has expired.
 FUTURE = 4_000_000_000_000
 
 
@@ -88,8 +88,8 @@ def changed(
 
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-before", "compact-after"])
 def test_files_of_kafka_are_copied_completely(tmp_path: Path, name: str) -> None:
-    """Kafka's own snapshots, indexes of aborted transactions and epochs are the reference for those
-    that salvage rebuilds.
+    """The snapshots, transaction indexes and epochs that salvage rebuilds are compared
+    with those of Kafka.
     """
     data = Path(shutil.copytree(VECTORS / f"partition-{name}", tmp_path / "data"))
     before = tree(data)
@@ -181,10 +181,8 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
 def test_flipped_bit_loses_at_most_its_batch(
     base: int, dense: bool, head_step: int, step: int
 ) -> None:
-    """Every bit of every segment: those a CRC covers, and the lengths, offsets and
-    epochs that none does.
-
-    step: of the bits that a CRC covers, which are alike. head_step: of the others.
+    """Every bit of every segment is flipped. Of the bits that a CRC covers, every
+    `step`-th is flipped, and of the lengths, offsets and epochs every `head_step`-th.
     """
     data = SEGMENTS[path_of(base)]
     for batch in read_batches(data):
@@ -209,9 +207,9 @@ def test_flipped_bit_loses_at_most_its_batch(
                 assert check_salvage(WRITTEN, report, saved) <= {hit}, bit
 
 
-def test_a_length_that_leads_to_the_batch_after_the_next_hides_none() -> None:
-    """In batches of 128 bytes one bit of the length makes it 256. Another sound batch
-    begins there, and one in between.
+def test_wrong_length_that_leads_to_a_later_batch_hides_no_batch() -> None:
+    """In batches of 128 bytes, one flipped bit changes the length to 256. A sound batch
+    begins there, and another one in between.
     """
     data = log_of(*((at, b"x" * 58) for at in range(4)))
     assert len(data) == 4 * 128
@@ -228,9 +226,7 @@ def test_truncation_of_the_last_segment_loses_only_its_end(step: int) -> None:
         report, saved = recover(changed({path_of(12): data[:cut]}))
         whole = {batch.base_offset for batch in read_batches(data[:cut])}
         assert check_salvage(WRITTEN, report, saved) == {12, 13, 14} - whole
-        assert report.log_end_offset == 15, (
-            "an offset that was assigned is assigned again"
-        )
+        assert report.log_end_offset == 15, "an assigned offset is assigned again"
 
 
 @pytest.mark.long
@@ -280,7 +276,7 @@ def test_missing_segment_index_or_codec_does_not_fail(codec: str) -> None:
     report, saved = recover(
         {path: data for path, data in segments.items() if path == path_of(0)}
     )
-    assert not report.lost and len(saved) == 2, "the lost part has left no trace"
+    assert not report.lost and len(saved) == 2, "the loss cannot be detected"
 
 
 def test_garbage_after_the_end_is_a_loss_but_zeros_are_not() -> None:
@@ -294,7 +290,7 @@ def test_garbage_after_the_end_is_a_loss_but_zeros_are_not() -> None:
     assert [(part.size_bytes, part.first_offset) for part in report.lost] == [(4, None)]
 
 
-def test_the_same_offsets_twice_are_kept_once() -> None:
+def test_duplicate_offsets_are_copied_once() -> None:
     twice = SEGMENTS[path_of(6)] + SEGMENTS[path_of(6)]
     report, saved = recover(
         changed(
@@ -308,9 +304,9 @@ def test_the_same_offsets_twice_are_kept_once() -> None:
 @pytest.mark.parametrize(
     "spare", [".log.swap", ".log.deleted", ".log.cleaned", ".77.quarantine"]
 )
-def test_leftover_files_fill_gaps_only(spare: str) -> None:
+def test_leftover_files_are_used_only_for_gaps(spare: str) -> None:
     """Records that a recovery truncated were written again. A new segment that has begun
-    to replace the old ones is the log.
+    to replace old segments belongs to the log.
     """
     other = log_of((6, b"OTHER"), (9, b"OTHER"), size=3)
     for gone, lost in ((None, {6, 9}), (SEGMENTS[path_of(6)][:-1], {9})):
@@ -330,11 +326,12 @@ def test_leftover_files_fill_gaps_only(spare: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
+def test_crashed_compaction_loses_no_record_that_opening_finds(
     step: int,
 ) -> None:
-    """After the first old segment was removed, the new one with its .swap name is the
-    log, even if it is the first. The other replaced segments may still exist.
+    """After the first old segment was removed, the new segment with its .swap name
+    belongs to the log, even if it is the first segment. The other replaced segments may
+    still exist.
     """
     disk = SimulatedDisk()
     config = {
@@ -376,8 +373,8 @@ def test_a_compaction_that_a_crash_ended_loses_nothing_that_opening_finds(
 
 
 def test_rewritten_offsets_are_not_read_from_old_files() -> None:
-    """A recovery quarantined the tail, and new records got the same offsets. A batch of
-    them is then lost. The old batch of the tail must not replace it.
+    """A recovery quarantined the tail, and new records got the same offsets. If a batch
+    of the new records is lost, the old batch must not replace it.
     """
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, fs=disk) as log:
@@ -433,7 +430,7 @@ def test_noncanonical_and_unlistable_names_do_not_affect_other_partitions() -> N
 def test_batch_inside_a_value_is_not_read_as_a_batch(
     spoil: str, count: int, place: str
 ) -> None:
-    """The value holds whole batches with the very offsets that are expected next."""
+    """The value contains complete batches with the offsets that are expected next."""
     inner = log_of(*((offset, b"invented") for offset in range(1, 1 + count)))
     front = log_of((0, b"first"))
     outer = log_of((1, b"x" * 40 + inner + b"y" * 40), size=10)
@@ -525,11 +522,11 @@ def test_a_log_directory_with_damaged_files_of_its_own() -> None:
     with logcore.open_dir("/out", fs=disk) as directory:
         assert directory.partition("t", 0).log_end_offset == 1
         assert directory.partition("t", 1).log_end_offset == 0
-        assert directory.host.next_producer_id() > 41, "no id is given out twice"
+        assert directory.host.next_producer_id() > 41, "no id is allocated twice"
 
 
 @pytest.mark.long
-def test_random_damage_never_invents(tmp_path: Path) -> None:
+def test_random_damage_never_adds_batches(tmp_path: Path) -> None:
     rng = random.Random(7)
     values = [(at, rng.randbytes(rng.randrange(300))) for at in range(120)]
     segments = {path_of(low): log_of(*values[low : low + 40]) for low in (0, 40, 80)}
@@ -566,8 +563,8 @@ def test_random_damage_never_invents(tmp_path: Path) -> None:
 
 
 def partition_of_ten(path: Path) -> Path:
-    """t-0 with offsets 0 to 9 in a batch each, the first four deleted; beside it u-0,
-    which holds three.
+    """Return t-0 with the offsets 0 to 9 in a batch each, the first four of them deleted.
+    The directory also contains u-0, with three records.
     """
     with logcore.open(path / "t-0", create=True) as log:
         for at in range(10):
@@ -583,11 +580,9 @@ def lines(path: Path, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere", "by its name"])
-def test_a_partition_that_was_moved_aside_keeps_start_and_end(
-    tmp_path: Path, place: str
-) -> None:
-    """The log directory's checkpoints still contain its name, which it will get
-    again.
+def test_renamed_partition_keeps_start_and_end(tmp_path: Path, place: str) -> None:
+    """The checkpoints of the log directory still contain the former name, which the
+    partition will get again.
     """
     data = tmp_path / "data"
     own = partition_of_ten(data)
@@ -631,7 +626,7 @@ def test_copy_under_another_name_ignores_checkpoints_of_that_name(
     assert lines(tmp_path, checkpoint.CLEANER) == {"t 0 0"}
 
 
-def test_a_checkpoint_that_cannot_be_understood_is_reported() -> None:
+def test_undecodable_checkpoint_is_reported() -> None:
     for name in (checkpoint.LOG_START, checkpoint.RECOVERY_POINT):
         disk = SimulatedDisk({**SEGMENTS, f"/data/{name}": b"garbage"})
         assert [part.path for part in salvage(SOURCE, TARGET, fs=disk).lost] == [
@@ -683,7 +678,7 @@ def test_missing_first_segments_are_lost_and_deleted_ones_are_not(
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "open"])
-def test_a_transaction_whose_marker_is_lost_is_named(end: str) -> None:
+def test_transaction_with_a_lost_marker_is_reported(end: str) -> None:
     """The records of an aborted transaction would be read as if the next one had
     committed them.
     """
@@ -731,7 +726,7 @@ def test_a_transaction_whose_marker_is_lost_is_named(end: str) -> None:
     ] in named.reason
 
 
-def test_a_loss_outside_of_transactions_names_none() -> None:
+def test_loss_outside_of_transactions_reports_no_transaction() -> None:
     disk = SimulatedDisk()
     with logcore.open(SOURCE, create=True, fs=disk) as log:
         first = log.append(b"lost").offset
@@ -809,7 +804,7 @@ def test_a_batch_with_a_right_crc_that_cannot_be_decoded_is_lost(
         (0, len(batch))
     ]
     assert report.log_end_offset == (12 if place == "middle" else 9), (
-        "its offsets were given out"
+        "its offsets were assigned"
     )
 
 

@@ -1,5 +1,5 @@
-"""logcore recover at its limits: its work and memory, copies that were cut off, staged
-writes, the command.
+"""`logcore recover`: its work and memory, interrupted copies, staged writes, and the
+command.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return found
 
 
-def test_many_gaps_do_not_read_a_spare_file_as_often(counted: Counted) -> None:
+def test_spare_file_is_read_once_for_many_gaps(counted: Counted) -> None:
     data = log_of(*((at, b"value") for at in range(8000)))
     size = len(data) // 8000
     bad = bytearray(data)
@@ -102,7 +102,7 @@ def test_many_gaps_do_not_read_a_spare_file_as_often(counted: Counted) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("magic", [0, 1, 2])
-def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_square(
+def test_heads_with_long_lengths_cause_only_linear_work(
     counted: Counted, magic: int
 ) -> None:
     last = log_of((10**6, b"real"))
@@ -127,7 +127,7 @@ def test_heads_that_claim_all_of_the_rest_do_not_make_the_work_grow_with_its_squ
 @pytest.mark.parametrize("kind", ["partition", "directory"])
 def test_interrupted_copy_is_not_a_log(kind: str) -> None:
     """After a crash at any change of the disk, the copy is complete, or opening it and
-    making it again report an error.
+    copying again report an error.
     """
     disk = SimulatedDisk()
     with logcore.open_dir("/data", create=True, fs=disk) as directory:
@@ -225,7 +225,7 @@ def test_staged_writes_are_copied(tmp_path: Path) -> None:
     assert {
         path: at for path, at in tree(tmp_path).items() if not path.startswith("out")
     } == before
-    staged_into(out, 0)  # a driver that does not know that it was done
+    staged_into(out, 0)  # a driver that repeats its write
     with logcore.open_dir(out) as directory:
         assert [record.value for record in directory.partition("t", 0).read(0)] == [
             b"before",
@@ -264,7 +264,7 @@ def test_offsets_of_a_partially_applied_write_are_not_reused(
 
 
 @pytest.mark.parametrize("target", ["full", "t-0/sub-0", "t-0", "no-partition-"])
-def test_a_target_that_will_not_do_is_refused_before_any_effect(
+def test_invalid_target_is_refused_before_any_change(
     tmp_path: Path, own: Path, target: str
 ) -> None:
     (tmp_path / "full").mkdir()
@@ -298,7 +298,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert peak < 16 << 20, peak
 
 
-def test_the_command(tmp_path: Path, own: Path) -> None:
+def test_recover_command_prints_json(tmp_path: Path, own: Path) -> None:
     done = run("recover", own, tmp_path / "a" / "t-0")
     assert (done.exit_code, json.loads(done.stdout)["partitions"][0]["records"]) == (
         0,
@@ -321,7 +321,7 @@ def test_the_command(tmp_path: Path, own: Path) -> None:
         assert (done.exit_code, done.stdout) == (2, "")
 
 
-def test_the_command_for_people(
+def test_recover_command_prints_text_on_a_terminal(
     tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logcore.cli.maintenance.wants_json", lambda as_json: as_json)
@@ -348,8 +348,8 @@ def run(*arguments: object) -> Any:
 
 @pytest.mark.interop
 def test_kafka_reads_the_salvaged_copy(tmp_path: Path) -> None:
-    """A gap in the offsets is nothing to Kafka; its dump tool finds batches and indexes
-    sound.
+    """Kafka accepts a gap in the offsets, and its dump tool finds no fault in batches and
+    indexes.
     """
     config = {"segment.bytes": 6000, "index.interval.bytes": 300}
     with logcore.open(tmp_path / "t-0", create=True, config=config) as log:
@@ -380,8 +380,8 @@ def test_kafka_reads_the_salvaged_copy(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_written_to_the_target_of_a_link(tmp_path: Path) -> None:
-    """A log that is opened by a symbolic link has its checkpoints where the directory
-    really is.
+    """The checkpoints of a log that is opened by a symbolic link are next to the target of
+    the link.
     """
     data = tmp_path / "data"
     other = tmp_path / "other"
@@ -412,7 +412,7 @@ def test_checkpoints_are_written_to_the_target_of_a_link(tmp_path: Path) -> None
         ]
 
 
-def test_batch_far_above_its_segment_gets_a_segment_of_its_own() -> None:
+def test_batch_far_above_its_segment_gets_its_own_segment() -> None:
     far = 5_000_000_000
     batch = encode([(None, b"x", (), 1_000)] * 4, base_offset=far)
     points = b"0\n1\nt 0 %d\n" % (far + 4)
@@ -447,7 +447,7 @@ def test_checkpoints_of_another_log_in_the_target_are_ignored() -> None:
         assert (log.log_start_offset, log.log_end_offset) == (0, 10)
 
 
-def test_a_partition_under_a_name_that_nothing_knows_is_lost(tmp_path: Path) -> None:
+def test_unreadable_partition_with_an_unknown_name_is_lost(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "data" / "t-00", create=True) as log:
         log.append(b"acknowledged")
     with logcore.open(tmp_path / "data" / "u-0", create=True) as log:
@@ -458,9 +458,9 @@ def test_a_partition_under_a_name_that_nothing_knows_is_lost(tmp_path: Path) -> 
     assert salvage(tmp_path / "data" / "t-00", tmp_path / "one" / "t-0").is_whole
 
 
-def test_an_offset_that_damage_reached_is_not_believed() -> None:
+def test_damaged_offset_after_a_torn_sector_is_rejected() -> None:
     """A torn sector ended in the offset of the next header, which no CRC covers. The
-    batch returned with another offset, and the sound one after it was lost.
+    batch was copied with another offset, and the sound batch after it was lost.
     """
     disk = SimulatedDisk()
     with logcore.open("/d/t-0", create=True, fs=disk) as log:
@@ -480,7 +480,7 @@ def test_an_offset_that_damage_reached_is_not_believed() -> None:
         ] == [(offset, b"last") for offset in (5, 6, 7)]
 
 
-def test_gaps_look_only_at_the_spare_files_that_reach_them(
+def test_gap_reads_only_spare_files_that_overlap_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each gap was compared with each spare file: 4,000 of both took ten seconds."""

@@ -1,4 +1,4 @@
-"""Facts about segments, beside the log's own answers."""
+"""Facts about segments, compared with the facts of the open log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW_MS = 1_700_000_000_000
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A partition with several segments, and a record each second."""
+    """Return a partition with several segments, and one record per second."""
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t", 1, {"segment.bytes": 20_000})
         log = logdir.partition("t", 0)
@@ -82,9 +82,9 @@ def test_retention_deletes_the_forecast_segments(path: Path, seconds: int) -> No
     assert (due[-1].end_offset if due else 0) == start
     assert found.retention.due_segments == len(due)
     assert found.retention.due_bytes == sum(segment.size_bytes for segment in due)
-    left = [segment for segment in found.segments if not segment.is_expired]
-    if left:
-        assert found.retention.next_ms == left[0].max_timestamp_ms + 300_000
+    remaining = [segment for segment in found.segments if not segment.is_expired]
+    if remaining:
+        assert found.retention.next_ms == remaining[0].max_timestamp_ms + 300_000
 
 
 def test_compacted_partition_shows_its_dirty_part(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_compacted_partition_shows_its_dirty_part(tmp_path: Path) -> None:
     assert dirty[0] == found.cleaned_to
     assert found.segments[-1].base_offset not in dirty
     assert found.dirty_bytes > 0
-    assert not found.is_damaged  # the gaps of a compaction are no losses
+    assert not found.is_damaged  # the gaps of a compaction are not losses
 
 
 def test_open_transactions_are_those_of_all_batches(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_open_transactions_are_those_of_all_batches(tmp_path: Path) -> None:
         assert min(expected.values()) == log.last_stable_offset
         snapshots = list(Path(log.path).glob("*.snapshot"))
         assert snapshots
-        for snapshot in snapshots:  # a damaged snapshot is no evidence
+        for snapshot in snapshots:  # a damaged snapshot is ignored
             snapshot.write_bytes(b"?")
         assert segment_map(log.path).open_transactions == expected
         for producer in producers:

@@ -1,7 +1,8 @@
-"""verify() against directories that are damaged on purpose.
+"""verify() of directories that are damaged on purpose.
 
-The oracle is the recovery of the log itself. Opening must truncate a log that verify()
-reports as torn, and must refuse or lose data of one that it reports as damaged.
+The verdicts are compared with opening the log. Opening must truncate a log that
+verify() reports as torn. If verify() reports damage, opening must refuse the log or lose
+data.
 """
 
 import itertools
@@ -94,7 +95,7 @@ def test_a_partition_without_segments_is_checked(own):
             logcore.open(own, read_only=read_only)
     (own.parent / "recovery-point-offset-checkpoint").unlink()
     assert "log" not in {verdict.kind for verdict in verify(own)}, (
-        "the file has left no trace"
+        "the missing file cannot be detected"
     )
     (own / f"{FIRST}.timeindex").write_bytes(b"")
     assert {verdict.kind for verdict in verify(own) if verdict.status == "damaged"} == {
@@ -145,7 +146,7 @@ def test_topic_being_created_is_not_reported_as_damaged():
     assert any("being made" in detail for detail in seen)
 
 
-def test_a_seal_has_a_verdict_of_its_own(own):
+def test_checksum_file_has_its_own_verdict(own):
     seal, log = (own / f"{0:020d}{suffix}" for suffix in (".seal", ".log"))
     assert [
         (verdict.kind, verdict.status, verdict.detail) for verdict in verify(seal)
@@ -167,7 +168,7 @@ def test_a_seal_has_a_verdict_of_its_own(own):
     assert verdicts(own)[seal.name].status == "warning"
 
 
-def test_one_file_is_checked_in_its_place(own):
+def test_single_file_is_checked_with_its_partition(own):
     log = own / "00000000000000000006.log"
     assert [verdict.path for verdict in verify(log)] == [str(log)]
     log.write_bytes(log.read_bytes()[:-1])
@@ -175,7 +176,7 @@ def test_one_file_is_checked_in_its_place(own):
     assert verdict.status == "damaged"
 
 
-def test_a_torn_tail_is_a_warning_and_opening_cuts_just_that(crash):
+def test_torn_tail_is_a_warning_and_opening_truncates_only_that(crash):
     path = crash / f"{SECOND}.log"
     path.write_bytes(path.read_bytes()[:-5])
     verdict = verdicts(crash)[path.name]
@@ -196,8 +197,8 @@ def test_zeros_at_the_end_are_a_torn_tail(own):
 
 
 def test_loss_of_durable_records_is_damage(own):
-    """As in a torn tail, but by the recovery point the bytes were on disk. So opening
-    refuses.
+    """The log ends in a torn tail, but the recovery point shows that the bytes were
+    durable. So opening the log is refused.
     """
     path = own / "00000000000000000012.log"
     path.write_bytes(path.read_bytes()[:-5])
@@ -240,8 +241,8 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
     (6, 0, "offsets 6 to 11 are in no segment: the log has no gaps there"),
 ])  # fmt: skip
 def test_missing_segment_of_a_dense_log_is_damage(own, gone, path, words):
-    """Without its seal too; reading agrees. Deleted and compacted records are no
-    loss.
+    """The missing segment is also found without its checksum file, and reading reports
+    it too. Deleted and compacted records are not a loss.
     """
     for name in own.glob(f"{gone:020d}.*"):
         name.unlink()
@@ -258,7 +259,7 @@ def test_missing_segment_of_a_dense_log_is_damage(own, gone, path, words):
         gone == 0
     ), "no compaction moves the start"
     (own.parent / "cleaner-offset-checkpoint").unlink()
-    alone = own.rename(own.parent / "mine-0.bak")  # where no checkpoint knows of it
+    alone = own.rename(own.parent / "mine-0.bak")  # a name without checkpoints
     assert ("damaged" in {verdict.status for verdict in verify(alone)}) == (gone == 6)
 
 
@@ -270,7 +271,7 @@ def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
     assert "does not follow" in verdicts(own)[path.name].detail
 
 
-def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
+def test_torn_transaction_index_that_opening_repairs_is_a_warning(tmp_path):
     """The index of the active segment is rebuilt after a crash, and not after a clean
     close. The index of a sealed segment is never rebuilt.
     """
@@ -301,27 +302,27 @@ def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
     assert verdicts(path.parent)[path.name].status == "damaged"
 
 
-class Meddling(OsFS):
-    """A disk that changes after the nth listing of a directory, or after the names of a
-    segment were read.
+class ChangingFS(OsFS):
+    """A file system that calls `change` after the nth listing of a directory, or after
+    the names of a segment were read.
     """
 
-    def __init__(self, happens, after):
+    def __init__(self, change, after):
         super().__init__()
-        self.happens = happens
+        self.change = change
         self.left = after
 
     def listdir(self, path):
         names = super().listdir(path)
         self.left -= 1
         if self.left == 0:
-            self.happens()
+            self.change()
         return names
 
     def file_size(self, path):
         self.left -= 1
         if self.left == 0:
-            self.happens()
+            self.change()
         return super().file_size(path)
 
 
@@ -348,7 +349,7 @@ def test_concurrent_changes_are_not_reported_as_damage(tmp_path, kind):
                 if at % 6 == 5:
                     log.roll()
 
-            def happens(log=log):
+            def change(log=log):
                 if kind == "compaction":
                     log.reconfigure({**config, "segment.bytes": 4000})
                     logcore.clean(log, force=True)
@@ -357,7 +358,7 @@ def test_concurrent_changes_are_not_reported_as_damage(tmp_path, kind):
                 else:
                     log.truncate(8)
 
-            fs = Meddling(happens, after)
+            fs = ChangingFS(change, after)
             found = [
                 verdict
                 for verdict in verify(path.parent, fs=fs)
@@ -421,7 +422,7 @@ def test_verify_reports_no_damage_after_normal_use_or_a_crash(config, step):
     assert changes > 100
 
 
-def test_a_copy_that_was_not_finished_is_named(own):
+def test_unfinished_copy_is_reported(own):
     (own.parent / "other-0.recovering").mkdir()
     [verdict] = [verdict for verdict in verify(own.parent) if verdict.status != "ok"]
     assert verdict.status == "damaged" and "did not finish" in verdict.detail
@@ -436,7 +437,7 @@ def test_segments_that_overlap_are_damage(crash):
     assert "does not follow" in found["00000000000000000014.log"].detail
 
 
-def test_offsets_that_run_into_the_next_segment_are_damage(own):
+def test_offsets_of_the_next_segment_are_damage(own):
     middle = own / "00000000000000000006.log"
     last = own / "00000000000000000012.log"
     middle.write_bytes(middle.read_bytes() + last.read_bytes())
@@ -451,12 +452,12 @@ def test_offsets_that_run_into_the_next_segment_are_damage(own):
         ([(5, 211), (4, 330)], "offset does not rise"),
         ([(5, 211), (7, 211)], "position does not rise"),
         ([(5, 212)], "no batch begins"),
-        ([(4, 211)], "points at a batch above its offset"),
+        ([(4, 211)], "points to a batch above its offset"),
         ([(5, 5000)], "after the end"),
         ([(-1, 211)], "below the segment"),
     ],
 )
-def test_an_index_that_misleads_is_a_warning(crash, entries, words):
+def test_wrong_index_is_a_warning(crash, entries, words):
     path = crash / f"{FIRST}.index"
     path.write_bytes(b"".join(struct.pack(">ii", *entry) for entry in entries))
     verdict = verdicts(crash)[path.name]
@@ -475,7 +476,7 @@ def test_an_index_that_misleads_is_a_warning(crash, entries, words):
         ([], "retention"),
     ],
 )
-def test_a_time_index_that_misleads_is_a_warning(crash, entries, words):
+def test_wrong_time_index_is_a_warning(crash, entries, words):
     path = crash / f"{FIRST}.timeindex"
     path.write_bytes(b"".join(struct.pack(">qi", *entry) for entry in entries))
     verdict = verdicts(crash)[path.name]
@@ -491,7 +492,7 @@ def test_a_time_index_that_misleads_is_a_warning(crash, entries, words):
         struct.pack(">hqqqq", 0, 1, 8, 90, 9),
     ],
 )
-def test_a_txnindex_that_misleads_is_damage(crash, content):
+def test_wrong_transaction_index_is_damage(crash, content):
     path = crash / f"{FIRST}.txnindex"
     path.write_bytes(content)
     assert verdicts(crash)[path.name].status == "damaged"
@@ -509,20 +510,20 @@ def test_a_txnindex_that_misleads_is_damage(crash, content):
     ]
     + [(name, "warning") for name in ("logcore.policy", "logcore.durable")],
 )
-def test_small_files_that_cannot_be_understood(crash, name, status):
+def test_undecodable_small_files_have_a_verdict(crash, name, status):
     (crash / name).write_bytes(b"0\n7\nnonsense")
     assert verdicts(crash)[name].status == status
 
 
-def test_a_checkpoint_that_cannot_be_understood_is_damage(tmp_path):
+def test_undecodable_checkpoint_is_damage(tmp_path):
     root = Path(shutil.copytree(CLEAN.parent, tmp_path / "data"))
     (root / "recovery-point-offset-checkpoint").write_text("0\n2\norders 0 29\n")
     assert verdicts(root)["recovery-point-offset-checkpoint"].status == "damaged"
 
 
 def test_a_batch_missing_in_the_middle_is_found(own):
-    """A batch that is removed whole leaves no bad CRC. Only the offsets show it, and
-    only in logs of our own, which have no gaps.
+    """If a complete batch is removed, no CRC is wrong. Only the offsets show the loss,
+    and only in logs of logcore, which have no gaps.
     """
     (own.parent / "recovery-point-offset-checkpoint").unlink()
     path = own / "00000000000000000012.log"
@@ -540,14 +541,14 @@ def test_a_batch_missing_in_the_middle_is_found(own):
     assert verdicts(own)[path.name].status == "ok"
 
 
-def test_a_segment_that_the_one_before_has_outgrown_is_damage(own):
+def test_segment_overlapped_by_the_previous_one_is_damage(own):
     (own / "00000000000000000015.log").write_bytes(b"")
     assert verdicts(own)["00000000000000000012.log"].status == "damaged"
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(own)
 
 
-def test_leftovers_are_named(crash):
+def test_leftover_files_are_reported(crash):
     for name in (
         f"{FIRST}.log.deleted",
         f"{FIRST}.index.cleaned",
@@ -562,7 +563,7 @@ def test_leftovers_are_named(crash):
     assert found["00000000000000000099.index"].status == "warning"
 
 
-def test_a_running_writer_is_not_disturbed(own):
+def test_verify_does_not_disturb_a_running_writer(own):
     with logcore.open(own) as log:
         log.append(b"more")
         assert {verdict.status for verdict in verify(own.parent)} == {"ok"}
@@ -581,7 +582,7 @@ def test_old_formats_are_counted(tmp_path):
 
 def test_an_old_entry_that_cannot_be_decoded_is_damage(tmp_path):
     """A batch may have the right CRC and malformed compressed bytes. Here it follows a
-    good one.
+    valid batch.
     """
     path = tmp_path / "old-0"
     path.mkdir()
@@ -607,8 +608,8 @@ def test_unreadable_path_has_a_verdict(crash):
 
 
 def test_name_above_the_largest_offset_is_not_a_segment(crash):
-    """Kafka parses them as a long and refuses the whole directory, so verify() reports
-    them and checks the rest.
+    """Kafka parses such a name as a long and refuses the whole directory. So verify()
+    reports the file and checks the others.
     """
     for name in ("99999999999999999999.log", "09223372036854775808.index"):
         (crash / name).write_bytes(b"12345678")
@@ -631,8 +632,8 @@ def test_name_above_the_largest_offset_is_not_a_segment(crash):
 # -- foreign bytes ---------------------------------------------------------------------
 
 
-def survive(path):
-    """dump and verify return rows, verdicts and LogcoreErrors for every content of the
+def check_only_expected_errors(path):
+    """Check that dump() and verify() raise only LogcoreErrors for the content of a
     file.
     """
     try:
@@ -652,12 +653,12 @@ def survive(path):
     data=st.binary(max_size=200)
     | st.text("0123456789 \n:=[{", max_size=40).map(str.encode)
 )
-def test_any_bytes_in_any_file(tmp_path_factory, name, data):
+def test_any_content_of_a_file_is_handled(tmp_path_factory, name, data):
     path = tmp_path_factory.mktemp("any") / "any-0" / name
     path.parent.mkdir()
     (path.parent / f"{SECOND}.log").write_bytes((CRASH / f"{SECOND}.log").read_bytes())
     path.write_bytes(data)
-    survive(path)
+    check_only_expected_errors(path)
 
 
 @pytest.mark.long
@@ -670,7 +671,7 @@ def test_every_cut_of_a_file(crash, name, places):
     whole = (CLEAN / name).read_bytes()
     for cut in range(0, len(whole), 1 + len(whole) // places):
         (crash / name).write_bytes(whole[:cut])
-        survive(crash / name)
+        check_only_expected_errors(crash / name)
 
 
 @pytest.mark.long
@@ -686,12 +687,12 @@ def test_every_byte_of_a_file_flipped(crash, name, places):
             data = bytearray(whole)
             data[position] ^= mask
             (crash / name).write_bytes(data)
-            survive(crash / name)
+            check_only_expected_errors(crash / name)
 
 
-def test_every_bit_of_a_sealed_batch_is_guarded(crash):
-    """Any flipped bit that the CRC or the walk covers is found: all but the leader
-    epoch (12..15) of a lone batch.
+def test_every_flipped_bit_of_a_batch_is_found(crash):
+    """The CRC and the checks cover all bytes of a batch except its leader epoch (12 to
+    15).
     """
     path = crash / f"{FIRST}.log"
     whole = path.read_bytes()
@@ -714,4 +715,4 @@ def test_every_bit_of_a_sealed_batch_is_guarded(crash):
 )
 def test_hostile_json_is_a_verdict(crash, content):
     (crash / "logcore.policy").write_bytes(content)
-    survive(crash / "logcore.policy")
+    check_only_expected_errors(crash / "logcore.policy")

@@ -1,1 +1,1 @@
-"""Looks at the files of logs, healthy or damaged, without opening them for writing."""
+"""Reads, checks and copies the files of logs, intact or damaged, without changing them."""

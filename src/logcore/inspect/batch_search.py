@@ -1,30 +1,32 @@
 """Finds the sound batches of one file that may be damaged, and the damage between them.
 
-A file is read batch by batch, with CRCs and records, as long as one batch follows the
-other. After damage the next batch is found by the first of these ways that succeeds:
+A file is read batch by batch, with CRCs and records, as long as each batch follows the
+previous one. After damage, the next batch is found by the first of these methods that
+succeeds:
 
 1. The length in the damaged head leads to a sound batch or to the end of the file.
-2. That length with one bit flipped back gives the right CRC: only the length was wrong.
-3. A search at every byte. A record's value may hold a batch, so a batch that is found
-   like this counts only if the bytes after it look like a log too.
+2. That length with one bit flipped back results in the right CRC: only the length was
+   wrong.
+3. A search at every byte. A record's value may contain a batch, so a batch that is found
+   in this way counts only if the bytes after it resemble a log too.
 
-Offsets, which no CRC covers, have to rise. If two batches contradict each other, the
-one that does not continue the batch before is dropped.
+Offsets, which no CRC covers, must rise. If two batches contradict each other, the batch
+that does not continue the previous batch is dropped.
 
 Rules:
 - No process may be writing the file: it is mapped.
-- A batch is sound if its CRC is right and its records can be decoded. If they cannot be
-  decoded because the codec's package is missing, or because they inflate to more than
-  memory should hold, a right CRC is enough.
-- The work grows in proportion to the size of the file, whatever the file holds. Foreign
-  bytes may look like a head at every position, and each such head may claim the whole
-  rest of the file.
-- A search keeps little: a few numbers for each stretch between two damages. If parts
-  will be cut out of the result, it keeps some for every 64 batches too, so that a cut
-  reads little more than the part.
+- A batch is sound if its CRC is right and its records can be decoded. If the records
+  cannot be decoded because the codec's package is missing, or because they inflate to
+  more than the memory limit, a right CRC is sufficient.
+- The work is proportional to the size of the file for any content. Foreign bytes may
+  resemble a head at every position, and the length in each such head may extend to the
+  end of the file.
+- A search keeps a few numbers for each stretch between two damages. If parts will be cut
+  out of the result, it also keeps a few numbers for every 64 batches, so that a cut reads
+  little more than the part.
 
 This module handles one file. salvage.py determines the missing offsets and the files
-that may fill the gap.
+that may fill a gap.
 """
 
 from __future__ import annotations
@@ -61,11 +63,11 @@ _SECTOR_BYTES: Final = 4096
 _MARK_BATCHES: Final = 64
 #: Number of records decoded at once to check that they can be decoded.
 _DECODE_ROWS: Final = 1 << 16
-#: Kafka's max.message.bytes. A longer chain of batches does not fit into one record's
-#: value, so it is a log.
+#: Kafka's max.message.bytes. A longer chain of batches does not fit into the value of one
+#: record, so it is part of a log.
 _LARGEST_BATCH_BYTES: Final = (1 << 20) + layout.LOG_OVERHEAD
-#: The most offsets between a batch and the next head, if that head is recognised
-#: without its CRC.
+#: Maximum number of offsets between a batch and the next head, if that head is
+#: recognised without its CRC.
 _NEAR_OFFSETS: Final = 1 << 20
 #: Base offset, length, leader epoch, magic: the same four fields at the same positions
 #: in v2. v0 and v1 have the CRC in place of the leader epoch.
@@ -128,7 +130,7 @@ class BatchFile:
             for at in range(start, end, _PIECE_BYTES)
         )
 
-    def why(self, start: int, end: int, reason: str) -> str:
+    def describe_damage(self, start: int, end: int, reason: str) -> str:
         cannot = any(low < end and start < high for low, high in self.unreadable)
         if cannot:
             return "a part of it cannot be read"
@@ -157,9 +159,8 @@ class Extent:
     marks: list[tuple[int, int]] = attrs.Factory(list)
 
     def around(self, low: int, high: int) -> tuple[int, int]:
-        """Return (start, end) in the file of a part with all batches in [low, high).
-
-        The part contains few other batches.
+        """Return (start, end) in the file of a part that contains all batches in
+        [low, high), and few others.
         """
         if low >= self.next_offset or high <= self.first:
             return self.end, self.end
@@ -174,7 +175,7 @@ class Extent:
         return start, end
 
     def cut(self, base: int, low: int, high: int) -> list[Extent]:
-        """Return its batches that are wholly in [low, high), for a segment."""
+        """Return the batches that are completely in [low, high), for a segment."""
         start, stop = self.around(low, high)
         return Search(self.source, base, low, high, start=start, stop=stop).extents
 
@@ -184,8 +185,8 @@ class DamagedRange:
     """Bytes that are not a sound batch.
 
     If position == end, no bytes are damaged, but batches before the position are
-    missing. `next_offset` is one above the last offset that the bytes certainly had, 0
-    if it is unknown.
+    missing. `next_offset` is one above the last offset that the bytes certainly
+    contained, or 0 if it is unknown.
     """
 
     source: BatchFile
@@ -226,21 +227,22 @@ class Search:
         else:
             self.stop = stop
         self.expected = low  # the lowest offset that the next batch may have
-        # The last batch that was kept, for _drop_last_batch(). last_size is 0 if no batch can
-        # be taken back.
+        # The last batch that was kept, for _drop_last_batch(). last_size is 0 if that
+        # batch cannot be dropped.
         self.last_size = 0
         self.last_base = 0
         self.last_records = 0
         self.before_last = low  # `expected` before that batch was kept
         self.found: list[Extent | DamagedRange] = []
-        self.sums: dict[bool, _Checksums] = {}  # by whether they are of v0 and v1
+        #: Whether the batches have format v0 or v1 -> their checksums.
+        self.checksums: dict[bool, _Checksums] = {}
         position = start
         while position < self.stop:
             position, reason = self._chain(position)
             if reason:
-                behind = self._end_of_damage(position)
-                self._damage(position, behind, reason)
-                position = behind
+                next_position = self._end_of_damage(position)
+                self._damage(position, next_position, reason)
+                position = next_position
 
     @property
     def extents(self) -> list[Extent]:
@@ -254,20 +256,20 @@ class Search:
     # -- sound batches -----------------------------------------------------------------
 
     def _chain(self, position: int) -> tuple[int, str]:
-        """Keep whole batches from a position on.
+        """Keep complete batches from a position on.
 
-        Returns the position after them, and the reason why it is not the end.
+        Return the position after them, and the reason why it is not the end, or "".
         """
         while True:
-            facts, position, why = self._walk(position, WALK_BATCHES)
+            facts, position, stop_reason = self._walk(position, WALK_BATCHES)
             while len(facts):
                 row, reason = self._order_fault(facts)
                 self._add_batches(facts[:row])
                 facts = facts[row:]
                 if not len(facts):
                     break
-                # The first of `facts` contradicts the last batch kept. Which of the two
-                # has the wrong offset?
+                # The first batch of `facts` contradicts the last batch kept: one of them
+                # has a wrong offset.
                 if self._is_last_wrong(facts[0]) or (
                     reason == _GAP and self._is_last_unproven()
                 ):
@@ -276,28 +278,30 @@ class Search:
                     reason == _GAP
                     and self._base_at(facts[0]) == int(facts[0]["last_offset"]) + 1
                 ):
-                    # Neither: the next batch continues this one, so batches in front of
-                    # this one are missing.
+                    # Both offsets are right: the next batch continues this one, so
+                    # batches before this one are missing.
                     start = int(facts[0]["position"])
                     self._damage(start, start, _GAP)
                     self._add_batches(facts[:1])
                     facts = facts[1:]
-                else:  # this one
+                else:  # the offset of this batch is wrong
                     start = int(facts[0]["position"])
                     self._damage(start, start + int(facts[0]["size_bytes"]), reason)
                     facts = facts[1:]
-            if why == layout.WALK_END:
+            if stop_reason == layout.WALK_END:
                 return position, ""
-            if why != layout.WALK_LIMIT:
-                return position, layout.WALK_REASONS[why]
+            if stop_reason != layout.WALK_LIMIT:
+                return position, layout.WALK_REASONS[stop_reason]
 
     def _order_fault(self, facts: layout.Facts) -> tuple[int, str]:
-        """Return the first batch that does not follow and the reason, or the count."""
+        """Return the row of the first batch that does not continue the log, and the
+        reason. Without such a batch, return the number of batches and "".
+        """
         dense_from = 0
         if not self.is_dense:
             dense_from = order.NEVER
         if self.is_dense and self.found and isinstance(self.found[-1], DamagedRange):
-            # A gap in front of the first batch is explained by the damage.
+            # The damage explains a gap before the first batch.
             dense_from = int(facts["base_offset"][0])
         row, fault = order.first_fault(
             facts, self.expected, self.high, dense_from=dense_from
@@ -318,7 +322,8 @@ class Search:
     def _is_last_wrong(self, facts: Any) -> bool:
         """Return whether the last batch kept has a wrong offset.
 
-        The alternative is that this one has; it begins below the end of the last one.
+        If it does not, the batch of `facts`, which begins below the end of the last
+        batch, has the wrong offset.
         """
         base = int(facts["base_offset"])
         last = int(facts["last_offset"])
@@ -328,8 +333,8 @@ class Search:
             or not self.before_last <= base < self.expected
         ):
             return False
-        # This one continues the batch before the last, or leaves just the room that the
-        # last one takes.
+        # The batch of `facts` continues the batch before the last one, or leaves as many
+        # offsets as the last one has.
         if base in (
             self.before_last,
             self.before_last + self.expected - self.last_base,
@@ -358,7 +363,7 @@ class Search:
                 count = len(facts)
             reason = ""
             if count:
-                count, reason = self._decodable(facts[:count])
+                count, reason = self._count_decodable(facts[:count])
                 if count:
                     records = int(facts["record_count"][:count].sum(dtype=np.int64))
                     self._add(facts[:count], int(facts["base_offset"][0]), records)
@@ -370,11 +375,13 @@ class Search:
             facts = facts[count:]
             if reason:
                 start = int(facts["position"][0])
-                behind = int(facts["last_offset"][0]) + 1
-                self._damage(start, start + int(facts["size_bytes"][0]), reason, behind)
+                next_offset = int(facts["last_offset"][0]) + 1
+                self._damage(
+                    start, start + int(facts["size_bytes"][0]), reason, next_offset
+                )
                 facts = facts[1:]
 
-    def _decodable(self, facts: layout.Facts) -> tuple[int, str]:
+    def _count_decodable(self, facts: layout.Facts) -> tuple[int, str]:
         """Return how many v2 batches precede the first undecodable one, and why."""
         positions = facts["position"]
         row = 0
@@ -385,26 +392,25 @@ class Search:
             end, rows, _ = kernel.plan_run(
                 view, at, stop, _DECODE_ROWS, _PIECE_BYTES, INT64_MAX
             )
-            behind = int(np.searchsorted(positions, end))
+            next_row = int(np.searchsorted(positions, end))
             try:
                 if end > at:
                     kernel.decode_columns(
                         view, at, end, np.empty(rows * layout.ROW_SIZE, np.uint8), rows
                     )
-                    row = behind
+                    row = next_row
                     continue
             except LogcoreError:
-                pass  # one of the run is at fault: decode them one by one to find it
-            for single in range(row, max(row + 1, behind)):
-                if reason := self._why_undecodable(int(positions[single])):
+                pass  # one batch cannot be decoded: decode them one by one to find it
+            for single in range(row, max(row + 1, next_row)):
+                if reason := self._undecodable_reason(int(positions[single])):
                     return single, reason
-            row = max(row + 1, behind)
+            row = max(row + 1, next_row)
         return len(facts), ""
 
-    def _why_undecodable(self, position: int) -> str:
-        """Return the fault in the records of a v2 batch whose CRC is right.
-
-        Returns no fault if the records cannot be checked.
+    def _undecodable_reason(self, position: int) -> str:
+        """Return the fault in the records of a v2 batch whose CRC is right, or "" if there
+        is none or the records cannot be checked.
         """
         try:
             batch = self.source.batch(position)
@@ -422,11 +428,10 @@ class Search:
         return ""
 
     def _old_offsets(self, position: int) -> tuple[int, int, str]:
-        """Return (first offset, records, "") of a v0 or v1 entry, or its fault.
-
-        Only decoding the entry reveals these facts.
+        """Return (first offset, number of records, "") of a v0 or v1 entry, or (0, 0,
+        fault). The entry must be decoded for that.
         """
-        reason = "it holds no record"
+        reason = "it contains no record"
         try:
             batch = self.source.batch(position)
             if batch is not None:
@@ -513,33 +518,32 @@ class Search:
         end = self._proven_end(position)
         if end is not None:
             return end
-        # Damage inside batches leaves their heads alone: follow the lengths to the next
-        # sound batch.
+        # If only the insides of batches are damaged, the lengths in their heads lead to
+        # the next sound batch.
         at = position
-        while (behind := self._head_end(at)) is not None:
-            if behind == self.stop or len(self._walk(behind)[0]):
-                return behind
+        while (next_position := self._head_end(at)) is not None:
+            if next_position == self.stop or len(self._walk(next_position)[0]):
+                return next_position
             position = at
-            at = behind
-        # There is no head at `at`. Either it is damaged itself, or the length of the
-        # head before it led to a wrong place. The search begins right after that head.
+            at = next_position
+        # There is no head at `at`. Either the head at `at` is damaged, or the length of
+        # the previous head is wrong. The search begins right after the previous head.
         end = self._proven_end(at)
         if end is not None:
             return end
         return self._search(position + 1)
 
     def _head_end(self, position: int) -> int | None:
-        """Return the end of the batch at a position, from its head.
-
-        Returns None if the bytes there do not look like a head.
+        """Return the end of the batch at a position, from its head. Return None if the
+        bytes there cannot be a head.
         """
-        left = self.stop - position
-        if left < layout.PREFIX_SIZE:
+        remaining = self.stop - position
+        if remaining < layout.PREFIX_SIZE:
             return None
         offset, length, _, magic = _PREFIX.unpack_from(self.source.view, position)
         is_head = (
             self.expected <= offset < self.high
-            and layout.MIN_LENGTH <= length <= left - layout.LOG_OVERHEAD
+            and layout.MIN_LENGTH <= length <= remaining - layout.LOG_OVERHEAD
         )
         if is_head and 0 <= magic <= 2:
             return position + int(length) + layout.LOG_OVERHEAD
@@ -547,9 +551,7 @@ class Search:
 
     def _proven_end(self, position: int) -> int | None:
         """Return the end of a v2 batch if only its magic or one bit of its length is
-        wrong.
-
-        With the right length its CRC is right.
+        wrong. Its CRC is right for the right length.
         """
         view = self.source.view
         if self.stop - position < layout.HEADER_SIZE:
@@ -571,9 +573,8 @@ class Search:
         return None
 
     def _search(self, start: int) -> int:
-        """Search byte by byte for the next sound batch that is part of this log.
-
-        Returns its position, or the end of the file.
+        """Return the position of the next sound batch that is part of this log, or the
+        end of the file. The search checks every byte.
         """
         for candidate in self._candidates(start):
             if candidate >= start:
@@ -594,12 +595,12 @@ class Search:
         end = position
         expected = self.expected
         count = 1
-        why = layout.WALK_LIMIT
+        stop_reason = layout.WALK_LIMIT
         # Each step walks about as many batches as the chain has so far. Batches after
         # the end of the chain are walked again later. The doubling keeps the work
         # proportional to the size of the file.
-        while why == layout.WALK_LIMIT and count <= WALK_BATCHES:
-            facts, behind, why = self._walk(end, count, crc=count > 1)
+        while stop_reason == layout.WALK_LIMIT and count <= WALK_BATCHES:
+            facts, next_position, stop_reason = self._walk(end, count, crc=count > 1)
             base = facts["base_offset"]
             last = facts["last_offset"]
             before = np.concatenate(([expected - 1], last[:-1]))
@@ -607,15 +608,17 @@ class Search:
                 last >= self.high
             )
             if wrong.any():
-                behind = int(facts["position"][wrong.argmax()])
-                why = layout.WALK_COUNT
+                next_position = int(facts["position"][wrong.argmax()])
+                stop_reason = layout.WALK_COUNT
                 last = last[: int(wrong.argmax())]
-            end = behind
+            end = next_position
             count = count * 2
             if len(last):
                 expected = int(last[-1]) + 1
         # A chain inside a record's value is short, and no head of this log follows it.
-        is_long = why == layout.WALK_LIMIT or end - position > _LARGEST_BATCH_BYTES
+        is_long = (
+            stop_reason == layout.WALK_LIMIT or end - position > _LARGEST_BATCH_BYTES
+        )
         is_log = is_long or end == self.stop or self._is_like_head(end, expected)
         return end, end > position and is_log
 
@@ -630,23 +633,22 @@ class Search:
         return self._crc(crc_start, end, is_old=is_old) == int(facts["crc"])
 
     def _crc(self, start: int, end: int, *, is_old: bool) -> int:
-        if is_old not in self.sums:
-            self.sums[is_old] = _Checksums(self.source.view, is_old=is_old)
-        return self.sums[is_old].of(start, end)
+        if is_old not in self.checksums:
+            self.checksums[is_old] = _Checksums(self.source.view, is_old=is_old)
+        return self.checksums[is_old].of(start, end)
 
     def _is_like_head(self, position: int, expected: int) -> bool:
-        """Return whether the bytes at a position were the head of the next batch.
-
-        Two of three fields must fit, or all bytes are zeros.
+        """Return whether the bytes at a position were probably the head of the next
+        batch: two of three fields are plausible, or all bytes are zeros.
         """
-        left = self.stop - position
-        if left < layout.HEADER_SIZE:
+        remaining = self.stop - position
+        if remaining < layout.HEADER_SIZE:
             return False
         offset, length, _, magic = _PREFIX.unpack_from(self.source.view, position)
         is_near = expected <= offset <= expected + _NEAR_OFFSETS
-        is_length = layout.MIN_LENGTH <= length <= left - layout.LOG_OVERHEAD
-        fitting = is_near + is_length + (magic == 2)
-        return fitting >= 2 or self.source.is_zero(
+        is_length = layout.MIN_LENGTH <= length <= remaining - layout.LOG_OVERHEAD
+        matching_fields = is_near + is_length + (magic == 2)
+        return matching_fields >= 2 or self.source.is_zero(
             position, position + layout.HEADER_SIZE
         )
 
@@ -656,35 +658,37 @@ class Search:
         The offset of the head must be above the offsets of the batches kept.
         """
         size = self.stop
-        piece = _SECTOR_BYTES
+        chunk = _SECTOR_BYTES
         while start <= size - layout.PREFIX_SIZE:
-            stop = min(start + piece + layout.MAGIC_POSITION, size)
+            stop = min(start + chunk + layout.MAGIC_POSITION, size)
             data = np.frombuffer(self.source.view[start:stop], np.uint8)
             count = len(data) - layout.MAGIC_POSITION
             # A known magic, and neither the offset nor the length is negative.
             is_known = data[layout.MAGIC_POSITION :] <= 2
-            here = np.flatnonzero(
+            positions = np.flatnonzero(
                 is_known & (data[:count] < 0x80) & (data[8 : 8 + count] < 0x80)
             )
-            length = _big_endian(data, here + 8, 4)
-            here = here[
+            length = _big_endian(data, positions + 8, 4)
+            positions = positions[
                 (length >= layout.MIN_LENGTH)
-                & (length + layout.LOG_OVERHEAD <= size - start - here)
+                & (length + layout.LOG_OVERHEAD <= size - start - positions)
             ]
-            offset = _big_endian(data, here, 8)
-            for at in here[(offset >= self.expected) & (offset < self.high)].tolist():
+            offset = _big_endian(data, positions, 8)
+            for at in positions[
+                (offset >= self.expected) & (offset < self.high)
+            ].tolist():
                 yield start + at
             start += count
-            # The piece begins small, because the next batch is usually near.
-            piece = min(2 * piece, _PIECE_BYTES)
+            # The first chunk is small, because the next batch is usually near.
+            chunk = min(2 * chunk, _PIECE_BYTES)
 
 
 class _Checksums:
     """CRCs of stretches of a file, which may overlap.
 
-    Each costs two blocks, regardless of its length. crc(AB) is crc(A), extended by as
-    many zero bytes as B has, xor crc(B); see zlib's crc32_combine. With `is_old` it is
-    CRC-32, as in formats v0 and v1; else CRC-32C.
+    The CRC of a stretch reads at most two blocks, regardless of its length. crc(AB) is
+    crc(A), extended by as many zero bytes as B has, xor crc(B); see zlib's
+    crc32_combine. With `is_old` the CRC is CRC-32, as in formats v0 and v1, else CRC-32C.
     """
 
     def __init__(self, data: memoryview, *, is_old: bool) -> None:
@@ -748,5 +752,5 @@ def _big_endian(data: Any, positions: Any, size: int) -> Any:
 
 
 def _is_codec(attributes: int) -> bool:
-    """Return whether the lowest byte of some attributes names a codec that exists."""
+    """Return whether the lowest byte of attributes contains an existing codec."""
     return attributes & layout.CODEC_MASK in set(Codec)

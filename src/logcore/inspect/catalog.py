@@ -2,8 +2,8 @@
 
 Rules:
 - Nothing is written, locked or repaired; a running writer is not disturbed.
-- Each name is checked alone: twenty digits that no offset can have name no file of a
-  log.
+- Only the name decides: a name with twenty digits that are not an offset is not a file
+  of a log.
 
 This module reads no file. dump.py shows the content of a file, and verify.py checks it.
 """
@@ -44,7 +44,7 @@ def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
     """Return the partition directories at a path: the directory itself, or those in it.
 
     Raises:
-        LogNotFoundError: There is none.
+        LogNotFoundError: there is no partition directory.
     """
     directory = os.fspath(path)
     if not fs.is_directory(fs.real_path(directory)):

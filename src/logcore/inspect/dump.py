@@ -6,7 +6,7 @@ milliseconds. Bytes are encoded by one scheme, which is reversible:
 Rules:
 - Nothing is written, locked or repaired. A running writer is not disturbed, and its
   last batch may appear torn.
-- Foreign bytes never cause anything but a dict or a LogcoreError.
+- Foreign bytes result in a dict or a LogcoreError, and in no other error.
 - Memory is bounded by one batch and one index, not by the length of a log.
 
 This module does not check the content; verify.py does.
@@ -78,7 +78,7 @@ Row = dict[str, Any]
 
 
 def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
-    """Return bytes in their JSON form; see the top of this file."""
+    """Return bytes in their JSON form; see the module docstring."""
     if data is None:
         return None
     raw = bytes(data)
@@ -177,27 +177,27 @@ def dump(
     Raises:
         CorruptLogError: A file other than a .log file cannot be decoded.
         LogNotFoundError: The file does not exist.
-        InvalidNameError: No file of a log has this name.
+        InvalidNameError: This is not the name of a file of a log.
         StorageReadError: The file cannot be read.
     """
-    where = os.fspath(path)
-    kind = kind_of(os.path.basename(where))
-    if kind is None and _QUORUM_SNAPSHOT.fullmatch(os.path.basename(where)):
+    file_path = os.fspath(path)
+    kind = kind_of(os.path.basename(file_path))
+    if kind is None and _QUORUM_SNAPSHOT.fullmatch(os.path.basename(file_path)):
         kind = "log"
     if kind is None:
         known = ", ".join(DIRECTORY_FILES + PARTITION_FILES)
         raise InvalidNameError(
             "not a file of a log",
-            path=where,
+            path=file_path,
             expected=f"an offset of 20 digits (at most {INT64_MAX}) and {' or '.join(SUFFIXES)}, "
             f"a .checkpoint file of a quorum, or {known}",
-            found=repr(os.path.basename(where)),
+            found=repr(os.path.basename(file_path)),
         )
-    if not fs.exists(where):
-        raise LogNotFoundError("there is no such file", path=where)
+    if not fs.exists(file_path):
+        raise LogNotFoundError("there is no such file", path=file_path)
     if kind == "log":
-        return _dump_log(fs, where, records)
-    return DUMPERS[kind](fs, where)
+        return _dump_log(fs, file_path, records)
+    return DUMPERS[kind](fs, file_path)
 
 
 class LogFile(GrowingSegment):
@@ -210,8 +210,8 @@ class LogFile(GrowingSegment):
         self._file = path
         name = final_name(os.path.basename(path))
         if _QUORUM_SNAPSHOT.fullmatch(name):
-            # The number in its name is the end of the log. Its own offsets begin with
-            # 0.
+            # The number in the name is the end of the log. The offsets in the file begin
+            # with 0.
             name = f"{0:020}{LOG}"
         base_offset = base_offset_of(name)
         assert base_offset is not None, "kind_of() has accepted the name"
@@ -345,7 +345,8 @@ def _content(fs: FS, path: str) -> bytes:
 class IndexTable:
     """The entries of an index file, and the bytes after them.
 
-    Those are zeros in a file that is not trimmed yet, or a cut entry.
+    The bytes after the entries are zeros in a file that is not trimmed yet, or a torn
+    entry.
     """
 
     entries: npt.NDArray[Any]

@@ -5,21 +5,21 @@ Rules:
   copy, because its files are mapped.
 - A batch is copied byte for byte or not at all, and keeps its offsets. A segment keeps
   the base offset of its file.
-- A loss is reported as bytes of a file and as a range of offsets. No offset is given to
-  two records: if the end of a log is lost, the copy continues above that end. Deleted
-  records do not come back: the log start offset is kept.
-- If the marker of a transaction may be lost, the report names the transaction. No end
-  is invented for it.
-- Gaps are filled from .swap, .deleted, .cleaned and .quarantine files, which
-  interrupted work left.
+- A loss is reported as bytes of a file and as a range of offsets. No offset is assigned
+  to two records: if the end of a log is lost, the copy continues above that end. Deleted
+  records do not reappear: the log start offset is kept.
+- If the marker of a transaction may be lost, the report contains the transaction. No
+  marker is added for it.
+- Gaps are filled from the .swap, .deleted, .cleaned and .quarantine files of interrupted
+  work.
 - Indexes, snapshots and checkpoints are rebuilt.
-- A copy exists whole or not at all. A partition is made under a name that no program
-  opens, and renamed once all of it is on disk. A log directory cannot be opened before
-  its file of topics is written, which comes last.
+- A copy exists completely or not at all. A partition is copied to a directory that no
+  program opens, which is renamed once the copy is durable. A log directory cannot be
+  opened before its file of topics is written, which happens last.
 
-A partition is planned first, with a few numbers for each stretch between two damages.
-batch_search.py finds the sound batches of a file, verify.py checks files, and
-partition/recovery.py repairs them in place.
+The copy of a partition is planned before it is written. batch_search.py finds the sound
+batches of a file, verify.py checks files, and partition/recovery.py repairs them in
+place.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ from logcore.staging.manifest import (
     read_state,
 )
 
-#: Files with batches that are not segments. If two can fill a gap, the one whose suffix
-#: comes first is used: the order is by how close the file was to being a segment.
+#: Suffixes of files with batches that are not segments. If two such files can fill a
+#: gap, the file whose suffix comes first here is used.
 _RETIRED_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
-#: Content of the file of topics until the copy of a log directory is whole. Opening it
-#: is refused.
+#: Content of the file of topics until the copy of a log directory is complete. A
+#: directory with this content cannot be opened.
 _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
 
 
@@ -101,10 +101,10 @@ class Part:
     """A part of the source that was not copied.
 
     Attributes:
-        position, size_bytes: The place in the file; position is None for the whole
-            file.
-        first_offset, last_offset: The missing offsets; None if none is missing or they
-            are unknown.
+        position, size_bytes: The range of bytes in the file; position is None for the
+            whole file.
+        first_offset, last_offset: The missing offsets; None if they are unknown or no
+            offset is missing.
     """
 
     path: str
@@ -130,7 +130,7 @@ class PartitionReport:
 
     Attributes:
         lost: Parts that are missing now.
-        left_out: Parts that were not copied, and whose absence is not a loss.
+        left_out: Parts that were not copied without a loss.
         files: Number of files read.
         batches, records, size_bytes: Counts of the copied data.
     """
@@ -191,7 +191,7 @@ def salvage(
         InvalidConfigError, InvalidNameError: The target is not allowed.
         StorageWriteError: The copy cannot be written.
         UnsupportedCodecError: Batches of the old formats need a package that is not
-            installed. The content of the source causes no other error.
+            installed. Other faults in the source are reported, and not raised.
     """
     origin = os.fspath(source)
     goal = os.fspath(target)
@@ -216,7 +216,7 @@ def salvage(
                 path,
                 os.path.join(goal, os.path.basename(path)),
                 key,
-                {root: key, **_beside(fs.real_path(path))},
+                {root: key, **_parent_checkpoints(fs.real_path(path))},
             )
             for path, key in keys.items()
         ]
@@ -226,7 +226,7 @@ def salvage(
     claim = claim_directory(fs, parent, name)
     try:
         done = []
-        lost = _misunderstood(fs, jobs)
+        lost = _undecodable_checkpoints(fs, jobs)
         left_out = list[Part]()
         if staged is not None:
             checkpoint.write(fs, real, checkpoint.TOPICS, _UNFINISHED_TOPICS)
@@ -236,10 +236,10 @@ def salvage(
         unreadable: dict[Key, int | None] = {}
         for job in jobs:
             try:
-                given = 0
+                reserved_end = 0
                 if staged is not None:
-                    given = staged.given.get(job.key, 0)
-                partition = _Partition(fs, job, tick, given=given)
+                    reserved_end = staged.reserved_end.get(job.key, 0)
+                partition = _Partition(fs, job, tick, reserved_end=reserved_end)
             except StorageReadError as error:
                 lost.append(
                     Part(
@@ -314,7 +314,7 @@ def _key_of(path: str) -> Key | None:
     return None
 
 
-def _beside(path: str) -> dict[str, Key]:
+def _parent_checkpoints(path: str) -> dict[str, Key]:
     """Return the checkpoints in the parent directory of a partition.
 
     `path` is resolved, because a partition may be a symbolic link into another log
@@ -329,13 +329,13 @@ def _beside(path: str) -> dict[str, Key]:
 def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
     """Return the checkpoints that list a single partition.
 
-    These are the ones in its parent directory, if they list its name. If not, the
-    partition was moved or renamed (t-0 to t-0.bad), and the checkpoints next to the
-    copy may list it too.
+    These are the checkpoints in its parent directory, if they list its name. If they do
+    not, the partition was moved or renamed (t-0 to t-0.bad), and the checkpoints in the
+    parent directory of the copy may list it too.
     """
     own = _key_of(source)
     parent = os.path.dirname(source)
-    known = _beside(source)
+    known = _parent_checkpoints(source)
     if own is not None and own in value_or(
         {}, checkpoint.read_offsets, fs, parent, checkpoint.RECOVERY_POINT
     ):
@@ -351,7 +351,7 @@ def _check_free(fs: FS, goal: str, real: str) -> None:
     """Check that a copy can be made at a path.
 
     Raises:
-        InvalidConfigError: It cannot.
+        InvalidConfigError: no copy can be made there.
     """
     is_directory = fs.is_directory(fs.real_path(goal))
     names = []
@@ -395,7 +395,7 @@ def _rename_to_final(fs: FS, path: str) -> None:
 # -- a log directory -------------------------------------------------------------------
 
 
-def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
+def _undecodable_checkpoints(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
     """Return the checkpoints of log starts and log ends that cannot be decoded."""
     what = {
         checkpoint.LOG_START: "records that were deleted may be back",
@@ -418,7 +418,7 @@ def _copy_directory(
     fs: FS,
     source: str,
     target: str,
-    done: Sequence[_Saved],
+    done: Sequence[_CopiedPartition],
     lost: list[Part],
     left_out: list[Part],
 ) -> None:
@@ -452,7 +452,7 @@ def _copy_directory(
 
 
 def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
-    """Copy the small files that can be decoded. Returns the others as lost parts."""
+    """Copy the small files that can be decoded. Return the others as lost parts."""
     lost = []
     for name in names:
         path = os.path.join(source, name)
@@ -470,7 +470,7 @@ def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
 
 
 def _write_checkpoints(
-    claim: Claim, done: Sequence[_Saved], unreadable: Mapping[Key, int | None]
+    claim: Claim, done: Sequence[_CopiedPartition], unreadable: Mapping[Key, int | None]
 ) -> None:
     """Write the starts and ends of the copies.
 
@@ -481,8 +481,8 @@ def _write_checkpoints(
         **unreadable,
         **{saved.job.key: saved.report.log_end_offset for saved in done},
     }
-    # Lines that exist already under the name of a copy are those of another log, unless
-    # they are the source's own.
+    # Existing lines under the name of a copy belong to another log, unless they belong
+    # to the source.
     stale = {
         saved.job.key: None
         for saved in done
@@ -497,19 +497,20 @@ def _write_checkpoints(
 class _Staged:
     """Copies the staged writes of a log directory (staging/).
 
-    Published writes are copied, with the files that record which ones are done. `given`
-    maps (topic, partition) to the end of the offsets that were reserved for a write
-    which has not filled them. Such a write is not copied, because its files are made
-    for these offsets of the source. The copy continues above them.
+    Published writes are copied, with the files that record the completed writes.
+    `reserved_end` maps (topic, partition) to the end of the offsets that are reserved for
+    an incomplete write. Such a write is not copied, because its files are only valid for
+    these offsets of the source. The copy continues above them.
     """
 
     def __init__(self, fs: FS, directory: str) -> None:
         self.fs = fs
         self.path = staging_path(directory)
-        self.given: dict[Key, int] = {}
+        self.reserved_end: dict[Key, int] = {}
         self.lost: list[Part] = []
-        self.kept: list[str] = []  # files of the staging directory to copy
-        # Directories of writes to copy, because a kept manifest names their files.
+        #: Files of the staging directory to copy.
+        self.kept: list[str] = []
+        #: Directories of writes to copy: a kept manifest contains their files.
         self.txids: set[str] = set()
         self.unplaced: set[str] = set()  # its directories of the writes in `given`
         if fs.is_directory(self.path):
@@ -544,7 +545,7 @@ class _Staged:
             for topic, numbers in manifest.ranges().items():
                 for number, (_, end) in numbers.items():
                     key = topic, int(number)
-                    self.given[key] = max(end, self.given.get(key, 0))
+                    self.reserved_end[key] = max(end, self.reserved_end.get(key, 0))
             state = read_state(self.fs, self.path, manifest.app_id)
             if state is None or state["version"] < manifest.version:
                 reason = "a staged write that was being put in place; opening the source, where it can be, ends it"
@@ -567,7 +568,8 @@ class _Staged:
             if fs.is_directory(path) and name not in accounted:
                 left_out.append(
                     Part(
-                        path=path, reason="staged files that no write was published of"
+                        path=path,
+                        reason="staged files of a write that was not published",
                     )
                 )
         if not self.kept:
@@ -602,8 +604,8 @@ class _Staged:
 
 
 @attrs.frozen
-class _Saved:
-    """A copied partition. `producer_ids` is one above its highest producer id."""
+class _CopiedPartition:
+    """A copied partition. `producer_ids` is one above the highest producer id in it."""
 
     job: _Job
     report: PartitionReport
@@ -614,13 +616,13 @@ class _Partition:
     """Plans the copy of one partition, then makes it."""
 
     def __init__(
-        self, fs: FS, job: _Job, tick: Callable[[int], None], *, given: int
+        self, fs: FS, job: _Job, tick: Callable[[int], None], *, reserved_end: int
     ) -> None:
         self.fs = fs
         self.job = job
         self.source = job.source
         self.tick = tick
-        self.given = given
+        self.reserved_end = reserved_end
         self.work = unfinished(fs.real_path(job.target))
         self.names = sorted(fs.listdir(self.source))
         self.bases = bases_in(self.names)
@@ -636,16 +638,16 @@ class _Partition:
         self.files = 0
         self.lost: list[Part] = []
         self.left_out: list[Part] = []
-        self.losses: list[
-            int
-        ] = []  # offsets in front of which something is lost, rising
-        self.found: list[Extent | DamagedRange] = []  # in the files of the log
-        # Spare files are read when the first gap needs them. The two lists below cover
-        # all of them, by first offset; retired_ends is the highest end up to each extent.
-        self.retired_extents_by_name: dict[
-            str, list[Extent]
-        ] = {}  # name of a spare file -> its extents that belong to this log
+        #: Offsets that a loss precedes, in ascending order.
+        self.losses: list[int] = []
+        #: The result of the search in the files of the log.
+        self.found: list[Extent | DamagedRange] = []
+        # Spare files are read when the first gap needs them.
+        #: Name of a spare file -> its extents that belong to this log.
+        self.retired_extents_by_name: dict[str, list[Extent]] = {}
+        #: All of these extents by first offset, with the priority and name of the file.
         self.retired_extents: list[tuple[Extent, int, str]] | None = None
+        #: For each of these extents, the highest end of all extents up to it.
         self.retired_ends: list[int] = []
         self.persisted = [
             PersistedState.read(fs, self.source, directory, key)
@@ -667,13 +669,13 @@ class _Partition:
                 all(persisted_gaps.has_seals for persisted_gaps in known),
             )
         )
-        # By this library, which records the offsets of gaps that are not losses.
+        # This library records the offsets of gaps that are not losses.
         was_opened_here = sidecar.policy is not None
         self.is_compacted = any(
             persisted.cleaned_to for persisted in self.persisted
         ) or (was_opened_here and sidecar.dense_from > 0)
 
-    def save(self) -> _Saved:
+    def save(self) -> _CopiedPartition:
         fs = self.fs
         fs.mkdir(self.work)
         start, end, extents = self._plan()
@@ -681,13 +683,15 @@ class _Partition:
         for extent in extents:
             segments.setdefault(extent.base, []).append(extent)
         if not extents or extents[-1].next_offset < end:
-            segments[
-                end
-            ] = []  # an empty segment, so that the copy continues above the lost end
+            # An empty segment, so that the copy continues above the lost end.
+            segments[end] = []
         copy = _Copy(fs, self.work, self._producers(start, end), self.losses)
         for base, parts in segments.items():
             copy.write(base, parts)
-        self.lost += [Part(path=self.source, reason=reason) for reason in copy.doubts()]
+        self.lost += [
+            Part(path=self.source, reason=reason)
+            for reason in copy.transaction_warnings()
+        ]
         epochs = value_or([], checkpoint.read_epochs, fs, self.source) or copy.epochs
         checkpoint.write_epochs(
             fs,
@@ -701,8 +705,8 @@ class _Partition:
         self.lost += _copy_small(
             fs, self.source, self.work, checkpoint.PARTITION_METADATA
         )
-        # The policy file records the offset from which the log has no gaps. A copy with
-        # a loss has gaps, so it gets none.
+        # The policy file records the offset from which the log has no gaps. It is not
+        # copied if the copy has a loss, which is a gap.
         if self.gaps.dense_from < order.NEVER and not self.lost:
             _copy_small(fs, self.source, self.work, checkpoint.POLICY)
         fs.sync_dir(self.work)
@@ -718,7 +722,7 @@ class _Partition:
             lost=tuple(self.lost),
             left_out=tuple(self.left_out),
         )
-        return _Saved(self.job, report, copy.producer_ids)
+        return _CopiedPartition(self.job, report, copy.producer_ids)
 
     def _producers(self, start: int, end: int) -> Producers:
         """Return the producers in the newest sound snapshot within the copy."""
@@ -741,9 +745,8 @@ class _Partition:
     # -- the plan ----------------------------------------------------------------------
 
     def _plan(self) -> tuple[int, int, list[Extent]]:
-        """Return (log start offset, log end offset, extents to copy, by offset).
-
-        Losses and parts that are left out are recorded.
+        """Return (log start offset, log end offset, extents to copy, by offset), and
+        record losses and parts that are left out.
         """
         found: list[Extent | DamagedRange] = []
         swapped = self._adopt_swaps()
@@ -758,29 +761,30 @@ class _Partition:
                     source, base, base, high, is_dense=base >= self.gaps.dense_from
                 ).found
                 found += self._find_truncation(source, base, next_base, found)
-        # The copy ends at or above every offset that was given out: to a staged write,
-        # to records that were on disk or visible by the checkpoints, to the last
-        # segment, to the last batch.
+        # The copy ends at or above every offset that was assigned: to a staged write, to
+        # durable or visible records according to the checkpoints, to the last segment,
+        # and to the last batch.
         ends = [extent.next_offset for extent in found if extent.next_offset]
         end = max(
             [
-                self.given,
+                self.reserved_end,
                 *(persisted.end for persisted in self.persisted),
                 *self.bases[-1:],
                 *ends[-1:],
             ]
         )
-        start = self._begin(end)
+        start = self._start_offset(end)
         for base, next_base in itertools.pairwise(self.bases):
             if next_base <= start:
-                self._leave(
-                    file_name(base, LOG), "all of it is below the log start offset"
+                self._record_left_out(
+                    file_name(base, LOG),
+                    "all its records are below the log start offset",
                 )
                 found = [extent for extent in found if extent.base != base]
         self.found = found
-        extents = self._account(found, start, end)
+        extents = self._fill_gaps(found, start, end)
         for name in self.spares:
-            self._leave(
+            self._record_left_out(
                 name,
                 "left by a recovery, a deletion or a compaction; used to fill gaps only",
             )
@@ -806,9 +810,8 @@ class _Partition:
         next_base: int | None,
         found: Sequence[Extent | DamagedRange],
     ) -> list[DamagedRange]:
-        """Return the loss after the last batch of a segment.
-
-        The metadata about gaps and the seal of the segment determine it.
+        """Return the loss after the last batch of a segment, from the metadata about gaps
+        and the checksum file of the segment.
         """
         if next_base is None:
             return []
@@ -825,7 +828,7 @@ class _Partition:
             return [DamagedRange(source, base, source.size, source.size, reason)]
         return []
 
-    def _begin(self, end: int) -> int:
+    def _start_offset(self, end: int) -> int:
         """Return the start of a log that ends at `end`, according to its metadata."""
         begins = []
         for persisted in [
@@ -842,12 +845,12 @@ class _Partition:
         return max(begins, default=min(self.bases, default=0))
 
     def _adopt_swaps(self) -> dict[int, BatchFile]:
-        """Take the new segments of compactions that had removed the first old one.
+        """Return the new segments of compactions that had removed the first old segment.
 
-        They belong to the log, in place of the old ones (recovery.decide_swap). A
-        damaged one is kept as a spare file.
+        The new segments replace the old ones in the log (recovery.decide_swap). A damaged
+        new segment is kept as a spare file.
         """
-        taken: dict[int, BatchFile] = {}
+        adopted: dict[int, BatchFile] = {}
         for name in [name for name in self.spares if name.endswith(LOG + SWAP)]:
             base = leading_offset(name)
             if base is None or base in self.bases:  # no old segment was removed yet
@@ -863,14 +866,14 @@ class _Partition:
                 )
                 for old in [old for old in self.bases if base <= old < end]:
                     self.bases.remove(old)
-                    self._leave(
+                    self._record_left_out(
                         file_name(old, LOG),
                         f"replaced by {name}, which a compaction has made",
                     )
-                taken[base] = source
+                adopted[base] = source
                 self.bases = sorted([*self.bases, base])
                 del self.spares[name]
-        return taken
+        return adopted
 
     def _open(self, name: str) -> BatchFile | None:
         path = os.path.join(self.source, name)
@@ -883,10 +886,10 @@ class _Partition:
         self.tick(source.size)
         return source
 
-    def _leave(self, name: str, reason: str) -> None:
+    def _record_left_out(self, name: str, reason: str) -> None:
         self.left_out.append(Part(path=os.path.join(self.source, name), reason=reason))
 
-    def _account(
+    def _fill_gaps(
         self, found: Sequence[Extent | DamagedRange], start: int, end: int
     ) -> list[Extent]:
         """Return all extents by offset, with those that fill gaps.
@@ -897,11 +900,11 @@ class _Partition:
             extent.has_gaps for extent in found if isinstance(extent, Extent)
         )
         extents: list[Extent] = []
-        here: list[DamagedRange] = []  # damages since the last extent
+        damages: list[DamagedRange] = []  # damages since the last extent
         low = start  # the next offset to be found
         for extent in (*found, None):  # None: the end of the log
             if isinstance(extent, DamagedRange):
-                here.append(extent)
+                damages.append(extent)
                 continue
             if extent is None:
                 high = end
@@ -912,13 +915,15 @@ class _Partition:
             # loss.
             is_front = not extents and bool(self.bases) and low < self.bases[0]
             is_lost = is_front or self.gaps.is_loss(low, high)
-            if low < high and (here or extent is None or is_lost or not is_compacted):
+            if low < high and (
+                damages or extent is None or is_lost or not is_compacted
+            ):
                 filling = self._fill(low, high)
-                self._record_lost(low, high, here, filling, is_end=extent is None)
+                self._record_lost(low, high, damages, filling, is_end=extent is None)
             else:
-                self._record_damage(here, is_end=extent is None)
+                self._record_damage(damages, is_end=extent is None)
             extents += filling
-            here = []
+            damages = []
             if extent is not None:
                 extents.append(extent)
                 low = max(start, extent.next_offset)
@@ -930,8 +935,8 @@ class _Partition:
         for name, spare in self._read_retired(low, high):
             more: list[Extent] = []
             for gap_low, gap_high in _gaps(low, high, filling):
-                # A filling must not cross the border of a segment, so the gap is cut at
-                # each base offset inside it.
+                # A part that fills a gap must not cross the border of a segment, so the
+                # gap is split at each base offset inside it.
                 borders = [
                     gap_low,
                     *(base for base in self.bases if gap_low < base < gap_high),
@@ -955,11 +960,11 @@ class _Partition:
             found = [
                 (extent, order, name)
                 for order, name in enumerate(self.spares)
-                for extent in self._spare(name)
+                for extent in self._spare_extents(name)
             ]
             self.retired_extents = sorted(found, key=lambda row: row[0].first)
-            # The search below runs back from high. It may stop once the highest end so
-            # far is at or below low.
+            # The search below runs back from `high`. It stops once no earlier extent
+            # ends above `low`.
             self.retired_ends = [
                 *itertools.accumulate(
                     (row[0].next_offset for row in self.retired_extents), max
@@ -974,63 +979,71 @@ class _Partition:
             at -= 1
         return [(name, found_in[order, name]) for order, name in sorted(found_in)]
 
-    def _spare(self, name: str) -> list[Extent]:
+    def _spare_extents(self, name: str) -> list[Extent]:
         """Return the extents of a spare file that belong to this log.
 
-        There are none if the file belongs to an earlier log with the same offsets. That
-        is detected in two ways: the log was written after the place of a recovery's
-        cut, or, in a log without gaps, a batch of the spare file differs from the batch
-        of the log at the same offset.
+        There are none if the file belongs to an earlier log with the same offsets. This
+        is detected in two ways. The log was written after the position at which a
+        recovery truncated it. Or the log has no gaps, and a batch of the spare file
+        differs from the batch of the log at the same offset.
         """
         if name not in self.retired_extents_by_name:
             source = self.spares[name] = self.spares[name] or self._open(name)
             low = leading_offset(name) or 0
-            theirs: list[Extent] = []
+            spare_extents: list[Extent] = []
             if source is not None:
-                theirs = Search(source, low, low, _limit(low), is_marked=True).extents
-            # Only a name <base>.<position of the cut>.quarantine has a position.
+                spare_extents = Search(
+                    source, low, low, _limit(low), is_marked=True
+                ).extents
+            # Only a name <base>.<position of the truncation>.quarantine has a position.
             cut = quarantined_position(name)
             was_written_again = cut is not None and any(
                 extent.base > low or (extent.base == low and extent.end > cut)
                 for extent in self.found
             )
             is_same_log = True
-            if not self.gaps.dense_from and theirs:
-                ours = [extent for extent in self.found if isinstance(extent, Extent)]
-                known = _crcs(ours, theirs[0].first, theirs[-1].next_offset)
-                crcs = _crcs(theirs, low, _limit(low))
+            if not self.gaps.dense_from and spare_extents:
+                log_extents = [
+                    extent for extent in self.found if isinstance(extent, Extent)
+                ]
+                known = _crcs(
+                    log_extents, spare_extents[0].first, spare_extents[-1].next_offset
+                )
+                crcs = _crcs(spare_extents, low, _limit(low))
                 is_same_log = all(
                     known.get(offset, crc) == crc for offset, crc in crcs.items()
                 )
             if was_written_again or not is_same_log:
-                theirs = []
-            self.retired_extents_by_name[name] = theirs
+                spare_extents = []
+            self.retired_extents_by_name[name] = spare_extents
         return self.retired_extents_by_name[name]
 
     def _record_lost(
         self,
         low: int,
         high: int,
-        here: Sequence[DamagedRange],
+        damages: Sequence[DamagedRange],
         filling: Sequence[Extent],
         *,
         is_end: bool,
     ) -> None:
         gaps = _gaps(low, high, filling)
         if not gaps:
-            self._record_damage(here, is_end=False)
+            self._record_damage(damages, is_end=False)
         path = self.source
         position = None
         size = 0
         reason = "no file holds these offsets"
         if is_end:
-            reason = "the log went on to here"
-        if here:
-            first = here[0]
+            reason = "the log continued up to this offset"
+        if damages:
+            first = damages[0]
             path = first.source.path
             position = first.position
-            size = sum(stretch.end - stretch.position for stretch in here)
-            reason = first.source.why(first.position, first.end, first.reason)
+            size = sum(stretch.end - stretch.position for stretch in damages)
+            reason = first.source.describe_damage(
+                first.position, first.end, first.reason
+            )
         self.losses += [gap_high for _, gap_high in gaps]
         for gap_low, gap_high in gaps:
             offsets = {"first_offset": gap_low, "last_offset": gap_high - 1}
@@ -1044,15 +1057,17 @@ class _Partition:
                 )
             )
 
-    def _record_damage(self, here: Sequence[DamagedRange], *, is_end: bool) -> None:
-        """Record damage that costs no offset.
+    def _record_damage(self, damages: Sequence[DamagedRange], *, is_end: bool) -> None:
+        """Record damage that has no missing offsets.
 
-        After the end of the log it may have cost some. It is then a loss, unless the
-        bytes are zeros.
+        After the end of the log, damage may have destroyed records. It is then a loss,
+        unless the bytes are zeros.
         """
-        for stretch in here:
+        for stretch in damages:
             size = stretch.end - stretch.position
-            reason = stretch.source.why(stretch.position, stretch.end, stretch.reason)
+            reason = stretch.source.describe_damage(
+                stretch.position, stretch.end, stretch.reason
+            )
             part = Part(
                 path=stretch.source.path,
                 position=stretch.position,
@@ -1108,7 +1123,7 @@ def _gaps(low: int, high: int, filling: Sequence[Extent]) -> list[tuple[int, int
 class _Copy:
     """Writes the segments of one partition in order.
 
-    It collects the facts for the other files of the partition from the batch heads.
+    It also collects the content of the other files of the partition from the batch heads.
     """
 
     def __init__(
@@ -1129,40 +1144,39 @@ class _Copy:
         #: One above the highest producer id in the heads.
         self.producer_ids = 0
 
-    def _pass(self, offset: int) -> None:
-        """Mark transactions that are open at a loss as doubtful.
-
-        The loss before `offset` may have contained their markers.
+    def _mark_doubtful(self, offset: int) -> None:
+        """Mark transactions that are open at a loss as doubtful, because the loss before
+        `offset` may have contained their markers.
         """
         if self.losses and self.losses[0] <= offset:
             self.losses = self.losses[bisect_right(self.losses, offset) :]
             self.doubtful |= dict.fromkeys(self.transactions.open.items())
 
-    def doubts(self) -> list[str]:
-        """Return the remarks on transactions after all is written."""
-        self._pass(INT64_MAX)
+    def transaction_warnings(self) -> list[str]:
+        """Return the warnings about transactions, after all segments were written."""
+        self._mark_doubtful(INT64_MAX)
         said = []
         for producer_id, first in self.doubtful:
             if self.transactions.open.get(producer_id) == first:
-                shown = "in the copy it is open, and readers of committed records wait for its end"
+                consequence = "in the copy it is open, and readers of committed records wait for its end"
             elif any(
                 begin == first
                 for begin, _ in self.transactions.aborted.get(producer_id, [])
             ):
-                shown = "in the copy the next marker of that producer aborts it"
+                consequence = "in the copy the next marker of that producer aborts it"
             else:
-                shown = "in the copy the next marker of that producer commits it"
+                consequence = "in the copy the next marker of that producer commits it"
             said.append(
                 f"it is not known how the transaction of producer {producer_id} ended that began at offset {first}: "
-                f"its marker may be among the lost batches; {shown}"
+                f"its marker may be among the lost batches; {consequence}"
             )
         return said
 
     def write(self, base: int, parts: Sequence[Extent]) -> None:
-        """Write one segment with its indexes. All are on disk when this returns."""
+        """Write one segment with its indexes, durably."""
         segment = ActiveSegment(self.fs, self.directory, base, self.config, create=True)
         for part in parts:
-            self._pass(part.first)
+            self._mark_doubtful(part.first)
             view = part.source.view
             position = part.position
             while position < part.end:
@@ -1189,8 +1203,8 @@ class _Copy:
             self.producers.add_facts(
                 behind, lambda position: value_or(-1, epochs_of, position)
             )
-        # No CRC covers the leader epoch of a batch. Epochs never fall, so one that is
-        # above the next one is damaged.
+        # No CRC covers the leader epoch of a batch. Epochs never decrease, so an epoch
+        # above the next epoch is damaged.
         epochs = modern["partition_leader_epoch"]
         has_changed = np.diff(epochs, prepend=-2) != 0
         is_sound = epochs <= np.append(epochs[1:], layout.INT32_MAX)

@@ -2,13 +2,13 @@
 how compaction and retention treat it.
 
 Rules:
-- The files are read without opening the log, so that a damaged or half copied partition
+- The files are read without opening the log, so that a damaged or incomplete partition
   is described too. They are neither written nor locked.
-- Batch heads are read within a budget. A segment for which no time is left has the facts
-  that its name, its size and its first batch give.
-- Damage is a fact of the result and never raises.
+- Batch heads are read within a time limit. After it, a segment is described by its name,
+  its size and its first batch.
+- Damage is part of the result, and is never raised.
 
-verify.py checks every file of a partition, and this module only its .log files.
+This module checks only the .log files. verify.py checks every file of a partition.
 """
 
 from __future__ import annotations
@@ -268,8 +268,8 @@ def _summary(
     batches = records = position = 0
     first_ms = max_ms = -1
     codecs: Counter[int] = Counter()
-    why = layout.WALK_LIMIT
-    for facts, reached, why in segment.walk(0, crc=checks_crc):
+    stop_reason = layout.WALK_LIMIT
+    for facts, reached, stop_reason in segment.walk(0, crc=checks_crc):
         position = reached
         if not len(facts):
             continue
@@ -283,18 +283,18 @@ def _summary(
         for codec in set(codes.tolist()):
             rows = codes == codec
             codecs[codec] += int(facts["size_bytes"][rows].sum())
-        if why == layout.WALK_LIMIT and is_over():
+        if stop_reason == layout.WALK_LIMIT and is_over():
             return attrs.evolve(
                 _outline(segment, next_base), first_timestamp_ms=first_ms
             )
     segment.check_readable()
     damage = None
-    if why not in _WHOLE:
+    if stop_reason not in _WHOLE:
         damage = SegmentDamage(
             position=position,
             size_bytes=size_bytes - position,
-            reason=layout.WALK_REASONS[why],
-            is_unfinished=is_active and why == layout.WALK_SHORT,
+            reason=layout.WALK_REASONS[stop_reason],
+            is_unfinished=is_active and stop_reason == layout.WALK_SHORT,
         )
     return SegmentSummary(
         base_offset=segment.base_offset,
@@ -316,7 +316,7 @@ def _summary(
 
 
 def _outline(segment: Segment, next_base: int | None) -> SegmentSummary:
-    """Return the facts that need no walk over the batches."""
+    """Return the summary of a segment whose batches are not read."""
     end_offset = next_base
     if end_offset is None:
         end_offset = segment.next_offset()
@@ -364,7 +364,7 @@ def _with_losses(
 def _missing(
     fs: FS, directory: str, found: list[tuple[Segment, SegmentSummary]]
 ) -> list[str]:
-    """Return losses at the start and at the end of the log, and its absence."""
+    """Return descriptions of losses at the start and at the end of the log."""
     reached = read_persisted_offset(fs, directory, checkpoint.RECOVERY_POINT)
     if not found:
         if reached:

@@ -4,22 +4,22 @@ The three verdicts:
 - damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would
   refuse the file.
 - warning: opening the log repairs the file, for example a torn tail or a wrong index
-  (an index is only a cache). Or the truth cannot be determined, for example for a gap
-  in the offsets of a log that Kafka wrote.
+  (an index is only a cache). Or it is unknown whether there is a fault, for example for
+  a gap in the offsets of a log that Kafka wrote.
 - ok: no fault was found.
 
-Missing segments get verdicts too, if offsets that were on disk are in no segment.
+If durable offsets are in no segment, the missing segments get verdicts too.
 
 Rules:
 - Nothing is written, locked or repaired. A running writer is not disturbed, and its
   last batch may appear torn. A file with a fault is checked again if files or metadata
   have changed since they were listed.
-- Foreign bytes never cause anything but a verdict or a LogcoreError.
+- Foreign bytes result in a verdict or a LogcoreError, and in no other error.
 - Memory is bounded by one batch and one index, not by the length of a log.
 
-The head, the CRC and the order of each batch are checked, but not the records inside;
-dump(records=True) decodes those. This module repairs nothing. It calls
-partition/recovery.py to find out how recovery would repair a log.
+The head, the CRC and the order of each batch are checked, but not the records;
+dump(records=True) decodes them. To predict how recovery would repair a log, this module
+calls partition/recovery.py.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Verdict:
 
     Attributes:
         kind: As kind_of() returns it, or "other".
-        detail: The finding; empty if there is none.
+        detail: The finding, or "".
         position, offset: The first damage, as a position in the file and in the log.
-        batches, records: Number of whole ones.
+        batches, records: Number of complete batches and their records.
         size_bytes: Size of the file.
     """
 
@@ -107,12 +107,14 @@ class Verdict:
 def verify(path: str | os.PathLike[str], *, fs: FS = OS) -> Iterator[Verdict]:
     """Check one file, a partition directory, or a log directory with its partitions.
 
-    Yields a verdict for each file. Each .log is walked once, CRCs included, together
-    with its indexes. Damage in files never raises.
+    Yield a verdict for each file. Each .log file is read once, together with its indexes,
+    and its CRCs are checked. Damage is never raised.
 
     Raises:
-        LogNotFoundError: No such file or directory exists. It is raised at once.
-        InvalidNameError: The file is not a file of a log. It is raised at once.
+        LogNotFoundError: the file or directory does not exist. This is raised before the
+            first verdict.
+        InvalidNameError: this is not a file of a log. This is raised before the first
+            verdict.
     """
     where = os.fspath(path)
     if not fs.is_directory(fs.real_path(where)):
@@ -138,12 +140,12 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
         elif name.endswith(UNFINISHED):
             detail = "a copy that `logcore recover` did not finish, and over which Kafka does not start; remove it"
             yield Verdict(path=path, kind="other", status="damaged", detail=detail)
-    going = _unfinished_topics(fs, directory)
+    deleted_names = _unfinished_topics(fs, directory)
     for partition in found:
         key = partition_of(os.path.basename(fs.real_path(partition)))
-        if key is not None and key[0] in going:
+        if key is not None and key[0] in deleted_names:
             detail = (
-                "of a topic that is being made or deleted; "
+                "of a topic that is being created or deleted; "
                 "if no process does this, opening the directory removes it"
             )
             yield Verdict(path=partition, kind="other", status="ok", detail=detail)
@@ -153,9 +155,9 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
 
 
 def _unfinished_topics(fs: FS, directory: str) -> set[str]:
-    """Return the topics that exist in part.
+    """Return the incomplete topics.
 
-    logcore.topics marks a topic as deleted until its creation is complete, and while
+    logcore.topics marks a topic as deleting until its creation is complete, and while
     its files are removed.
     """
     content = value_or(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
@@ -171,8 +173,8 @@ def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
     """Check partitions that had records, by the checkpoints, but have no directory."""
     missing = _missing(fs, directory)
     if missing:
-        # The deletion of a topic renames its directories first and removes it from the
-        # checkpoints afterwards. A second check then finds no line of it.
+        # The deletion of a topic first renames its directories, and then removes its
+        # lines from the checkpoints. A second check then finds no line.
         missing = _missing(fs, directory)
     for (topic, number), end in missing.items():
         path = os.path.join(directory, partition_name(topic, number))
@@ -189,16 +191,18 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
     names = fs.listdir(directory)
     half = _unfinished_topics(fs, directory)
     present = {partition_of(name) for name in names}
-    # Kafka renames a directory like this to delete it, or because it has no record of
-    # the topic. The checkpoints keep the lines of the partition for another minute.
-    going = [name for name in names if name.endswith(("-delete", "-stray"))]
+    # Kafka renames a directory like this to delete it, or because it does not know the
+    # topic. The checkpoints contain the lines of the partition for another minute.
+    deleted_names = [name for name in names if name.endswith(("-delete", "-stray"))]
     return {
         key: end
         for key, end in sorted(points.items())
         if end > starts.get(key, 0)
         and key not in present
         and key[0] not in half
-        and not any(name.startswith(partition_name(*key) + ".") for name in going)
+        and not any(
+            name.startswith(partition_name(*key) + ".") for name in deleted_names
+        )
     }
 
 
@@ -253,7 +257,8 @@ def _reason(error: LogcoreError) -> str:
 class _FileSnapshot:
     """The metadata and the file names of a partition at one moment.
 
-    The names are listed last, because a running writer moves all of them forward.
+    The names are listed after the metadata was read, because a running writer changes
+    both.
     """
 
     #: Metadata of the partition, read first.
@@ -299,7 +304,7 @@ class _FileSnapshot:
     def files_of(self, base: int) -> list[str]:
         return self.files.get(file_name(base, ""), [])
 
-    def place(self, base: int) -> _FileContext:
+    def context(self, base: int) -> _FileContext:
         slot = bisect_right(self.bases, base)
         next_base = None
         if slot < len(self.bases):
@@ -339,7 +344,7 @@ def _verify_partition(
     for base in first.bases:
         if only is None or only in first.files_of(base):
             path = os.path.join(directory, file_name(base, LOG))
-            for verdict in _settled(
+            for verdict in _stable_verdicts(
                 fs,
                 directory,
                 first,
@@ -349,7 +354,7 @@ def _verify_partition(
                 if only is None or os.path.basename(verdict.path) == only:
                     yield verdict
     if only is None:
-        yield from _settled(
+        yield from _stable_verdicts(
             fs, directory, first, directory, functools.partial(_verify_start, directory)
         )
     for name in first.names:
@@ -359,7 +364,7 @@ def _verify_partition(
                 yield other
 
 
-def _settled(
+def _stable_verdicts(
     fs: FS,
     directory: str,
     snapshot: _FileSnapshot,
@@ -368,8 +373,8 @@ def _settled(
 ) -> list[Verdict]:
     """Return the verdicts on the file at `path`, in a partition that may be changing.
 
-    A verdict other than "ok" counts only if names, metadata and the file itself were
-    the same before and after it.
+    A verdict other than "ok" is returned only if names, metadata and the file were the
+    same before and after the check.
     """
     found: list[Verdict] = []
     for _ in range(_MAX_ATTEMPTS):
@@ -389,7 +394,7 @@ def _settled(
         # active.
         for at, verdict in enumerate(found):
             if verdict.status == "damaged":
-                detail = f"it went on changing while it was checked; the last time: {verdict.detail}"
+                detail = f"the file changed during each check; the last result: {verdict.detail}"
                 found[at] = attrs.evolve(verdict, status="warning", detail=detail)
     return found
 
@@ -402,10 +407,7 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
 
 
 def _verify_start(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
-    """Check the front of the log.
-
-    The first segments, or all of them, may be missing.
-    """
+    """Check whether the first segments, or all segments, are missing."""
     persisted = snapshot.persisted
     bases = sorted([*snapshot.bases, *snapshot.swaps])
     if bases:
@@ -418,13 +420,15 @@ def _verify_start(directory: str, snapshot: _FileSnapshot) -> Iterator[Verdict]:
     if begin < end:
         detail = f"offsets {begin} to {end - 1} are in no segment, and were not deleted"
     elif not bases:
-        left = [
+        remaining = [
             name
             for name in snapshot.names
             if base_offset_of(name, os.path.splitext(name)[1]) is not None
         ]
-        if left:
-            detail = f"there is no segment, only a file that belonged to one: {left[0]}"
+        if remaining:
+            detail = (
+                f"there is no segment, only a file of a former segment: {remaining[0]}"
+            )
     if detail:
         path = os.path.join(directory, file_name(begin, LOG))
         yield Verdict(
@@ -458,14 +462,14 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
                 detail=detail,
                 size_bytes=size,
             )
-        what = "left by a compaction"
+        origin = "left by a compaction"
         if name.endswith(DELETED):
-            what = "waits for deletion"
+            origin = "waits for deletion"
         return Verdict(
             path=path,
             kind=kind or "other",
             status="ok",
-            detail=f"{what}; not checked",
+            detail=f"{origin}; not checked",
             size_bytes=size,
         )
     base = None
@@ -479,7 +483,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
             path=path, kind=kind, status="warning", detail=detail, size_bytes=size
         )
     if kind is None and name.endswith(QUARANTINE):
-        detail = "bytes that a recovery removed from the log; kept for you"
+        detail = "bytes that a recovery removed from the log"
         return Verdict(
             path=path, kind="other", status="ok", detail=detail, size_bytes=size
         )
@@ -491,7 +495,7 @@ def _verify_segment(
 ) -> Iterator[Verdict]:
     """Check a .log file and the other files of its segment, in one walk."""
     names = snapshot.files_of(base)
-    place = snapshot.place(base)
+    context = snapshot.context(base)
     checks: list[_Check] = []
     early: list[Verdict] = []
     for suffix, kind in (
@@ -502,7 +506,7 @@ def _verify_segment(
         name = file_name(base, suffix)
         if name in names:
             try:
-                checks.append(kind(fs, os.path.join(directory, name), base, place))
+                checks.append(kind(fs, os.path.join(directory, name), base, context))
             except LogNotFoundError:
                 pass  # deleted together with its segment
             except LogcoreError as error:
@@ -515,7 +519,7 @@ def _verify_segment(
                         detail=_reason(error),
                     )
                 )
-    yield _verify_log(fs, directory, base, place, checks)
+    yield _verify_log(fs, directory, base, context, checks)
     yield from early
     for check in checks:
         yield check.verdict()
@@ -524,7 +528,7 @@ def _verify_segment(
             fs,
             os.path.join(directory, file_name(base, SEAL)),
             base,
-            place.persisted.log_start,
+            context.persisted.log_start,
         )
     if file_name(base, SNAPSHOT) in names:
         yield _verify_small(
@@ -533,9 +537,10 @@ def _verify_segment(
 
 
 def _verify_checksum_file(fs: FS, path: str, base: int, log_start: int) -> Verdict:
-    """Check a segment against its seal, and that the next segment exists.
+    """Compare a segment with its checksum file, and check that the next segment exists.
 
-    A difference does not count if the segment or the seal changed during the check.
+    A difference does not count if the segment or the checksum file changed during the
+    check.
     """
     verdict = Verdict(path=path, kind=SEAL[1:], status="ok")
     directory = os.path.dirname(path)
@@ -588,7 +593,7 @@ class _WalkResult:
 
 
 def _verify_log(
-    fs: FS, directory: str, base: int, place: _FileContext, checks: list[_Check]
+    fs: FS, directory: str, base: int, context: _FileContext, checks: list[_Check]
 ) -> Verdict:
     path = os.path.join(directory, file_name(base, LOG))
     try:
@@ -597,17 +602,17 @@ def _verify_log(
         # not change, and a walk over a mapping is one and a half times as fast.
         growing = LogFile(fs, path)
         segment: LogFile | Segment
-        if place.next_base is None:
+        if context.next_base is None:
             segment = growing
         else:
             segment = Segment(fs, directory, base)
-        walked = _walk(segment, place, checks)
+        walked = _walk(segment, context, checks)
         walked_size = None  # an index is checked only by batches that could be walked
         if walked.bad_position is None:
             walked_size = growing.size_bytes
         for check in checks:
             check.finish(walked_size)
-        return _check_log(growing, walked, place)
+        return _check_log(growing, walked, context)
     except FileNotFoundError:
         return Verdict(
             path=path, kind="log", status="ok", detail="removed during the check"
@@ -623,20 +628,20 @@ def _verify_log(
         )
 
 
-def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _WalkResult:
+def _walk(segment: Segment, context: _FileContext, checks: list[_Check]) -> _WalkResult:
     walked = _WalkResult(end_offset=segment.base_offset)
-    for facts, position, why in segment.walk(0, crc=True):
-        count, reason = _in_order(facts, walked, segment.base_offset, place)
+    for facts, position, stop_reason in segment.walk(0, crc=True):
+        count, reason = _in_order(facts, walked, segment.base_offset, context)
         count, reason = _count(segment, facts, count, reason, walked)
         if count:
             good = facts[:count]
             walked.end_offset = int(good["last_offset"][-1]) + 1
             if (
                 walked.recovery_position is None
-                and walked.end_offset > place.persisted.recovery_point
+                and walked.end_offset > context.persisted.recovery_point
             ):
                 first_above = np.argmax(
-                    good["last_offset"] >= place.persisted.recovery_point
+                    good["last_offset"] >= context.persisted.recovery_point
                 )
                 walked.recovery_position = int(good["position"][first_above])
             for check in checks:
@@ -645,25 +650,25 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _WalkR
             walked.bad_position = int(facts["position"][count])
             walked.reason = reason
             return walked
-        if why not in (layout.WALK_END, layout.WALK_LIMIT):
+        if stop_reason not in (layout.WALK_END, layout.WALK_LIMIT):
             walked.bad_position = position
-            walked.reason = layout.WALK_REASONS[why]
+            walked.reason = layout.WALK_REASONS[stop_reason]
     return walked
 
 
 def _in_order(
-    facts: layout.Facts, walked: _WalkResult, base_offset: int, place: _FileContext
+    facts: layout.Facts, walked: _WalkResult, base_offset: int, context: _FileContext
 ) -> tuple[int, str]:
-    """Return how many batches continue the log in this segment, and the next one's
-    fault.
+    """Return how many batches continue the log in this segment, and the fault of the
+    next batch.
     """
-    dense_from = place.persisted.gaps.dense_from
+    dense_from = context.persisted.gaps.dense_from
     if dense_from < order.NEVER:
         # Offsets below the log start may be missing.
-        dense_from = max(dense_from, place.persisted.log_start)
+        dense_from = max(dense_from, context.persisted.log_start)
     limit = order.reach(base_offset)
-    if place.next_base is not None:
-        limit = min(limit, place.next_base)
+    if context.next_base is not None:
+        limit = min(limit, context.next_base)
     row, fault = order.first_fault(
         facts, walked.end_offset, limit, dense_from=dense_from
     )
@@ -680,10 +685,10 @@ def _in_order(
             row,
             f"offset {first} does not follow {order.end_of(facts[:row], walked.end_offset) - 1}",
         )
-    if place.next_base is not None and last >= place.next_base:
+    if context.next_base is not None and last >= context.next_base:
         return (
             row,
-            f"offset {last} belongs to the next segment, which begins at {place.next_base}",
+            f"offset {last} belongs to the next segment, which begins at {context.next_base}",
         )
     return row, f"offset {last} is further from {base_offset} than a segment can hold"
 
@@ -693,8 +698,8 @@ def _count(
 ) -> tuple[int, str]:
     """Count the first batches and their records.
 
-    Returns (count, reason), or the values for the first bad v0 or v1 entry if there is
-    one. The number of records in such an entry is known only after decoding it.
+    Return (count, reason), or the number of batches before the first invalid v0 or v1
+    entry and its fault. Such an entry must be decoded to count its records.
     """
     modern = facts["magic"] == 2
     for row in np.flatnonzero(~modern[:count]).tolist():
@@ -719,7 +724,7 @@ def _count(
 
 
 def _check_log(
-    segment: GrowingSegment, walked: _WalkResult, place: _FileContext
+    segment: GrowingSegment, walked: _WalkResult, context: _FileContext
 ) -> Verdict:
     size = segment.size_bytes
     position = walked.bad_position
@@ -731,20 +736,20 @@ def _check_log(
         records=walked.records,
         size_bytes=size,
     )
-    is_active = place.next_base is None
-    # All offsets below the recovery point were on disk. A log that ends below it has
+    is_active = context.next_base is None
+    # All offsets below the recovery point were durable. A log that ends below it has
     # lost acknowledged records.
-    lost = is_active and walked.end_offset < place.persisted.recovery_point
+    lost = is_active and walked.end_offset < context.persisted.recovery_point
     if position is None and not lost:
-        if is_active or walked.end_offset == place.next_base:
+        if is_active or walked.end_offset == context.next_base:
             return verdict
         return attrs.evolve(
-            verdict, **_check_gap(segment, walked, place.next_base or 0, place)
+            verdict, **_check_gap(segment, walked, context.next_base or 0, context)
         )
     if position is None:
         detail = (
             f"the log ends at offset {walked.end_offset}, but up to "
-            f"{place.persisted.recovery_point} it was on disk"
+            f"{context.persisted.recovery_point} it was durable"
         )
         return attrs.evolve(
             verdict,
@@ -753,35 +758,35 @@ def _check_log(
             position=size,
             offset=walked.end_offset,
         )
-    # The decision is that of partition/recovery.py, as when the log is opened. The
-    # writer may have truncated the file since it was walked.
+    # partition/recovery.py decides, as when the log is opened. The writer may have
+    # truncated the file since it was read.
     segment.refresh()
     only_zeros, next_batch_bytes = recovery.search_after_damage(
         cast(ActiveSegment, segment), position, walked.end_offset
     )
-    known = position  # bytes below this position were on disk
+    known = position  # bytes below this position were durable
     if lost:
         known = size + 1
     elif walked.recovery_position is not None:
         known = walked.recovery_position
-    policy = place.persisted.sidecar.policy or Durability("os")
+    policy = context.persisted.sidecar.policy or Durability("os")
     action = decide(TailFacts(position, known, only_zeros, next_batch_bytes, policy))
-    left = f"{size - position} bytes from here on"
+    remaining = f"{size - position} bytes from here on"
     if only_zeros:
-        left = f"{size - position} zero bytes from here on"
+        remaining = f"{size - position} zero bytes from here on"
     is_torn = (
         next_batch_bytes is None and action is not Action.FAIL and not walked.is_refused
     )
     if is_active and is_torn:
-        detail = f"torn tail: {walked.reason}; opening the log cuts the {left}"
+        detail = f"torn tail: {walked.reason}; opening the log cuts the {remaining}"
         status: Status = "warning"
     else:
         status = "damaged"
-        detail = f"{walked.reason}; {left} cannot be trusted"
+        detail = f"{walked.reason}; {remaining} cannot be trusted"
         if next_batch_bytes is not None:
-            detail = f"{walked.reason}; the next whole batch is {next_batch_bytes} bytes further, {left}"
+            detail = f"{walked.reason}; the next whole batch is {next_batch_bytes} bytes further, {remaining}"
         elif lost:
-            detail += f", but all data below offset {place.persisted.recovery_point} was synced"
+            detail += f", but all data below offset {context.persisted.recovery_point} was synced"
     return attrs.evolve(
         verdict,
         status=status,
@@ -792,15 +797,15 @@ def _check_log(
 
 
 def _check_gap(
-    segment: Segment, walked: _WalkResult, next_base: int, place: _FileContext
+    segment: Segment, walked: _WalkResult, next_base: int, context: _FileContext
 ) -> dict[str, Any]:
     """Check a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} are in no segment"
-    if next_base <= place.persisted.log_start:
+    if next_base <= context.persisted.log_start:
         return {"detail": f"{gap}: deleted"}
-    if any(walked.end_offset <= base < next_base for base in place.swaps):
-        return {"detail": f"{gap}: a compaction in progress has them"}
-    lost = Gaps(place.persisted.gaps).loss_at_segment_end(
+    if any(walked.end_offset <= base < next_base for base in context.swaps):
+        return {"detail": f"{gap}: they are in the file of a compaction in progress"}
+    lost = Gaps(context.persisted.gaps).loss_at_segment_end(
         segment, walked.end_offset, next_base
     )
     if lost:
@@ -821,7 +826,7 @@ def _check_gap(
 class _Check(Protocol):
     """A check of another file of the segment, fed by the walk over the .log file."""
 
-    def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None: ...
+    def __init__(self, fs: FS, path: str, base: int, context: _FileContext) -> None: ...
     def add(self, facts: layout.Facts) -> None:
         """Process the next good batches of the segment."""
 
@@ -841,15 +846,15 @@ class _EntriesCheck:
     dtype: np.dtype[Any]
     status: Status = "warning"
 
-    def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None:
+    def __init__(self, fs: FS, path: str, base: int, context: _FileContext) -> None:
         self.path = path
         self.base = base
         self.table = IndexTable.read(fs, path, self.dtype)
         self.entries = self.table.entries
         self.reason = ""
         self.slot: int | None = None
-        self.is_active = place.next_base is None
-        self.is_rebuilt = place.is_rebuilt
+        self.is_active = context.next_base is None
+        self.is_rebuilt = context.is_rebuilt
         self.check()
 
     def check(self) -> None:
@@ -906,7 +911,9 @@ class _EntriesCheck:
 
 
 class _IndexCheck(_EntriesCheck):
-    """.index: entries rise, and each points at a batch not above its offset."""
+    """.index: offsets and positions rise, and each entry points to a batch that does not
+    begin above its offset.
+    """
 
     kind = "index"
     dtype = OFFSET_ENTRY
@@ -927,15 +934,17 @@ class _IndexCheck(_EntriesCheck):
         first, stop = np.searchsorted(
             self.positions, [start, end]
         ).tolist()  # entries that point into these batches
-        here = self.positions[first:stop]
+        indexed_positions = self.positions[first:stop]
         # Rows of the batches that the entries point into.
-        rows = np.searchsorted(facts["position"], here, side="right") - 1
+        rows = np.searchsorted(facts["position"], indexed_positions, side="right") - 1
         self.fault(
-            facts["position"][rows] != here, "no batch begins at its position", first
+            facts["position"][rows] != indexed_positions,
+            "no batch begins at its position",
+            first,
         )
         self.fault(
             facts["last_offset"][rows] > self.offsets[first:stop],
-            "it points at a batch above its offset",
+            "it points to a batch above its offset",
             first,
         )
 
@@ -945,7 +954,7 @@ class _IndexCheck(_EntriesCheck):
 
 
 class _TimeCheck(_EntriesCheck):
-    """.timeindex: entries rise, and no earlier record is newer than an entry.
+    """.timeindex: timestamps rise, and no record before an entry has a larger timestamp.
 
     The index of a sealed segment ends with the largest timestamp.
     """
