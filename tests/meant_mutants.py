@@ -1517,8 +1517,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "append_overtakes_an_earlier_call", "logcore/aio/log.py",
-        "        self.hand_over()\n        self._turn += 1\n",
-        "        self.hand_over()\n",
+        "        self.start_writing()\n        self._turn += 1\n",
+        "        self.start_writing()\n",
         "aio/test_aio_log.py",
     ),
     Mistake(
@@ -1547,8 +1547,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "tasks_overtake_tasks_that_wait_for_memory", "logcore/aio/producer.py",
-        "        if not self._line and self._since_yield < _AT_ONCE:\n",
-        "        if self._since_yield < _AT_ONCE:\n",
+        "        if not self._memory_waiters and self._since_yield < _RECORDS_PER_YIELD:\n",
+        "        if self._since_yield < _RECORDS_PER_YIELD:\n",
         "aio/test_aio_producer.py",
     ),
     Mistake(
@@ -1568,7 +1568,7 @@ MISTAKES: Final = (
         "notification_is_sent_twice_before_it_is_handled", "logcore/aio/notify.py",
         "        self._is_scheduled = False  # first: events from now on schedule another wake()\n",
         "",
-        "aio/test_aio_log.py::test_tail_wakes_for_appends_in_other_threads_and_for_the_end",
+        "aio/test_aio_log.py::test_tail_wakes_for_appends_in_other_threads_and_for_close",
     ),
     Mistake(
         "partition_given_out_before_it_is_given_up", "logcore/consumer/assignors.py",

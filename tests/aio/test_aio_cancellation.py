@@ -40,16 +40,16 @@ async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
 
 
 def explore(path: Path, trial: Trial) -> int:
-    """Run trials, and return at how many awaits the call was cancelled."""
+    """Run trials, and return the number of awaits at which the call was cancelled."""
 
     async def trial_at(at: int, late: bool) -> bool:
         async with directory(path / f"{at}-{late}") as data:
 
-            async def cut(make: Callable[[], Awaitable[Any]]) -> bool:
+            async def cancel_at_await(make: Callable[[], Awaitable[Any]]) -> bool:
                 was_cancelled, _ = await cancelled(make, at, late=late)
                 return was_cancelled
 
-            return await trial(data, cut)
+            return await trial(data, cancel_at_await)
 
     awaits = asyncio.run(at_each_await(trial_at))
     print(f"{path.name}: cancelled at {awaits} awaits, each in two ways")
@@ -66,8 +66,10 @@ async def values(data: aio.LogDir) -> list[bytes | None]:
 @pytest.mark.parametrize(
     "kind", ["append", "append_many", "append_columns", "append_batch"]
 )
-def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+def test_cancelled_append_is_stored_completely_or_not(
+    tmp_path: Path, kind: str
+) -> None:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append(b"0")
         batch = b"".join(log.sync.stored(0, max_bytes=1))
@@ -77,7 +79,7 @@ def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
             "append_columns": lambda: log.append_columns(values=(b"0", [0, 1])),
             "append_batch": lambda: log.append_batch(batch),
         }
-        was_cancelled = await cut(calls[kind])
+        was_cancelled = await cancel_at_await(calls[kind])
         await log.append(b"1")
         found = await values(data)
         assert found in ([b"0", b"0", b"1"], [b"0", b"1"][: 2 * was_cancelled])
@@ -86,10 +88,10 @@ def test_an_append_is_stored_whole_or_not(tmp_path: Path, kind: str) -> None:
     assert explore(tmp_path, trial) >= 1
 
 
-def test_refused_append_leaves_no_trace(tmp_path: Path) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+def test_refused_append_stores_nothing(tmp_path: Path) -> None:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
-        # The thread writes the first record, and has not taken the others.
+        # The thread writes the first record, and the others are still queued.
         with log.sync._state.lock:
             first = asyncio.ensure_future(log.append(b"first"))
             await asyncio.sleep(0)
@@ -131,10 +133,10 @@ def test_log_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> No
         "offset_for_timestamp": (0,),
     }
 
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:9]])
-        was_cancelled = await cut(
+        was_cancelled = await cancel_at_await(
             lambda: getattr(log, kind)(
                 *(arguments.get(kind, ()) if kind != "truncate" else (9,))
             )
@@ -148,7 +150,7 @@ def test_log_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["read", "tail", "read_topic", "tail_topic"])
 def test_reading_continues_at_the_cancelled_position(tmp_path: Path, kind: str) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         for value in ALL:
             await log.append(value)
@@ -168,7 +170,7 @@ def test_reading_continues_at_the_cancelled_position(tmp_path: Path, kind: str) 
             async for record in reading:
                 found.append(record.value)
 
-        was_cancelled = await cut(read)
+        was_cancelled = await cancel_at_await(read)
         await read()
         assert found == ALL
         return bool(was_cancelled)
@@ -177,7 +179,7 @@ def test_reading_continues_at_the_cancelled_position(tmp_path: Path, kind: str) 
 
 
 def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         tail = log.tail(0)
         found: list[bytes | None] = []
@@ -191,7 +193,7 @@ def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
                 await log.append(value)
 
         writing = asyncio.ensure_future(write())
-        was_cancelled = await cut(read)
+        was_cancelled = await cancel_at_await(read)
         await read()
         await writing
         assert found == ALL[:3]
@@ -223,10 +225,12 @@ def test_directory_continues_after_any_cancelled_call(
         "delete_group": ("g",),
     }
 
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.consumer(group_id="g") as consumer:
             await consumer.commit({("t", 0): 0})
-        was_cancelled = await cut(lambda: getattr(data, kind)(*arguments[kind]))
+        was_cancelled = await cancel_at_await(
+            lambda: getattr(data, kind)(*arguments[kind])
+        )
         await data.create_topic("v")
         await data.append("v", b"1")
         assert set(data.topics()) <= {"t", "u", "v", "__consumer_offsets"}
@@ -258,17 +262,17 @@ def test_object_whose_opening_was_cancelled_is_closed(
                 await asyncio.sleep(0)
         return await opening()
 
-    async def block() -> None:
+    async def use_block() -> None:
         while True:
             try:
                 async with opening():
                     return
             except LogLockedError:
-                # The opening of the last trial was still under way in its thread.
+                # The thread of the previous trial was still opening the object.
                 await asyncio.sleep(0)
 
     async def trial(at: int, late: bool) -> bool:
-        was_cancelled, _ = await cancelled(block, at, late=late)
+        was_cancelled, _ = await cancelled(use_block, at, late=late)
         await (await open_again()).close()
         return was_cancelled
 
@@ -278,8 +282,8 @@ def test_object_whose_opening_was_cancelled_is_closed(
 # -- producers -------------------------------------------------------------------------
 
 
-def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+def test_cancelled_send_that_waits_for_memory_sends_nothing(tmp_path: Path) -> None:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(linger_ms=0, buffer_memory=700) as producer:
             sent: list[asyncio.Future[Any]] = []
 
@@ -287,11 +291,11 @@ def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
                 for value in ALL:
                     sent.append(await producer.send("t", value * 300))
 
-            was_cancelled = await cut(send)
+            was_cancelled = await cancel_at_await(send)
             await producer.flush()
             assert await values(data) == [value * 300 for value in ALL[: len(sent)]]
             assert len(sent) == 10 or was_cancelled
-            assert not producer._line
+            assert not producer._memory_waiters
             assert not producer._sync._accumulator.waiting
             await producer.send_and_wait("t", b"last")
         return bool(was_cancelled)
@@ -305,8 +309,8 @@ def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
     ["send", "send_and_wait", "send_many", "send_columns", "flush", "close", "open"],
 )
 def test_producer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
-        async def block() -> None:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+        async def use_block() -> None:
             async with data.producer(linger_ms=0):
                 pass
 
@@ -320,9 +324,9 @@ def test_producer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) 
                 ),
                 "flush": producer.flush,
                 "close": producer.close,
-                "open": block,
+                "open": use_block,
             }
-            was_cancelled = await cut(calls[kind])
+            was_cancelled = await cancel_at_await(calls[kind])
             if kind != "close":
                 await producer.flush()
                 await producer.send_and_wait("t", b"1")
@@ -333,21 +337,21 @@ def test_producer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) 
         assert found.count(b"0") == (kind.startswith("send"))
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= (kind != "send")  # which waits only for room
+    assert explore(tmp_path, trial) >= (kind != "send")  # send waits only for memory
 
 
-def test_a_transaction_is_committed_or_not_and_the_next_one_begins(
+def test_cancelled_transaction_is_committed_or_not_and_the_next_begins(
     tmp_path: Path,
 ) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
-        async def block() -> None:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+        async def use_block() -> None:
             async with producer.transaction():
                 await (await producer.send("t", b"a"))
                 await producer.send("t", b"b")
                 await producer.send_offsets_to_transaction({("t", 0): 7}, "g")
 
         async with data.producer(transactional_id="x") as producer:
-            was_cancelled = await cut(block)
+            was_cancelled = await cancel_at_await(use_block)
             async with producer.transaction():
                 await producer.send("t", b"c")
         log = await data.partition("t", 0)
@@ -366,14 +370,16 @@ def test_a_transaction_is_committed_or_not_and_the_next_one_begins(
 
 
 @pytest.mark.parametrize("kind", [*STEPS, "abort_transaction"])
-def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> None:
+def test_cancelled_step_of_a_transaction_is_completed(
+    tmp_path: Path, kind: str
+) -> None:
     before = STEPS[: STEPS.index(kind)] if kind in STEPS else STEPS[:2]
 
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
             for name in before:
                 await getattr(producer, name)()
-            was_cancelled = await cut(getattr(producer, kind))
+            was_cancelled = await cancel_at_await(getattr(producer, kind))
             # The first call has completed, or completes before this one.
             with pytest.raises(ProducerStateError):
                 await getattr(producer, kind)()
@@ -383,22 +389,22 @@ def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["prepare_transaction", "complete_transaction"])
-def test_a_prepared_transaction_is_completed_whatever_was_cancelled(
+def test_prepared_transaction_is_completed_after_any_cancellation(
     tmp_path: Path, kind: str
 ) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await producer.send("t", b"a")
             if kind == "prepare_transaction":
-                was_cancelled = await cut(producer.prepare_transaction)
+                was_cancelled = await cancel_at_await(producer.prepare_transaction)
                 await producer.complete_transaction(
                     await producer.prepare_transaction()
                 )
             else:
                 prepared = await producer.prepare_transaction()
-                was_cancelled = await cut(
+                was_cancelled = await cancel_at_await(
                     lambda: producer.complete_transaction(prepared)
                 )
             await producer.begin_transaction()
@@ -415,7 +421,7 @@ def test_a_prepared_transaction_is_completed_whatever_was_cancelled(
 # -- consumers -------------------------------------------------------------------------
 
 
-async def rest(
+async def read_remaining(
     consumer: aio.Consumer, found: list[bytes | None], count: int = 10
 ) -> None:
     while len(found) < count:
@@ -428,10 +434,10 @@ async def rest(
 @pytest.mark.long
 @pytest.mark.parametrize("group_id", [None, "g"])
 @pytest.mark.parametrize("kind", ["getmany", "iteration", "columns", "arrow"])
-def test_a_consumer_hands_out_each_record_once(
+def test_consumer_returns_each_record_once(
     tmp_path: Path, kind: str, group_id: str | None
 ) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:5]])
         found: list[bytes | None] = []
@@ -476,9 +482,9 @@ def test_a_consumer_hands_out_each_record_once(
         ) as consumer:
             consumer.subscribe(["t"])
             writing = asyncio.ensure_future(write())
-            was_cancelled = await cut(kinds[kind])
+            was_cancelled = await cancel_at_await(kinds[kind])
             await writing
-            await rest(consumer, found)
+            await read_remaining(consumer, found)
             assert found == ALL
             assert consumer.position(("t", 0)) == 10
             assert not (await consumer.getmany()).count
@@ -496,11 +502,11 @@ def test_a_consumer_hands_out_each_record_once(
     ],
 )  # fmt: skip
 def test_consumer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL])
 
-        async def block() -> None:
+        async def use_block() -> None:
             async with data.consumer(group_id="other") as other:
                 other.subscribe(["t"])
 
@@ -519,12 +525,12 @@ def test_consumer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) 
                 "lag": consumer.lag,
                 "end_offsets": lambda: consumer.end_offsets([("t", 0)]),
                 "close": consumer.close,
-                "open": block,
+                "open": use_block,
             }
             if kind != "assign":
                 consumer.subscribe(["t"])
                 assert (await consumer.getmany(timeout=1, max_records=4)).count == 4
-            was_cancelled = await cut(calls[kind])
+            was_cancelled = await cancel_at_await(calls[kind])
             if kind in ("unsubscribe", "assign"):
                 await consumer.unsubscribe()
                 consumer.subscribe(["t"])
@@ -552,7 +558,7 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
     returned twice.
     """
 
-    async def trial(data: aio.LogDir, cut: Any) -> bool:
+    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         await data.add_partitions("t", 2)
         for value in ALL:
             await data.append("t", value, partition=int(value) % 2)
@@ -586,7 +592,7 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
             ) as second:
                 await read(first)
                 second.subscribe(["t"])
-                was_cancelled = await cut(both)
+                was_cancelled = await cancel_at_await(both)
                 while len(found) < 10:
                     await read(first)
                     await read(second)
@@ -597,11 +603,11 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
 
 
 def test_harness_detects_lost_records(tmp_path: Path) -> None:
-    """A read that takes a record before its last await loses the record."""
+    """A read that removes a record before its last await loses the record."""
     taken: list[int] = []
     left = [1, 2, 3]
 
-    async def careless() -> int:
+    async def read_before_last_await() -> int:
         found = left.pop(0)
         await asyncio.sleep(0)
         return found
@@ -609,7 +615,7 @@ def test_harness_detects_lost_records(tmp_path: Path) -> None:
     async def trial(at: int, late: bool) -> bool:
         left[:] = [1, 2, 3]
         taken.clear()
-        was_cancelled, found = await cancelled(careless, at, late=late)
+        was_cancelled, found = await cancelled(read_before_last_await, at, late=late)
         taken.extend([] if was_cancelled else [found])
         return was_cancelled and sorted(taken + left) == [1, 2, 3]
 

@@ -1,5 +1,5 @@
-"""Consumers in an event loop: steps and readings, listeners that are coroutines,
-groups, other processes' writes.
+"""Consumers in an event loop: steps and reads, listeners that are coroutines, groups, and
+writes of other processes.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def test_iteration_waits_for_records_and_ends_with_wakeup(
     with_consumer(tmp_path, main)
 
 
-def test_lists_and_the_iteration_take_turns(tmp_path: Path) -> None:
+def test_lists_and_the_iteration_alternate(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 300)
         await consumer.assign([ONE])
@@ -232,23 +232,23 @@ def test_listeners_may_be_coroutines_that_seek_and_commit(tmp_path: Path) -> Non
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
 
-def test_a_task_that_a_listener_starts_may_live_longer(tmp_path: Path) -> None:
+def test_task_of_a_listener_may_outlive_it(tmp_path: Path) -> None:
     tasks: list[asyncio.Task[None]] = []
     is_over = []
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
-        async def later() -> None:
+        async def seek_later() -> None:
             while not is_over:
                 await asyncio.sleep(0)
             await consumer.commit({ONE: 7})
 
-        class Starting(aio.RebalanceListener):
+        class TaskStartingListener(aio.RebalanceListener):
             async def on_partitions_assigned(
                 self, partitions: frozenset[TopicPartition]
             ) -> None:
-                tasks.append(asyncio.create_task(later()))
+                tasks.append(asyncio.create_task(seek_later()))
 
-        consumer.subscribe(["t"], listener=Starting())
+        consumer.subscribe(["t"], listener=TaskStartingListener())
         await consumer.getmany()
         is_over.append(True)
         await tasks[0]
@@ -261,7 +261,7 @@ def test_listeners_of_the_synchronous_consumer_are_accepted(tmp_path: Path) -> N
     events: list[str] = []
     loop_thread = threading.get_ident()
 
-    class Plain(RebalanceListener):
+    class SynchronousListener(RebalanceListener):
         def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
             assert threading.get_ident() == loop_thread
             events.append("assigned")
@@ -272,7 +272,7 @@ def test_listeners_of_the_synchronous_consumer_are_accepted(tmp_path: Path) -> N
                 raise ZeroDivisionError
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
-        consumer.subscribe(["t"], listener=Plain())
+        consumer.subscribe(["t"], listener=SynchronousListener())
         await consumer.getmany()
         assert events == ["assigned"]
         with pytest.raises(ZeroDivisionError):
@@ -333,11 +333,11 @@ def test_a_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_seek_after_a_cancelled_step_counts(
+def test_seek_after_a_cancelled_step_takes_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step gives the partition its position. It is carried out first, whatever has
-    become of its task.
+    """The step sets the initial position of the partition. It is completed before seek()
+    takes effect, although its task was cancelled.
     """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
@@ -399,9 +399,9 @@ def test_seek_while_columns_are_read_takes_effect(
     with_consumer(tmp_path, main)
 
 
-def test_large_records_are_read_in_pieces(tmp_path: Path) -> None:
-    """A list holds about 1 MiB, however many records it may hold; other tasks have
-    their turn between two lists.
+def test_large_records_are_read_in_chunks(tmp_path: Path) -> None:
+    """A list has about 1 MiB, even if max_records allows more. Other tasks run between two
+    lists.
     """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
@@ -446,7 +446,7 @@ def test_reader_wakes_for_another_writer(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_a_directory_that_processes_share(tmp_path: Path) -> None:
+def test_group_works_in_a_shared_directory(tmp_path: Path) -> None:
     """Each check may wait for the lock of another process, so it runs in the thread."""
 
     async def main() -> None:
@@ -474,7 +474,7 @@ def test_a_directory_that_processes_share(tmp_path: Path) -> None:
 def test_idle_consumer_of_a_shared_directory_waits_for_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It checked its group every 50 ms before."""
+    """Such a consumer checked its group every 50 ms."""
 
     async def main() -> None:
         async with (
@@ -608,7 +608,7 @@ def test_another_loop_is_refused(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_an_iteration_ends_after_its_time(tmp_path: Path) -> None:
+def test_iteration_ends_after_consumer_timeout(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 3)
         consumer.subscribe(["t"])
@@ -638,13 +638,13 @@ def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None
     )
 
 
-def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
+def test_queued_commits_are_stored_by_the_next_step(tmp_path: Path) -> None:
     told: list[tuple[Exception | None, dict[TopicPartition, int], bool]] = []
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         loop = asyncio.get_running_loop()
 
-        def hear(error: Exception | None, offsets: Any) -> None:
+        def record_commit(error: Exception | None, offsets: Any) -> None:
             is_in_loop = asyncio.get_running_loop() is loop
             told.append(
                 (
@@ -657,14 +657,14 @@ def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
         await fill(data, 0, 3)
         consumer.subscribe(["t"])
         assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
-        consumer.commit_async({ONE: 1}, hear)
-        consumer.commit_async({ONE: 2}, hear)
+        consumer.commit_async({ONE: 1}, record_commit)
+        consumer.commit_async({ONE: 2}, record_commit)
         assert told == []
         await consumer.commit({TopicPartition("t", 1): 0}, timeout=1)
         await asyncio.sleep(0)
         assert told == [(None, {ONE: 1}, True), (None, {ONE: 2}, True)]
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(2)
-        consumer.commit_async(callback=hear)
+        consumer.commit_async(callback=record_commit)
         await consumer.close()
         while len(told) < 3:
             await asyncio.sleep(0)
@@ -673,7 +673,7 @@ def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
 
-def test_a_poll_as_an_arrow_table(tmp_path: Path) -> None:
+def test_poll_arrow_returns_a_table(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
@@ -689,7 +689,7 @@ def test_a_poll_as_an_arrow_table(tmp_path: Path) -> None:
 
 
 def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
-    """Not those that the loop has come to when the thread carries it out."""
+    """The loop may read more records before the thread executes the commit."""
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 3)
@@ -713,7 +713,9 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
 def test_read_finishes_the_records_of_the_previous_call(
     tmp_path: Path, how: str
 ) -> None:
-    """A block that an exception leaves commits that, and not the records returned last."""
+    """If an exception ends the block, the finished records are committed, and the records
+    returned last are not.
+    """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 2)

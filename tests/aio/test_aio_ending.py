@@ -87,7 +87,7 @@ def test_consumer_that_is_opened_later_wakes_too(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_signal_ends_a_tail_of_a_program(tmp_path: Path) -> None:
-    """Its next lines run, and it exits with 0."""
+    """The program continues after the tail, and exits with 0."""
     program = (
         "import asyncio, sys\n"
         "from logcore import aio\n"
@@ -138,7 +138,7 @@ def test_second_signal_has_its_usual_effect(tmp_path: Path) -> None:
 
 
 def test_several_blocks_end_together(tmp_path: Path) -> None:
-    """The first tail that ended let the others wait again, and handlers remained."""
+    """After the first tail had ended, the other tails waited again."""
 
     async def follow(log: aio.Log) -> str:
         with aio.end_on_signals((signal.SIGTERM,)):
@@ -184,7 +184,7 @@ def test_handlers_are_restored_and_other_threads_have_none() -> None:
 
 @pytest.mark.long
 def test_service_with_followers_stops(tmp_path: Path) -> None:
-    """uvicorn waits for open responses, so it never ended while one was connected."""
+    """uvicorn waits for open responses, so it never ended while a client was connected."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
     with socket.socket() as free:
@@ -216,7 +216,7 @@ def test_service_with_followers_stops(tmp_path: Path) -> None:
 
 
 def place(port: int, order: bytes) -> int:
-    """Place an order, once the service listens."""
+    """Place an order, once the service accepts connections."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", port)

@@ -152,9 +152,7 @@ def test_appends_keep_their_own_options(tmp_path: Path) -> None:
 def test_expected_offset_is_checked_among_appends_of_other_tasks(
     tmp_path: Path,
 ) -> None:
-    """It must not join the batch of earlier appends, and later ones must not join its
-    batch.
-    """
+    """Such an append must not share a batch with earlier or later appends."""
 
     async def main(log: aio.Log) -> None:
         late = await asyncio.gather(
@@ -216,7 +214,7 @@ def test_append_does_not_overtake_an_earlier_call(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_all_other_ways_to_append(tmp_path: Path) -> None:
+def test_other_append_methods(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         assert (
             await log.append_many((None, b"%d" % number) for number in range(3))
@@ -269,7 +267,7 @@ def test_tail_returns_present_and_later_records(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_tail_wakes_for_appends_in_other_threads_and_for_the_end(
+def test_tail_wakes_for_appends_in_other_threads_and_for_close(
     tmp_path: Path,
 ) -> None:
     async def main(log: aio.Log) -> None:
@@ -293,7 +291,7 @@ def test_tail_wakes_for_appends_in_other_threads_and_for_the_end(
 def test_tails_of_one_log_share_one_watch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And there is no thread for them."""
+    """The tails have no thread."""
     watched = []
     watch = logcore.fs.OS.watch
     monkeypatch.setattr(
@@ -329,7 +327,7 @@ def test_tail_polls_without_a_file_handle() -> None:
         asyncio.run(main())
 
 
-def test_an_abandoned_tail_is_not_listened_for(tmp_path: Path) -> None:
+def test_abandoned_tail_has_no_listener(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         waiting = asyncio.ensure_future(anext(log.tail()))
         await until(lambda: bool(log.sync._state.listeners))
@@ -359,7 +357,7 @@ def test_a_truncation_ends_a_tail_with_an_error(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_other_tasks_have_their_turn_while_a_log_is_read(tmp_path: Path) -> None:
+def test_other_tasks_run_while_a_log_is_read(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         await log.append_many([(None, b"x" * 1_000)] * 5_000)
         turns = 0
@@ -423,7 +421,7 @@ def test_errors_of_opening_reach_the_task(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_directory_in_a_loop(tmp_path: Path) -> None:
+def test_directory_methods_work_in_a_loop(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open_dir(tmp_path / "d", create=True) as data:
             await data.create_topic("t", 2)

@@ -46,7 +46,7 @@ async def values(data: aio.LogDir, **options: Any) -> list[bytes | None]:
     return [record.value async for record in data.read("t", **options)]
 
 
-def test_futures_contain_the_places_of_records(tmp_path: Path) -> None:
+def test_futures_contain_the_metadata_of_records(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         futures = [
             await producer.send("t", b"%d" % number, partition=number % 2)
@@ -97,9 +97,9 @@ def test_batch_is_delivered_to_the_loop_in_one_call(
     )
 
 
-def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None:
-    """One record of the batch is too large for the topic, which is only known when it
-    is written.
+def test_split_batch_completes_all_its_futures(tmp_path: Path) -> None:
+    """One record of the batch is too large for the topic, which is detected only when the
+    batch is written.
     """
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
@@ -134,20 +134,20 @@ def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None
 def test_first_half_of_a_batch_is_completed_before_the_second_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that writes waits until the loop has settled the first half: its other
+    """The writing thread waits until the loop has completed the first half. The second
     half has no outcome then.
     """
-    hand_over = aio.Producer._post_completed
+    post_completed = aio.Producer._post_completed
 
     def wait_for_the_loop(producer: aio.Producer, first: Any) -> None:
-        hand_over(producer, first)
+        post_completed(producer, first)
         is_settled = threading.Event()
         producer._loop_thread.post_to_loop(is_settled.set)
         assert is_settled.wait(60)
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         await data.alter_topic("t", {"max.message.bytes": 1_000})
-        sizes = [10, 10, 2_000, 10, 10]  # the second half is divided again
+        sizes = [10, 10, 2_000, 10, 10]  # the second half is split again
         futures = [await producer.send("t", b"x" * size, partition=0) for size in sizes]
         flushing = asyncio.ensure_future(producer.flush())
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
@@ -246,8 +246,8 @@ class RecordingInterceptor(ProducerInterceptor):
         return record
 
 
-def test_full_memory_holds_tasks_back_in_their_order(tmp_path: Path) -> None:
-    """Interceptors and serializers see each record once, however often it is tried."""
+def test_full_memory_blocks_tasks_in_their_order(tmp_path: Path) -> None:
+    """Interceptors and serializers process each record once, despite retries."""
     interceptor = RecordingInterceptor()
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
@@ -290,10 +290,12 @@ def test_a_small_record_does_not_overtake_one_that_waits_for_memory(
 
 
 @pytest.mark.parametrize(
-    "room", [{"buffer_memory": 700}, {"buffer_records": 1}], ids=["bytes", "records"]
+    "memory_settings",
+    [{"buffer_memory": 700}, {"buffer_records": 1}],
+    ids=["bytes", "records"],
 )
 def test_full_memory_is_an_error_after_the_timeout(
-    tmp_path: Path, room: dict[str, int]
+    tmp_path: Path, memory_settings: dict[str, int]
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         with (
@@ -311,7 +313,7 @@ def test_full_memory_is_an_error_after_the_timeout(
         await producer.flush()
         assert len(await values(data)) == 1
 
-    with_producer(tmp_path, main, max_block_ms=20, **room)
+    with_producer(tmp_path, main, max_block_ms=20, **memory_settings)
 
 
 def test_closing_wakes_tasks_that_wait_for_memory(tmp_path: Path) -> None:
@@ -400,7 +402,7 @@ def test_a_task_that_is_cancelled_in_a_transaction_aborts_it(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_a_loop_that_ends_warns_of_a_producer_and_lets_it_write(
+def test_end_of_a_loop_warns_about_an_open_producer_and_writes_its_records(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = []
@@ -423,7 +425,7 @@ def test_a_loop_that_ends_warns_of_a_producer_and_lets_it_write(
     ]
 
 
-def test_a_closed_producer_leaves_nothing_to_warn_of(tmp_path: Path) -> None:
+def test_closed_producer_causes_no_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with_producer(tmp_path, lambda data, producer: producer.send("t", b"v"))

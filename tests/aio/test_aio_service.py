@@ -1,5 +1,5 @@
-"""examples/orders_service.py, called as a server calls it: no socket, and one loop for
-the service and its clients.
+"""examples/orders_service.py, called like a server calls it, but without a socket. The
+service and its clients share one loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "orders_service.py"
 
 
 class Call:
-    """One request. parts: the parts of the response body that the service has sent."""
+    """One request. `parts` contains the sent parts of the response body."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def test_orders_are_stored_and_followed(
             again = Call(app, "GET", headers={"last-event-id": "20"})
             assert await again.parts.get() == b"id: 21\ndata: a\ndata: b\n\n"
             await follower.hang_up()
-        await again.task  # the end of the service ends those who follow
+        await again.task  # the end of the service ends the responses that follow a log
 
     with_service(tmp_path, monkeypatch, main)
 

@@ -63,7 +63,7 @@ class Service:
         until(lambda: self.health() == 200, "the service does not start")
 
     def request(self, method: str, path: str, body: bytes | None = None) -> int:
-        """Send a request; the status, or 0 if the connection breaks."""
+        """Send a request. Return the status, or 0 if the connection breaks."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         try:
             connection.request(method, path, body)
@@ -96,7 +96,7 @@ class Service:
         until(lambda: pid not in self.workers(), "the worker does not end")
 
     def restart(self) -> None:
-        """Stop the whole service as a service manager does, and start it."""
+        """Stop the whole service like a service manager, and start it again."""
         self._process.terminate()
         assert self._process.wait(LIMIT_S) in (0, -signal.SIGTERM)
         self.start()
@@ -114,7 +114,7 @@ def _command_line(pid: str) -> bytes:
 
 
 class Clients:
-    """Threads that place orders, and one that follows them."""
+    """Threads that place orders, and a thread that follows the orders."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -135,7 +135,7 @@ class Clients:
                 self.accepted.append(number)
 
     def _follow(self) -> None:
-        """Follow the orders as a browser does, whenever the connection ends."""
+        """Follow the orders like a browser, and reconnect when the connection ends."""
         last_id = ""
         while not self._is_stopping.is_set():
             connection = http.client.HTTPConnection(
@@ -164,7 +164,7 @@ class Clients:
 
 
 def values(path: Path, topic: str) -> Counter[tuple[bytes, bytes | None]]:
-    """The committed records of a topic: (order, its place)."""
+    """Return how often each (order, place) occurs in the committed records of a topic."""
     found: Counter[tuple[bytes, bytes | None]] = Counter()
     with logcore.open_dir(path, read_only=True) as logdir:
         for partition in logdir.partitions(topic):

@@ -1,4 +1,4 @@
-"""logcore for asyncio: the same names, with coroutines where a call may wait.
+"""logcore for asyncio: the same names. A method that may wait is a coroutine.
 
     from logcore import aio
 

@@ -14,7 +14,7 @@ from logcore.aio.loop_thread import LoopThread
 
 
 class Closing(Protocol):
-    """Has a with block."""
+    """An object that an `async with` block closes."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -62,10 +62,10 @@ def open_in_thread(
     close: Callable[[_S], object],
     wrap: Callable[[LoopThread, _S], _T],
 ) -> Opening[_T]:
-    """Open a synchronous object in a thread of its own, and wrap it for the loop.
+    """Open a synchronous object in its own thread, and wrap it for the loop.
 
-    `description` names the object in error messages. If the task is cancelled while
-    make() runs, close() closes the result.
+    `description` is the name of the object in error messages. If the task is cancelled
+    while make() runs, close() closes the result.
     """
 
     async def begin() -> _T:

@@ -6,7 +6,7 @@ from typing import Self
 
 
 class AsyncCloseable:
-    """Closes the object at the end of the block, also after an exception."""
+    """An object that an `async with` block closes, also after an exception."""
 
     __slots__ = ()
 

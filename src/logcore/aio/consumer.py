@@ -5,11 +5,11 @@ Rules:
   the thread of the consumer. Records are read in the loop, in chunks of about 1 MiB.
 - A position moves only when records are returned, without an await in between, so a
   cancelled task loses no records.
-- A step of a cancelled call is completed, and the next call follows it. seek() and
-  similar calls made in between take effect after that step.
+- A step of a cancelled call is completed before the next call begins. seek() and similar
+  calls made in between take effect after that step.
 - One task at a time reads. Listeners run in the loop, and may be coroutines.
 
-The logic of a poll is in logcore.consumer.
+logcore.consumer implements polls.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-#: Time for which records are read before the next step for the group, as in the
-#: iteration of a Consumer.
+#: Maximum time for which records are read before the next step, as in the iteration of a
+#: synchronous Consumer.
 _CHECK_SECONDS: Final = 0.1
-#: Maximum size decoded by one read, which takes the loop about a millisecond; and the
-#: initial estimate of a record's size.
-_PIECE_BYTES: Final = 1 << 20
+#: Maximum size that one read decodes, which takes about a millisecond. The second number
+#: is the initial estimate of a record's size.
+_CHUNK_BYTES: Final = 1 << 20
 _RECORD_BYTES: Final = 65_536
 #: Number of records that the iteration returns before it yields to other tasks.
-_AT_ONCE: Final = 128
+_RECORDS_PER_YIELD: Final = 128
 
 
 class RebalanceListener:
     """Receives, in the loop, the changes of a consumer's partitions.
 
-    Override the methods of interest. They may await commit() and other calls of the
-    consumer, but not those that read, subscribe or close.
+    Subclasses override some of the methods. The methods may await commit() and other
+    calls of the consumer, but no calls that read, subscribe or close.
     """
 
     async def on_partitions_assigned(
@@ -116,11 +116,11 @@ class Listener(Protocol):
     ) -> Awaitable[None] | None: ...
 
 
-class _InLoop(consumer_settings.RebalanceListener):
+class _LoopListener(consumer_settings.RebalanceListener):
     """Calls a listener in the loop.
 
-    The thread of the consumer calls it, and executes the calls that the listener makes
-    until it returns.
+    The thread of the consumer calls this object. Until the listener returns, the thread
+    executes the calls that the listener makes.
     """
 
     def __init__(self, loop_thread: LoopThread, listener: Listener) -> None:
@@ -143,8 +143,8 @@ class _InLoop(consumer_settings.RebalanceListener):
         )
 
 
-class _Stepped(synchronous.Consumer):
-    """A consumer without its own locking of calls, with public names for the loop."""
+class _StepwiseConsumer(synchronous.Consumer):
+    """A consumer that does not lock its calls, with public methods for the loop."""
 
     def begin(self, wakeups: Wakeups) -> None:
         self._wakeups: Wakeups | None = wakeups
@@ -152,7 +152,7 @@ class _Stepped(synchronous.Consumer):
         self._seconds_without_events = 0.0
         if self._is_shared:
             self._fetcher.follow = functools.partial(
-                _follow_elsewhere, threading.get_ident()
+                _refresh_in_thread, threading.get_ident()
             )
 
     @contextlib.contextmanager
@@ -187,10 +187,10 @@ class _Stepped(synchronous.Consumer):
     def check_open(self) -> None:
         self._check_open()
 
-    def checked_most(self, max_records: int | None) -> int:
+    def checked_max_records(self, max_records: int | None) -> int:
         return self._checked_max_records(max_records)
 
-    def reading(self, partition: tuple[str, int]) -> PartitionPosition:
+    def read_position(self, partition: tuple[str, int]) -> PartitionPosition:
         """Return the read position of a partition.
 
         Raises:
@@ -223,12 +223,12 @@ class _Stepped(synchronous.Consumer):
     ) -> bool:
         """Add a commit like commit_async(), without waiting.
 
-        Returns whether enough commits are pending that a step is due.
+        Return whether the queue is full, so that a step is due.
         """
         return self._commits.add(self._checked_offsets(offsets), callback)
 
     def step(self) -> None:
-        """Run all work before a read, in the thread. A first read may wait here."""
+        """Run all work before a read, in the thread. It may wait for the disk."""
         self.prepare_to_read()
         if not self.has_records() and self._is_shared:
             # In the thread, because another thread may hold the lock of the groups
@@ -254,7 +254,7 @@ class Consumer:
     one gets ConsumerStateError.
     """
 
-    def __init__(self, loop_thread: LoopThread, consumer: _Stepped) -> None:
+    def __init__(self, loop_thread: LoopThread, consumer: _StepwiseConsumer) -> None:
         """Create a consumer. Users call LogDir.consumer()."""
         self._loop_thread = loop_thread
         self._loop = loop_thread.loop
@@ -287,8 +287,8 @@ class Consumer:
     async def close(self, timeout: float | None = None) -> None:
         """Mark all returned records as finished, auto-commit, and leave the group.
 
-        `timeout` is that of commit(). If the call is cancelled, closing continues in
-        the background. Closing twice is allowed.
+        `timeout` has the meaning of commit(). If the call is cancelled, closing continues
+        in the background. Closing twice is allowed.
         """
         await self._close(is_done=True, timeout=timeout)
 
@@ -360,7 +360,7 @@ class Consumer:
         self._loop_thread.check()
         if self._loop_thread.is_answering:
             raise ConsumerStateError(
-                f"a listener may seek and commit; {description} has to wait until it has returned"
+                f"a listener may seek and commit; {description} must wait until it has returned"
             )
 
     # -- subscriptions -----------------------------------------------------------------
@@ -376,7 +376,7 @@ class Consumer:
         self._refuse_listener("subscribe()")
         listener_in_thread = None
         if listener is not None:
-            listener_in_thread = _InLoop(self._loop_thread, listener)
+            listener_in_thread = _LoopListener(self._loop_thread, listener)
         self._apply_change(
             functools.partial(
                 self._sync.subscribe,
@@ -394,7 +394,8 @@ class Consumer:
     async def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Read these partitions, independently of a group.
 
-        Raises TopicNotFoundError.
+        Raises:
+            TopicNotFoundError: a partition does not exist.
         """
         self._refuse_listener("assign()")
         await self._begin_step(functools.partial(self._sync.assign, list(partitions)))
@@ -415,14 +416,18 @@ class Consumer:
     def _check(self, partitions: Iterable[tuple[str, int]]) -> None:
         self._loop_thread.check()
         for partition in partitions:
-            self._sync.reading(partition)
+            self._sync.read_position(partition)
 
     # -- positions ---------------------------------------------------------------------
 
     def position(self, partition: tuple[str, int]) -> int:
-        """Return the next offset that a read returns. Raises NoOffsetError."""
+        """Return the offset of the next record that a read returns.
+
+        Raises:
+            NoOffsetError: an open transaction may still commit an offset.
+        """
         self._loop_thread.check()
-        found = self._sync.reading(partition).position
+        found = self._sync.read_position(partition).position
         if found is None:
             return self._sync.position(partition)
         return found
@@ -453,7 +458,7 @@ class Consumer:
     async def offsets_for_times(
         self, times_ms: Mapping[PartitionKey, int]
     ) -> dict[TopicPartition, int | None]:
-        """Return the offset of the first record that is not older, None if none."""
+        """Return the offset of the first record at or after each time, or None."""
         return await self._loop_thread.call(
             self._sync.offsets_for_times, dict(times_ms)
         )
@@ -471,9 +476,9 @@ class Consumer:
     ) -> None:
         """Commit the positions at this call, or the given offsets.
 
-        They are on disk when it returns, together with those of earlier commit_async()
-        calls. If it is cancelled, the commit may or may not happen; the next commit
-        follows it. Errors are those of logcore.consumer.Consumer.commit().
+        The offsets are durable when the call returns, including the offsets of earlier
+        commit_async() calls. If the call is cancelled, the commit may or may not happen.
+        The errors are those of logcore.consumer.Consumer.commit().
         """
         self._loop_thread.check()
         self._sync.check_open()
@@ -518,7 +523,7 @@ class Consumer:
     ) -> None:
         """Pass the result of a commit to the callback.
 
-        Runs in the thread or in the loop.
+        This runs in the thread or in the loop.
         """
         self._loop_thread.post_to_loop(
             functools.partial(call, callback, error, offsets)
@@ -527,7 +532,7 @@ class Consumer:
     async def committed(
         self, partitions: Iterable[tuple[str, int]]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the committed offsets of the group, None where there is none."""
+        """Return the committed offsets of the group, None for a partition without one."""
         return await self._loop_thread.call(self._sync.committed, list(partitions))
 
     group_metadata = in_loop(synchronous.Consumer.group_metadata)
@@ -544,7 +549,7 @@ class Consumer:
         records of the previous call as finished. Errors are those of
         logcore.consumer.Consumer.poll().
         """
-        most = self._sync.checked_most(max_records)
+        most = self._sync.checked_max_records(max_records)
         timeout_ms = milliseconds(timeout)
         given = ConsumerRecords({})
         moves: list[Move] = []
@@ -554,7 +559,7 @@ class Consumer:
             deadline = self._loop.time() + timeout_ms / 1000
             while not moves and await self._prepare(deadline):
                 found, moves = self._sync.fetcher.fetch(
-                    max(1, min(most, _PIECE_BYTES // self._record_bytes))
+                    max(1, min(most, _CHUNK_BYTES // self._record_bytes))
                 )
                 if found:
                     self._measure(found)
@@ -596,9 +601,10 @@ class Consumer:
         max_bytes: int,
         make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T],
     ) -> _T:
-        """Return the columns in the form that make() returns in the thread.
+        """Return make(columns), which runs in the thread.
 
-        make() is first called without columns, before anything is read.
+        make() is also called without columns before any record is read, so that a
+        missing package is reported before positions move.
         """
 
         def find() -> tuple[list[Columns], _T]:
@@ -614,10 +620,10 @@ class Consumer:
             self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
             while not moves and await self._prepare(deadline):
-                found, made = await self._begin_step(find)
+                found, result = await self._begin_step(find)
                 moves = self._sync.fetcher.moves_for(found)
                 if moves:
-                    given = made
+                    given = result
         return self._sync.fetcher.deliver(moves, given)
 
     def __aiter__(self) -> Self:
@@ -636,7 +642,7 @@ class Consumer:
                 return record
         with self._exclusively():
             while True:
-                self._until_yield = _AT_ONCE
+                self._until_yield = _RECORDS_PER_YIELD
                 await asyncio.sleep(0)
                 record = None
                 if not self._steps:
@@ -669,7 +675,7 @@ class Consumer:
     async def _prepare(self, deadline: float | None) -> bool:
         """Return whether there are records now.
 
-        Runs Consumer.has_records() of logcore in steps.
+        This runs the work before a read in steps.
         """
         await asyncio.sleep(0)  # yields to the loop even if there are always records
         while True:
@@ -698,7 +704,7 @@ class Consumer:
             await self._wakeups.wait(left)
 
     def _record_change(self) -> None:
-        # An event during a step wakes no task, because none waits.
+        # An event during a step wakes no task, because no task waits then.
         self._has_changed = True
 
     @property
@@ -720,10 +726,9 @@ class Consumer:
     end_waits = wakeup
 
 
-def _follow_elsewhere(loop_thread: int, log: Log) -> None:
-    """Poll the appends of other processes.
-
-    This may wait for the disk, so never in the loop.
+def _refresh_in_thread(loop_thread: int, log: Log) -> None:
+    """Make appends of other processes visible, but not in the loop, because this may wait
+    for the disk.
     """
     if threading.get_ident() != loop_thread:
         log.refresh()
@@ -741,7 +746,7 @@ def _size_bytes(record: TopicRecord) -> int:
 def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
     """Open a consumer of an open directory, for the task that awaits it."""
 
-    def make() -> _Stepped:
+    def make() -> _StepwiseConsumer:
         groups: Any = None
         registry = None
         if settings.group_id is not None:
@@ -749,6 +754,8 @@ def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
             groups = directory.host.coordinators.groups(directory)
         if settings.uses_registry:
             registry = directory.host.coordinators.registry(directory)
-        return _Stepped(directory.host.fs, directory, groups, settings, registry)
+        return _StepwiseConsumer(
+            directory.host.fs, directory, groups, settings, registry
+        )
 
     return open_in_thread("the consumer", make, synchronous.Consumer.close, Consumer)

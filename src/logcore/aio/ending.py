@@ -1,7 +1,7 @@
-"""The end of tails and polls when a service stops.
+"""Ends tails and polls when a service stops.
 
-A web server waits for open responses before it stops an application. A response
-that follows a log ends with its tail, so the tails must end first.
+A web server waits for open responses before it stops an application. A response that
+follows a log ends when its tail ends, so the tails must end first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LoopWaits:
         self._former: dict[int, Any] = {}
 
     def add(self, waiting: Waiting) -> None:
-        """Register a tail or a consumer. It is dropped with its last reference.
+        """Register a tail or a consumer, with a weak reference.
 
         After end(), its first wait ends at once.
         """
@@ -43,7 +43,7 @@ class LoopWaits:
             waiting.end_waits()
 
     def end(self) -> None:
-        """End all waits, and those that begin later."""
+        """End all waits, also waits that begin later."""
         self.is_ended = True
         for waiting in list(self._waiting):
             waiting.end_waits()
@@ -59,19 +59,19 @@ class LoopWaits:
             signal.signal(number, partial(self._handle, loop))
 
     def leave(self) -> None:
-        """End a block. The last one restores the handlers; tails may begin again.
+        """End a block. The last block restores the handlers, and tails may begin again.
 
-        Not each block: a tail of another block may not have seen its end yet.
+        Earlier blocks do not, because a tail of another block may not have ended yet.
         """
         self._blocks -= 1
         if self._blocks:
             return
         self.is_ended = False
         while self._former:
-            number, then = self._former.popitem()
+            number, former_handler = self._former.popitem()
             present = signal.getsignal(number)
             if getattr(present, "func", None) == self._handle:
-                signal.signal(number, _settable(then))
+                signal.signal(number, _settable(former_handler))
 
     def _handle(
         self, loop: asyncio.AbstractEventLoop, number: int, frame: FrameType | None
@@ -79,12 +79,12 @@ class LoopWaits:
         # The loop may be waiting for sockets. call_soon_threadsafe() wakes it.
         with contextlib.suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(self.end)
-        then = self._former.get(number)
-        if callable(then):
-            then(number, frame)
+        former_handler = self._former.get(number)
+        if callable(former_handler):
+            former_handler(number, frame)
         else:
             # A second signal has its former effect.
-            signal.signal(number, _settable(then))
+            signal.signal(number, _settable(former_handler))
 
 
 def _settable(handler: Any) -> Any:
@@ -122,9 +122,9 @@ def end_on_signals(
     """Call end_waits() when the process gets a signal, within a `with` block.
 
     The handler that was installed before is called too, such as the handler of a server.
-    If there was none, the first signal does not end the process, and a second one does.
-    After the last such block of the loop, tails may begin again. Python accepts handlers
-    in the main thread only; in another thread, this does nothing.
+    If there was none, the first signal does not end the process, but a second signal
+    does. After the last such block of the loop, tails may begin again. In another thread
+    than the main thread, this does nothing, because Python accepts no handlers there.
 
     Example: the lifespan of an ASGI application, see docs/aio.md.
     """

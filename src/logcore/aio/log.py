@@ -3,11 +3,11 @@
 Rules:
 - Appends of tasks that arrive while the disk is busy are written together, and
   completed in the loop together.
-- An append that is cancelled before it was passed to the thread has no effect. A later
-  one is completed.
+- If an append is cancelled before it was passed to the thread, it has no effect. If it
+  is cancelled later, it is completed.
 - Reads run in the loop, in chunks of some hundred records.
 
-Storing and reading records is implemented in logcore.log.
+logcore.log stores and reads the records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logcore.aio.notify import (
     RecordLists,
     Tail,
     begin_to_follow,
-    plain,
+    unchanged,
 )
 from logcore.config import LogConfig
 from logcore.errors import InvalidRecordError, RecordTooLargeError
@@ -60,11 +60,11 @@ _OF_RECORDS: Final = (
 )
 
 
-class Appended:
+class QueuedAppend:
     """One queued append.
 
     `row` is in the form of Log.append_many(). `barrier` is the number of other calls
-    before it.
+    before this append.
     """
 
     __slots__ = (
@@ -102,57 +102,57 @@ class Appended:
         return self.expected_offset is not None or self.expected is not None
 
 
-class Appending:
+class AppendQueue:
     """Queues appends of many tasks to one log, in the order of the calls."""
 
     def __init__(self, loop_thread: LoopThread, log: synchronous.Log) -> None:
         self._loop_thread = loop_thread
         self._log = log
         #: Appends that were not passed to the thread yet.
-        self._waiting: deque[Appended] = deque()
+        self._waiting: deque[QueuedAppend] = deque()
         self._is_due = False
         self._turn = 0
 
-    def add(self, appended: Appended) -> None:
-        """Queue an append. Runs in the loop.
+    def add(self, appended: QueuedAppend) -> None:
+        """Queue an append. Call this in the loop.
 
-        The thread is started after the tasks that are ready now have run.
+        Writing starts after the tasks that are ready now have run.
         """
         appended.barrier = self._turn
         self._waiting.append(appended)
         if not self._is_due:
             self._is_due = True
-            self._loop_thread.loop.call_soon(self.hand_over)
+            self._loop_thread.loop.call_soon(self.start_writing)
 
-    def hand_over(self) -> None:
-        """Start the thread that writes the queued appends. Runs in the loop."""
+    def start_writing(self) -> None:
+        """Make the thread write the queued appends. Call this in the loop."""
         if self._is_due:
             self._is_due = False
             self._loop_thread.submit(functools.partial(self._write, self._turn))
 
-    def flush_first(self) -> None:
-        """Mark that another call follows the queued appends, before later ones.
+    def add_barrier(self) -> None:
+        """Make another call run between the queued appends and later appends.
 
-        Runs in the loop.
+        Call this in the loop.
         """
-        self.hand_over()
+        self.start_writing()
         self._turn += 1
 
     def _write(self, barrier: int) -> None:
-        """Write the queued appends. Runs in the thread."""
+        """Write the queued appends, in the thread."""
         while self._waiting and self._waiting[0].barrier <= barrier:
-            together = self._next(barrier)
-            if together:
-                outcomes = _outcomes(self._log, together)
+            batch = self._next(barrier)
+            if batch:
+                outcomes = _outcomes(self._log, batch)
                 self._loop_thread.post_to_loop(
-                    functools.partial(_complete, together, outcomes)
+                    functools.partial(_complete, batch, outcomes)
                 )
 
-    def _next(self, barrier: int) -> list[Appended]:
+    def _next(self, barrier: int) -> list[QueuedAppend]:
         """Return the appends for one batch. The first one determines the durability."""
-        found: list[Appended] = []
+        found: list[QueuedAppend] = []
         size_bytes = 0
-        most = most_bytes(self._log)
+        most = max_batch_bytes(self._log)
         while self._waiting and len(found) < _MAX_TOGETHER:
             appended = self._waiting[0]
             if appended.barrier > barrier:
@@ -173,12 +173,12 @@ class Appending:
         return found
 
 
-def most_bytes(log: synchronous.Log) -> int:
+def max_batch_bytes(log: synchronous.Log) -> int:
     """Return the maximum size of records that Log.append_many() stores atomically.
 
-    More records are written in parts, and with a full disk only some of the parts may
-    be stored. The result is half of the limits of the log, because of the heads of
-    batches.
+    Larger appends are written in parts, and if the disk is full only some of the parts
+    may be stored. The result is half of the log's limits, which leaves space for the
+    heads of batches.
     """
     config = log.config
     durability = log.durability
@@ -204,26 +204,26 @@ def _size_bytes(piece: object) -> int:
 
 
 def _outcomes(
-    log: synchronous.Log, together: list[Appended]
+    log: synchronous.Log, batch: list[QueuedAppend]
 ) -> list[Receipt | BaseException]:
     """Append records as one batch, or one by one if one of them is rejected."""
-    if len(together) == 1:
-        return [_outcome(log, together[0])]
+    if len(batch) == 1:
+        return [_outcome(log, batch[0])]
     try:
         receipt = log.append_many(
-            [appended.row for appended in together], durability=together[0].durability
+            [appended.row for appended in batch], durability=batch[0].durability
         )
     except _OF_RECORDS:  # nothing was written
-        return [_outcome(log, appended) for appended in together]
+        return [_outcome(log, appended) for appended in batch]
     except BaseException as error:
-        return [error] * len(together)
+        return [error] * len(batch)
     return [
         receipt._replace(offset=offset, last_offset=offset)
         for offset in range(receipt.offset, receipt.last_offset + 1)
     ]
 
 
-def _outcome(log: synchronous.Log, appended: Appended) -> Receipt | BaseException:
+def _outcome(log: synchronous.Log, appended: QueuedAppend) -> Receipt | BaseException:
     key, value, headers, timestamp_ms = appended.row
     try:
         return log.append(
@@ -240,9 +240,9 @@ def _outcome(log: synchronous.Log, appended: Appended) -> Receipt | BaseExceptio
 
 
 def _complete(
-    together: list[Appended], outcomes: list[Receipt | BaseException]
+    batch: list[QueuedAppend], outcomes: list[Receipt | BaseException]
 ) -> None:
-    for appended, outcome in zip(together, outcomes, strict=True):
+    for appended, outcome in zip(batch, outcomes, strict=True):
         if appended.future.done():
             continue
         if isinstance(outcome, BaseException):
@@ -254,18 +254,18 @@ def _complete(
 class Log(AsyncCloseable):
     """One partition directory, for tasks of one event loop.
 
-    Made by logcore.aio.open() and LogDir.partition().
+    logcore.aio.open() and LogDir.partition() create it.
 
-    `sync` is the log without a loop, for methods that are missing here. They may be
-    called in threads, such as with asyncio.to_thread(log.sync.scrub). All methods here
-    raise WrongLoopError outside the loop, and otherwise the errors of logcore.Log.
+    `sync` is the logcore.Log, whose other methods may be called in threads, for example
+    with asyncio.to_thread(log.sync.scrub). All methods here raise WrongLoopError outside
+    the loop. Their other errors are those of logcore.Log.
     """
 
     def __init__(self, loop_thread: LoopThread, log: synchronous.Log) -> None:
         """Create a log. Users call logcore.aio.open() or LogDir.partition()."""
         self.sync = self._sync = log
         self._loop_thread = loop_thread
-        self._appending = Appending(loop_thread, log)
+        self._appending = AppendQueue(loop_thread, log)
         self._follower = LogFollower(loop_thread, fs_of(log), [log])
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ class Log(AsyncCloseable):
     async def close(self) -> None:
         """Close the log.
 
-        If it is cancelled, closing continues in the background. Closing twice is
+        If the call is cancelled, closing continues in the background. Closing twice is
         allowed.
         """
         closing = self._call(self.sync.close)
@@ -294,7 +294,7 @@ class Log(AsyncCloseable):
     ) -> Coroutine[Any, Any, _T]:
         """Run a call in the thread, after all earlier appends."""
         self._loop_thread.check()
-        self._appending.flush_first()
+        self._appending.add_barrier()
         return self._loop_thread.call(function, *args, **kwargs)
 
     # -- appending ---------------------------------------------------------------------
@@ -310,19 +310,20 @@ class Log(AsyncCloseable):
         expected_offset: int | None = None,
         expected: Mapping[Buffer, int] | None = None,
     ) -> Receipt:
-        """Append one record, together with those of other tasks.
+        """Append one record, in one batch with records of other tasks.
 
-        It returns when the record has the durability of the log's policy. Records are
-        stored in the order of the calls. If it is cancelled before the record is passed
-        to the thread, nothing is stored; after that the record is stored.
+        The call returns when the record has the durability of the log's policy. Records
+        are stored in the order of the calls. If the call is cancelled before the record
+        is passed to the thread, the record is not stored. Otherwise it is stored.
         """
         self._loop_thread.check()
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            # Needed twice if another record of the batch is rejected.
+            # A tuple, because the headers are read twice if another record of the batch
+            # is rejected.
             headers = tuple(header_pairs(headers))
         future: asyncio.Future[Receipt] = self._loop_thread.loop.create_future()
         self._appending.add(
-            Appended(
+            QueuedAppend(
                 (key, value, headers, timestamp_ms),
                 durability,
                 expected_offset,
@@ -381,7 +382,7 @@ class Log(AsyncCloseable):
             isolation=isolation,
             max_bytes=max_bytes,
         )
-        if isolation == "read_committed":  # it may walk the whole log for transactions
+        if isolation == "read_committed":  # this may read the whole log
             return ReadLists(self._loop_thread, None, find)
         return ReadLists(self._loop_thread, find())
 
@@ -415,7 +416,7 @@ class Log(AsyncCloseable):
             self._follower,
             begin_to_follow([self.sync], [offset]),
             timeout,
-            plain,
+            unchanged,
         )
 
     offset_for_timestamp = in_thread(synchronous.Log.offset_for_timestamp)

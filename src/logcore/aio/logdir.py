@@ -48,11 +48,11 @@ _T = TypeVar("_T")
 class LogDir(AsyncCloseable):
     """A directory of partition logs, for tasks of one event loop.
 
-    Made by logcore.aio.open_dir().
+    logcore.aio.open_dir() creates it.
 
-    `sync` is the directory without a loop, for methods that are missing here. They may be
-    called in threads. All methods here raise WrongLoopError outside the loop, and otherwise
-    the errors of logcore.LogDir.
+    `sync` is the logcore.LogDir, whose other methods may be called in threads. All methods
+    here raise WrongLoopError outside the loop. Their other errors are those of
+    logcore.LogDir.
     """
 
     def __init__(self, loop_thread: LoopThread, directory: synchronous.LogDir) -> None:
@@ -75,7 +75,7 @@ class LogDir(AsyncCloseable):
     async def close(self) -> None:
         """Close every log and the directory.
 
-        If it is cancelled, closing continues in the background. Closing twice is
+        If the call is cancelled, closing continues in the background. Closing twice is
         allowed.
         """
         closing = self._loop_thread.begin(self.sync.close)
@@ -93,7 +93,11 @@ class LogDir(AsyncCloseable):
         return self.sync.topics()
 
     def partitions(self, name: str) -> tuple[int, ...]:
-        """Return the partition numbers of a topic, sorted. Raises TopicNotFoundError."""
+        """Return the partition numbers of a topic, sorted.
+
+        Raises:
+            TopicNotFoundError: the topic does not exist.
+        """
         return self.sync.partitions(name)
 
     create_topic = in_thread(synchronous.LogDir.create_topic)
@@ -109,8 +113,9 @@ class LogDir(AsyncCloseable):
     ) -> pyarrow.Table:
         """Return the whole result of a query; see logcore.LogDir.sql().
 
-        Raises also:
-            QueryError: a value cannot be converted to the type that the query requires.
+        Raises:
+            QueryError: see logcore.LogDir.sql(). It is also raised if a value cannot be
+                converted to the type that the query requires.
         """
         from logcore.query.sql import read_table
 
@@ -138,7 +143,7 @@ class LogDir(AsyncCloseable):
     async def partition(self, topic: str, number: int) -> Log:
         """Return the log of a partition.
 
-        It is opened once and closed with the directory.
+        The log is opened once, and closed with the directory.
         """
         log = await self._loop_thread.call(self.sync.partition, topic, number)
         known = self._logs.get((topic, number))
@@ -215,12 +220,16 @@ class LogDir(AsyncCloseable):
             self.sync.topic(topic).begin_tail, start, partitions
         )
 
-        def placed(at: int, records: list[Record]) -> list[TopicRecord]:
+        def with_topic(at: int, records: list[Record]) -> list[TopicRecord]:
             return kernel.to_topic_records(topic, numbers[at], records)
 
         follower = LogFollower(self._loop_thread, self.sync.host.fs, logs)
         return Tail(
-            self._loop_thread, follower, begin_to_follow(logs, offsets), timeout, placed
+            self._loop_thread,
+            follower,
+            begin_to_follow(logs, offsets),
+            timeout,
+            with_topic,
         )
 
     @overload

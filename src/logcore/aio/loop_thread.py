@@ -35,13 +35,13 @@ Job = Callable[[], None]
 class _LoopRequest:
     """A request of the worker thread to the event loop.
 
-    Tasks that the answer has started may outlive the request.
+    Tasks that the function in the loop has started may outlive the request.
     """
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self.loop_thread = loop_thread
-        #: Calls for the worker thread from tasks that work on the answer. None ends
-        #: them.
+        #: Calls for the worker thread from tasks that work on the answer. None is the
+        #: last item.
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.result: Any = None
         self.error: BaseException | None = None
@@ -94,7 +94,7 @@ def in_loop(
 class LoopThread:
     """The event loop and the worker thread of one object.
 
-    Create it in a task. `description` names the object in error messages.
+    Create it in a task. `description` is the name of the object in error messages.
     """
 
     def __init__(self, description: str) -> None:
@@ -184,7 +184,7 @@ class LoopThread:
 
         It must not raise.
         """
-        # The object is closed, and the function raises that immediately.
+        # The object is closed, so that the function raises immediately.
         if self._is_ended:
             job()
         else:
@@ -196,7 +196,7 @@ class LoopThread:
         try:
             result = function()
         except BaseException as caught:
-            # Set on the future; a thread of a pool would keep a reference.
+            # The future gets the error. A thread of a pool would keep a reference to it.
             error = caught
         self.post_to_loop(functools.partial(_complete, future, result, error))
 

@@ -3,11 +3,11 @@
 Tasks that follow the same logs share one listener or inotify handle.
 
 Rules:
-- A log that only this process writes notifies its listeners. Other logs are watched:
-  the loop waits for the handle of the watch. It also polls each second, in case a file
-  system does not report writes of another machine.
-- Events are not counted: a task that wakes checks whether there are records for it.
-- Listening and watching end soon after the last waiter has left.
+- A log that only this process writes notifies its listeners. Other logs are watched: the
+  loop waits for the handle of the watch. It also polls each second, because a file system
+  may not report writes of another machine.
+- Events are not counted: a task that wakes checks whether there are records.
+- Listening and watching end soon after the last task has stopped waiting.
 
 This module reads no records.
 """
@@ -36,8 +36,8 @@ from logcore.reader import (
     new_records_of,
 )
 
-#: The interval of polling in addition to a handle, which may miss writes of other
-#: machines.
+#: The interval of polling in addition to a handle, because the handle may not report
+#: writes of other machines.
 _CHECK_SECONDS: Final = 1.0
 #: The interval of polling if the system has no handle to wait for.
 _POLL_SECONDS: Final = 0.01
@@ -116,21 +116,23 @@ class DirectoryWatch:
         self._loop = loop_thread.loop
         self._changes = ChangeWatch(fs)
         self._wakeups = wakeups
-        #: The directories that are watched, and those in which a death closes a file.
+        #: The watched directories, and the directories in which the death of a process
+        #: closes a file.
         self._watched = _NOTHING
         self._end = contextlib.ExitStack()
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, paths: Sequence[str], closing: Sequence[str] = ()) -> bool:
-        """Watch these directories instead of the previous ones; see SharedFS.watch().
+        """Watch these directories and no others; see SharedFS.watch().
 
-        Return whether they are different. In that case, events may have been missed.
+        Return whether they differ from the previous directories. In that case, events
+        may have been missed.
         """
         wanted = tuple(paths), tuple(closing)
         if self._changes.is_current(*wanted):
             return False
-        # A directory that was removed and created again is watched again. The caller
-        # could otherwise never wait while it does not exist.
+        # A directory that was removed and created again must be watched again. Its watch
+        # is not different, because the caller could never wait while it does not exist.
         is_different = wanted != self._watched
         self.close()
         if not paths:
@@ -167,7 +169,7 @@ class DirectoryWatch:
             self.close()
 
     def __del__(self) -> None:
-        if self._loop.is_closed():  # otherwise, its timer refers to this object
+        if self._loop.is_closed():  # a timer of an open loop refers to this object
             self._end.close()
 
     def close(self) -> None:
@@ -270,7 +272,7 @@ class LogFollower:
 
 
 class RecordLists(Generic[_T]):
-    """RecordLists of some hundred records, returned one record at a time.
+    """Returns one record at a time, from lists of some hundred records.
 
     This is an asynchronous iterator. If a task that waits for a record is cancelled,
     the record is not lost: the next task gets it.
@@ -292,7 +294,7 @@ class RecordLists(Generic[_T]):
         while True:
             if self._is_over:
                 raise StopAsyncIteration
-            await asyncio.sleep(0)  # lets other tasks run between two lists
+            await asyncio.sleep(0)  # other tasks run between two lists
             try:
                 self._records = iter(await self._next_list())
             except Exception:  # this includes the end, but not a cancelled task
@@ -304,13 +306,13 @@ class RecordLists(Generic[_T]):
     async def _next_list(self) -> list[_T]:
         """Return the next list, or raise StopAsyncIteration at the end.
 
-        An implementation must take no record before its last await.
+        An implementation must not remove a record before its last await.
         """
         raise NotImplementedError
 
 
 class ReadLists(RecordLists[_T]):
-    """RecordLists that exist already, or that a function finds at the first use.
+    """Reads lists that exist already, or that a function returns at the first use.
 
     The function runs in the worker thread.
     """
@@ -347,13 +349,13 @@ class Tail(RecordLists[_T]):
         follower: LogFollower,
         tailed: Sequence[LogTail],
         timeout: float | None,
-        placed: Callable[[int, list[Record]], list[_T]],
+        with_topic: Callable[[int, list[Record]], list[_T]],
     ) -> None:
         super().__init__(loop_thread)
         self._follower = follower
         self._tailed = tailed
         self._timeout = timeout
-        self._placed = placed
+        self._placed = with_topic
         self._lists: Iterator[tuple[int, list[Record]]] = iter(())
 
     async def _next_list(self) -> list[_T]:
@@ -385,7 +387,7 @@ class Tail(RecordLists[_T]):
             await self._follower.wait(left)
 
 
-def plain(_: int, records: list[Record]) -> list[Record]:
+def unchanged(_: int, records: list[Record]) -> list[Record]:
     """Return the records of one log unchanged."""
     return records
 

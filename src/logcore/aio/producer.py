@@ -54,26 +54,26 @@ from logcore.producer.settings import (
     RecordMetadata,
 )
 
-#: Time for which the end of a loop waits for a producer that was not closed, like the
-#: exit of the interpreter.
+#: Maximum time for which the end of a loop waits for a producer that was not closed. The
+#: exit of the interpreter waits as long.
 _EXIT_SECONDS: Final = 5.0
 
 
 #: Like asyncio.get_running_loop(), which is slower because it may raise.
 _running_loop: Final = asyncio.events._get_running_loop
 #: Number of records that tasks send before send() yields to the loop.
-_AT_ONCE: Final = 1_024
+_RECORDS_PER_YIELD: Final = 1_024
 
 
 class _MemoryFullError(Exception):
-    """There is no memory for a record now. Users never receive it."""
+    """There is no memory for a record now. This error is never raised to users."""
 
 
 class _NonBlocking:
     """Changes a producer for use in a loop: send() raises if there is no memory.
 
-    In the thread that executes send_many() it waits as usual. The ticket represents all
-    waiting tasks.
+    In the thread that executes send_many(), it waits for memory. In the producer's queue
+    for memory, one ticket represents all waiting tasks.
     """
 
     _thread_state: Any
@@ -86,7 +86,7 @@ class _NonBlocking:
         self._loop_thread = threading.get_ident()
         self._ticket = ticket
         self._transforms_records = (
-            False  # preparation precedes send(), which may be repeated
+            False  # records are prepared before send(), which may be repeated
         )
 
     @property
@@ -119,17 +119,17 @@ class _NonBlocking:
         found: ProducerRecord = self._transform(record)  # type: ignore[attr-defined]
         return found
 
-    def press(self, *, has_line: bool) -> None:
+    def make_batches_ready(self, *, has_waiters: bool) -> None:
         """Make all batches ready while tasks wait for memory.
 
         `has_line` is whether tasks wait now.
         """
         waiting = self._accumulator.waiting
         with self._thread_state.lock:
-            if has_line and self._ticket not in waiting:
+            if has_waiters and self._ticket not in waiting:
                 waiting.append(self._ticket)
                 self._thread_state.work_added.notify()
-            elif not has_line and self._ticket in waiting:
+            elif not has_waiters and self._ticket in waiting:
                 waiting.remove(self._ticket)
                 self._thread_state.memory_freed.notify_all()
 
@@ -144,11 +144,13 @@ class _NonBlocking:
             raise _MemoryFullError
 
 
-class _Plain(_NonBlocking, synchronous.Producer):
+class _PlainProducer(_NonBlocking, synchronous.Producer):
     pass
 
 
-class _Transactional(_NonBlocking, transactional_producer.TransactionalProducer):
+class _LoopTransactionalProducer(
+    _NonBlocking, transactional_producer.TransactionalProducer
+):
     pass
 
 
@@ -159,21 +161,21 @@ _Sent = tuple[RecordFuture, "asyncio.Future[RecordMetadata]", OnDelivery | None]
 class Producer(AsyncCloseable):
     """A producer made by LogDir.producer(). An `async with` block closes it.
 
-    All methods must be called in the loop in which it was made, by any number of tasks.
-    Otherwise they raise WrongLoopError.
+    Any number of tasks may call the methods. Outside the loop in which the producer was
+    created, the methods raise WrongLoopError.
     """
 
     def __init__(
         self,
         loop_thread: LoopThread,
-        producer: _Plain | _Transactional,
+        producer: _PlainProducer | _LoopTransactionalProducer,
         on_delivery: OnDelivery | None,
     ) -> None:
         """Create a producer. Users call LogDir.producer()."""
         self._loop_thread = loop_thread
         self._call = loop_thread.call
         self._loop = loop_thread.loop
-        self._sync: _Plain | _Transactional = producer
+        self._sync: _PlainProducer | _LoopTransactionalProducer = producer
         self._on_delivery = on_delivery
         #: Represents all waiting tasks in the queue of the producer.
         self._ticket = object()
@@ -182,7 +184,7 @@ class Producer(AsyncCloseable):
         #: Sent records by their batch. Only the loop changes it.
         self._sent: dict[Delivery, list[_Sent]] = {}
         #: Tasks that wait for memory, in FIFO order.
-        self._line: deque[asyncio.Event] = deque()
+        self._memory_waiters: deque[asyncio.Event] = deque()
         self._since_yield = 0  # records sent since the loop ran other tasks
         self._is_closed = False
         self._at_end = _at_end_of_loop(weakref.ref(self))
@@ -211,10 +213,10 @@ class Producer(AsyncCloseable):
         timestamp_ms: Time | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """Put a record into a batch, and return a future of its position.
+        """Put a record into a batch, and return a future of its metadata.
 
-        It waits up to max_block_ms for memory. If it is cancelled during that wait,
-        nothing was queued. The other behavior and the errors are those of
+        The call waits up to max_block_ms for memory. If it is cancelled during that wait,
+        the record is not sent. The other behavior and the errors are those of
         logcore.producer.Producer.send().
         """
         if self._is_closed or _running_loop() is not self._loop:
@@ -225,7 +227,7 @@ class Producer(AsyncCloseable):
                 ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
             )
             topic, value, key, partition, headers, timestamp_ms = record
-        if not self._line and self._since_yield < _AT_ONCE:
+        if not self._memory_waiters and self._since_yield < _RECORDS_PER_YIELD:
             try:
                 record_future = self._sync.send(
                     topic,
@@ -250,7 +252,7 @@ class Producer(AsyncCloseable):
             headers=headers,
             timestamp_ms=timestamp_ms,
         )
-        return self._expect(await self._in_line(attempt), on_delivery)
+        return self._expect(await self._wait_for_memory_in_order(attempt), on_delivery)
 
     async def send_and_wait(
         self,
@@ -264,7 +266,7 @@ class Producer(AsyncCloseable):
     ) -> RecordMetadata:
         """Send a record and wait for its result.
 
-        Cancelling does not stop the record.
+        The record is sent even if the call is cancelled.
         """
         return await (
             await self.send(
@@ -282,9 +284,8 @@ class Producer(AsyncCloseable):
         return self._is_closed
 
     def _check_open(self) -> None:
-        """Check that the producer is open.
-
-        The closing thread may not have started yet.
+        """Raise ProducerClosedError if the producer is closed, or if close() was called
+        but has not started yet.
         """
         if self._is_closed:
             raise ProducerClosedError("the producer is closed", path=self._sync.path)
@@ -303,15 +304,12 @@ class Producer(AsyncCloseable):
         return future
 
     def _post_completed(self, first: Future[RecordMetadata]) -> None:
-        """Pass a completed batch to the loop. Runs in the writing thread."""
+        """Pass a completed batch to the loop, from the writing thread."""
         assert isinstance(first, RecordFuture)
         self._loop_thread.post_to_loop(functools.partial(self._complete, first.batch))
 
     def _complete(self, delivery: Delivery) -> None:
-        """Complete the futures of a batch, or of the completed half of it.
-
-        Runs in the loop.
-        """
+        """Complete the futures of a batch, or of its completed half, in the loop."""
         self._since_yield = 0
         sent = self._sent.pop(delivery)
         if delivery.parts is not None:
@@ -336,53 +334,56 @@ class Producer(AsyncCloseable):
                 self._fail(future, found.error)
             elif not future.done():
                 future.set_result(metadata)
-        if self._line:
-            self._line[0].set()
+        if self._memory_waiters:
+            self._memory_waiters[0].set()
 
     def _fail(self, future: asyncio.Future[RecordMetadata], error: Exception) -> None:
         if future.done():
             return
         future.set_exception(error)
         if isinstance(error, TransactionAbortedError):
-            future.exception()  # the task that aborted knows it, so the loop need not warn
+            # Retrieved, so that the loop does not warn: the abort caused the error.
+            future.exception()
 
-    async def _in_line(self, attempt: Callable[[], RecordFuture]) -> RecordFuture:
+    async def _wait_for_memory_in_order(
+        self, attempt: Callable[[], RecordFuture]
+    ) -> RecordFuture:
         """Try again whenever memory is freed, in the order of the calls.
 
         Raises:
             BufferFullError: max_block_ms have passed.
         """
         own = asyncio.Event()
-        self._line.append(own)
+        self._memory_waiters.append(own)
         try:
-            if self._since_yield >= _AT_ONCE:
+            if self._since_yield >= _RECORDS_PER_YIELD:
                 self._since_yield = 0
                 await asyncio.sleep(0)
             async with asyncio.timeout(self._sync.max_block_ms / 1000):
                 while True:
                     self._check_open()
-                    if self._line[0] is own:
+                    if self._memory_waiters[0] is own:
                         try:
                             return attempt()
                         except _MemoryFullError:
-                            self._press()
+                            self._make_batches_ready()
                     own.clear()
                     await own.wait()
         except TimeoutError:
             raise BufferFullError(
                 "the memory of the producer is full",
-                expected=f"room for the record within {self._sync.max_block_ms} ms",
+                expected=f"memory for the record within {self._sync.max_block_ms} ms",
                 found=f"{self._sync.used_bytes} bytes in use",
             ) from None
         finally:
-            self._line.remove(own)
-            if self._line:
-                self._line[0].set()
+            self._memory_waiters.remove(own)
+            if self._memory_waiters:
+                self._memory_waiters[0].set()
             else:
-                self._press()
+                self._make_batches_ready()
 
-    def _press(self) -> None:
-        self._sync.press(has_line=bool(self._line))
+    def _make_batches_ready(self) -> None:
+        self._sync.make_batches_ready(has_waiters=bool(self._memory_waiters))
 
     async def send_many(
         self,
@@ -440,8 +441,8 @@ class Producer(AsyncCloseable):
             future.set_result(done.result())
         else:
             future.set_exception(error)
-        if self._line:
-            self._line[0].set()
+        if self._memory_waiters:
+            self._memory_waiters[0].set()
 
     # -- writing -----------------------------------------------------------------------
 
@@ -452,9 +453,9 @@ class Producer(AsyncCloseable):
     async def close(self, timeout: float | None = None) -> None:
         """Write the queued records, wait for them and close.
 
-        If it is cancelled, closing continues in the background. `timeout` is in
-        seconds. Records that are not written by then fail with ProducerClosedError.
-        Closing twice is allowed.
+        If the call is cancelled, closing continues in the background. Records that are
+        not written within `timeout` seconds fail with ProducerClosedError. Closing twice
+        is allowed.
         """
         await self.end(timeout)
         await self._at_end.aclose()
@@ -469,16 +470,16 @@ class Producer(AsyncCloseable):
 
     def _wake_waiting(self) -> None:
         """Wake the tasks that wait for memory, because the producer is closed."""
-        for event in self._line:
+        for event in self._memory_waiters:
             event.set()
 
 
 async def _at_end_of_loop(
     producer: weakref.ref[Producer],
 ) -> AsyncGenerator[None, None]:
-    """Run until the loop shuts down, as asyncio.run() does, and then end the producer.
+    """Wait until the loop shuts down, as asyncio.run() does, and then end the producer.
 
-    close() closes it too.
+    Producer.close() closes this generator.
     """
     try:
         yield
@@ -493,15 +494,15 @@ async def _at_end_of_loop(
 class TransactionalProducer(Producer):
     """A producer made by LogDir.producer(transactional_id=...).
 
-    The calls are those of logcore's TransactionalProducer. A cancelled call is
-    completed, and later calls follow it. After a cancelled commit the transaction is
-    committed, or the next commit raises the reason.
+    The calls are those of logcore's TransactionalProducer. A cancelled call is completed
+    before later calls begin. After a cancelled commit, the transaction is committed, or
+    the next commit raises the error.
     """
 
     def __init__(
         self,
         loop_thread: LoopThread,
-        producer: _Transactional,
+        producer: _LoopTransactionalProducer,
         on_delivery: OnDelivery | None,
     ) -> None:
         """Create a producer. Users call LogDir.producer()."""
@@ -579,15 +580,17 @@ def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
         )
     quiet = attrs.evolve(settings, on_delivery=None)
 
-    def make() -> _Plain | _Transactional:
+    def make() -> _PlainProducer | _LoopTransactionalProducer:
         if quiet.transactional_id is None:
-            return _Plain(directory.host.fs, directory, quiet)
-        return _Transactional(
+            return _PlainProducer(directory.host.fs, directory, quiet)
+        return _LoopTransactionalProducer(
             directory.host.fs, directory, quiet, directory.host.coordinators
         )
 
-    def wrap(loop_thread: LoopThread, made: _Plain | _Transactional) -> Producer:
-        if isinstance(made, _Transactional):
+    def wrap(
+        loop_thread: LoopThread, made: _PlainProducer | _LoopTransactionalProducer
+    ) -> Producer:
+        if isinstance(made, _LoopTransactionalProducer):
             return TransactionalProducer(loop_thread, made, settings.on_delivery)
         return Producer(loop_thread, made, settings.on_delivery)
 
