@@ -87,10 +87,10 @@ def test_batch_is_delivered_to_the_loop_in_one_call(
         futures = [await producer.send("t", b"v", partition=0) for _ in range(1_000)]
         await producer.flush()
         await asyncio.gather(*futures)
-        settled = [
+        batch_reports = [
             function for function in reported if function.func == producer._complete
         ]
-        assert len(settled) == producer.metrics().batches == 1
+        assert len(batch_reports) == producer.metrics().batches == 1
 
     with_producer(
         tmp_path, main, linger_ms=60_000, batch_size=100_000, delivery_timeout_ms=60_000
@@ -141,9 +141,9 @@ def test_first_half_of_a_batch_is_completed_before_the_second_is_written(
 
     def wait_for_the_loop(producer: aio.Producer, first: Any) -> None:
         post_completed(producer, first)
-        is_settled = threading.Event()
-        producer._loop_thread.post_to_loop(is_settled.set)
-        assert is_settled.wait(60)
+        reports_have_run = threading.Event()
+        producer._loop_thread.post_to_loop(reports_have_run.set)
+        assert reports_have_run.wait(60)
 
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         await data.alter_topic("t", {"max.message.bytes": 1_000})
