@@ -1,7 +1,7 @@
-"""Snapshots of a directory beside a broker under load.
+"""Snapshots of a directory while clients write it through a broker.
 
 Each restored snapshot must have every record that was acknowledged before the snapshot
-began, and each transaction in all of its partitions or in none.
+began. Each transaction must be in all of its partitions or in none.
 
 `make check` restores 3 snapshots, `make slow` 100. LOGCORE_SNAPSHOTS=n restores n.
 """
@@ -32,28 +32,32 @@ from support.confluent import LIMIT_S, confluent_kafka, until
 
 FEW = int(os.environ.get("LOGCORE_SNAPSHOTS", "3"))
 MANY = int(os.environ.get("LOGCORE_SNAPSHOTS", "100"))
-#: Snapshots of one directory.
-SHARE = 10
+#: The number of snapshots of one directory. A check reads the whole directory, so a new
+#: directory keeps the checks short.
+SNAPSHOTS_PER_DIRECTORY = 10
 #: The partitions that each transaction writes.
-PLACES = (("a", 0), ("a", 1), ("b", 0))
-#: Segments that roll often.
+PARTITIONS = (("a", 0), ("a", 1), ("b", 0))
+#: Small segments, so that the log rolls often.
 SETTINGS = {"segment.bytes": "200000"}
 
 
 @attrs.define
 class Acknowledged:
-    """Records that the clients know to be stored. Lists only grow."""
+    """Records and transactions that the broker acknowledged to the clients.
+
+    The lists only grow, so their lengths identify a moment.
+    """
 
     plain: list[tuple[int, int, bytes]] = attrs.Factory(list)
     committed: list[int] = attrs.Factory(list)
     aborted: list[int] = attrs.Factory(list)
 
-    def now(self) -> tuple[int, int]:
+    def counts(self) -> tuple[int, int]:
         return len(self.plain), len(self.committed)
 
 
 class Load:
-    """Clients that write until stop()."""
+    """Runs clients that write until stop()."""
 
     def __init__(self, servers: str) -> None:
         self.servers = servers
@@ -82,8 +86,9 @@ class Load:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop writing for a check. A check takes longer than a snapshot, and the log
-        would grow during all checks.
+        """Stop writing during a check, which takes longer than a snapshot.
+
+        Otherwise the log would become too long to be checked.
         """
         self._is_writing.clear()
         try:
@@ -133,7 +138,7 @@ class Load:
                     )
                     client.init_transactions(LIMIT_S)
                 client.begin_transaction()
-                for topic, partition in PLACES:
+                for topic, partition in PARTITIONS:
                     client.produce(topic, b"%d" % number, partition=partition)
                 if number % 4 == 3:
                     client.flush(LIMIT_S)
@@ -143,8 +148,8 @@ class Load:
                     client.commit_transaction(LIMIT_S)
                     self.known.committed.append(number)
             except confluent_kafka.KafkaException as error:
-                # On a busy machine a transaction takes longer than its timeout. The
-                # broker then aborts it, and fences the producer.
+                # If a transaction takes longer than its timeout, as on a busy machine, the
+                # broker aborts the transaction and fences the producer.
                 if error.args[0].code() != confluent_kafka.KafkaError._FENCED:
                     raise
                 client = None
@@ -152,7 +157,7 @@ class Load:
 
 @contextmanager
 def loaded_broker(path: Path) -> Iterator[Load]:
-    """A broker in a process of its own, with clients that write."""
+    """Run a broker in another process, with clients that write."""
     with logcore.open_dir(path, create=True) as logdir:
         logdir.create_topic("plain", partitions=2, config=SETTINGS)
         logdir.create_topic("a", partitions=2, config=SETTINGS)
@@ -171,19 +176,20 @@ def loaded_broker(path: Path) -> Iterator[Load]:
             process.terminate()
 
 
-def check(path: Path, known: Acknowledged, before: tuple[int, int]) -> None:
-    """Check a restored directory."""
-    plain, committed = before
+def check_copy(path: Path, known: Acknowledged, counts: tuple[int, int]) -> None:
+    """Check a restored directory. `counts` were taken before the snapshot began."""
+    plain, committed = counts
     assert [verdict for verdict in verify(path) if verdict.status == "damaged"] == []
     with logcore.open_dir(path, read_only=True) as logdir:
-        # All of the newest records, and a sample of the others.
+        # Check each of the newest records, and a sample of the older records.
         newest = known.plain[max(0, plain - 20_000) : plain]
         others = known.plain[: plain : 1 + plain // 5_000]
-        for partition, offset, value in newest + others:
-            assert logdir.partition("plain", partition).get(offset).value == value
-    # The broker completes decided transactions, and aborts open ones after a second.
+        for number, offset, value in newest + others:
+            assert logdir.partition("plain", number).get(offset).value == value
+    # The broker completes decided transactions, and aborts open transactions after their
+    # timeout of a second.
     with netshim.serve(path), logcore.open_dir(path, read_only=True) as logdir:
-        logs = [logdir.partition(*place) for place in PLACES]
+        logs = [logdir.partition(*partition) for partition in PARTITIONS]
 
         def is_decided() -> bool:
             for log in logs:
@@ -198,49 +204,47 @@ def check(path: Path, known: Acknowledged, before: tuple[int, int]) -> None:
             )
             for log in logs
         ]
-    assert found[0] == found[1] == found[2], "a transaction is torn"
+    assert found[0] == found[1] == found[2], "a transaction is incomplete"
     assert set(found[0].values()) <= {1}
     assert set(known.committed[:committed]) <= set(found[0])
     assert not set(known.aborted) & set(found[0])
 
 
 def snapshot(path: Path, backup: Path) -> str:
-    """Take a snapshot as a user does; its id."""
+    """Take a snapshot with the command line, and return its id."""
     command = [sys.executable, "-m", "logcore", "snapshot", str(path), str(backup)]
     done = subprocess.run(
         [*command, "--keep", "3"], check=True, stdout=subprocess.PIPE, text=True
     )
-    taken: str = json.loads(done.stdout)["id"]
-    return taken
+    snapshot_id: str = json.loads(done.stdout)["id"]
+    return snapshot_id
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_snapshots_beside_a_loaded_broker_are_complete(
-    tmp_path: Path, count: int
-) -> None:
-    """Each ten snapshots are of a new directory, because a check reads all of it."""
-    for first in range(0, count, SHARE):
-        place = tmp_path / f"{first}"
-        place.mkdir()
-        restore_each(place, min(SHARE, count - first))
-        shutil.rmtree(place)
-        print(f"{min(first + SHARE, count)} snapshots were restored", flush=True)
+def test_snapshots_during_writes_are_complete(tmp_path: Path, count: int) -> None:
+    for first in range(0, count, SNAPSHOTS_PER_DIRECTORY):
+        parent = tmp_path / f"{first}"
+        parent.mkdir()
+        check_snapshots(parent, min(SNAPSHOTS_PER_DIRECTORY, count - first))
+        shutil.rmtree(parent)
+        restored = min(first + SNAPSHOTS_PER_DIRECTORY, count)
+        print(f"{restored} snapshots were restored", flush=True)
 
 
-def restore_each(place: Path, count: int) -> None:
-    """Take snapshots of a directory beside a broker, and check each of them."""
-    data, backup, copy = (place / name for name in ("data", "backup", "copy"))
+def check_snapshots(parent: Path, count: int) -> None:
+    """Take snapshots while clients write, and check each restored snapshot."""
+    data, backup, copy = (parent / name for name in ("data", "backup", "copy"))
     with loaded_broker(data) as load:
-        until(lambda: min(load.known.now()) > 20, "no record is acknowledged")
+        until(lambda: min(load.known.counts()) > 20, "no record is acknowledged")
         for _ in range(count):
-            before = load.known.now()
-            taken = snapshot(data, backup)
+            counts = load.known.counts()
+            snapshot_id = snapshot(data, backup)
             with load.paused():
-                logcore.restore(backup, copy, at=taken)
-                check(copy, load.known, before)
+                logcore.restore(backup, copy, at=snapshot_id)
+                check_copy(copy, load.known, counts)
                 shutil.rmtree(copy)
-                shutil.rmtree(place / "copy.registry", ignore_errors=True)
-            # More records and transactions before the next one.
+                shutil.rmtree(parent / "copy.registry", ignore_errors=True)
+            # The clients write more records and transactions before the next snapshot.
             time.sleep(0.05)
     assert len(logcore.snapshots(backup)) == min(count, 3)

@@ -1,4 +1,4 @@
-"""Backups in an object store: an S3 server of this machine, and a `file:` URL."""
+"""Backups in object stores: an S3 server on this machine, and a `file:` URL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow.fs")
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """The URL of a bucket, with credentials."""
+    """Yield the URL of a bucket, with credentials and `{}` for the path."""
     from pyarrow import fs
 
     with s3.serving() as options:

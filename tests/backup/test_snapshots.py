@@ -1,4 +1,4 @@
-"""Snapshots: complete, incremental, whole or absent, and checked when restored."""
+"""Tests that snapshots are complete, incremental and verified when they are restored."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def content(logdir: logcore.LogDir) -> dict[tuple[str, int], Any]:
 
 
 def restored(backup: Path, target: Path, at: str | None = None) -> dict[Any, Any]:
-    """The records of a restored snapshot, which must be sound."""
+    """Restore a snapshot, check that no file is damaged, and return its records."""
     logcore.restore(backup, target, at=at)
     with logcore.open_dir(target) as logdir:
         found = content(logdir)
@@ -89,7 +89,9 @@ def test_snapshot_is_restored_with_topics_offsets_and_start(tmp_path: Path) -> N
 def test_snapshot_has_records_that_are_acknowledged_and_not_synced(
     tmp_path: Path,
 ) -> None:
-    """Another process sees only synced records, and a snapshot must have all."""
+    """A reader in another process returns only synced records. A snapshot must contain
+    all acknowledged records.
+    """
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t")
         for number in range(50):
@@ -102,8 +104,8 @@ def test_snapshot_has_records_that_are_acknowledged_and_not_synced(
 def test_abandoned_attempt_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment is compacted while it is stored. The second attempt found the parts of
-    the first one.
+    """A segment is compacted while it is stored. The second attempt failed, because the
+    first attempt had stored parts with the same names.
     """
     from logcore.backup import taking
 
@@ -123,7 +125,7 @@ def test_abandoned_attempt_is_repeated(
     assert restored(tmp_path / "backup", tmp_path / "copy") == before
 
 
-def test_snapshot_of_a_reader_leaves_no_log_open(tmp_path: Path) -> None:
+def test_snapshot_of_a_reader_closes_the_logs_it_opened(tmp_path: Path) -> None:
     """With 10,000 partitions, the process ran out of file handles."""
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t", partitions=5)
@@ -134,7 +136,7 @@ def test_snapshot_of_a_reader_leaves_no_log_open(tmp_path: Path) -> None:
         assert used.log_end_offset == 0
 
 
-def test_ids_remain_in_order_when_the_clock_is_set_back(tmp_path: Path) -> None:
+def test_ids_increase_after_the_clock_is_set_back(tmp_path: Path) -> None:
     disk = SimulatedDisk()
     with logcore.open_dir("data", create=True, fs=disk) as logdir:
         logdir.create_topic("t")
@@ -229,7 +231,7 @@ def test_sealed_segments_are_hard_links(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "copy") as copy:
         copy.append("src", b"on")
         copy.partition("src", 0).truncate(5)
-    # Neither the directory nor the backup changes with the copy.
+    # Changes of the copy change neither the directory nor the backup.
     assert len(restored(tmp_path / "backup", tmp_path / "again")["src", 0]) == 80
     with logcore.open_dir(tmp_path / "data") as logdir:
         assert logdir.partition("src", 0).log_end_offset == 80
@@ -275,7 +277,7 @@ def test_registry_is_restored_without_sessions(tmp_path: Path) -> None:
 
 
 def test_group_of_a_shared_directory_continues_in_the_copy(tmp_path: Path) -> None:
-    """Its members exist in the original only."""
+    """The members of the group exist in the original directory only."""
     options: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest"}
     with logcore.open_dir(tmp_path / "data", create=True, shared=True) as logdir:
         logdir.create_topic("t", partitions=2)
@@ -323,7 +325,7 @@ def test_older_snapshots_are_deleted_with_their_parts(tmp_path: Path) -> None:
         logdir.create_topic("src", config=SMALL)
         for _ in range(4):
             fill(logdir)
-            # The last round has deleted the segments of the first ones.
+            # The records of each round are deleted after its snapshot.
             log = logdir.partition("src", 0)
             logdir.snapshot(tmp_path / "backup", keep=2)
             log.delete_records(log.high_watermark)
@@ -398,7 +400,7 @@ def test_damaged_backup_is_not_restored(
         with pytest.raises(logcore.LogcoreError):
             logcore.restore(tmp_path / "backup", tmp_path / "copy")
         assert not list(tmp_path.glob("copy*"))
-        # The next snapshot does not use a damaged manifest, and is whole.
+        # The next snapshot ignores the damaged manifest, and is complete.
         if which == "snapshots":
             logdir.snapshot(tmp_path / "backup")
             restored(tmp_path / "backup", tmp_path / "copy")
@@ -424,7 +426,7 @@ def test_hostile_manifest_writes_nothing(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.glob("copy*"))
 
 
-def test_restore_replaces_nothing(tmp_path: Path) -> None:
+def test_restore_to_existing_files_is_refused(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t")
         logdir.snapshot(tmp_path / "backup")
@@ -451,8 +453,8 @@ def test_damaged_last_segment_is_reported(tmp_path: Path) -> None:
     assert logcore.snapshots(tmp_path / "backup") == []
 
 
-def test_directory_of_kafka_is_restored(tmp_path: Path) -> None:
-    """Without logcore's own files, topics are known from their directories only."""
+def test_directory_written_by_kafka_is_restored(tmp_path: Path) -> None:
+    """Without logcore's own files, only the directories contain the names of topics."""
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t", partitions=2)
         logdir.append("t", b"1", partition=1)
@@ -466,7 +468,7 @@ def test_directory_of_kafka_is_restored(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_crash_leaves_earlier_snapshots_and_no_partial_one(step: int) -> None:
+def test_crash_leaves_only_complete_snapshots(step: int) -> None:
     disk = SimulatedDisk()
     with logcore.open_dir("data", create=True, fs=disk) as logdir:
         for topic in ("a", "b"):
@@ -540,11 +542,11 @@ def test_failed_snapshot_is_not_listed(call: str, error: int) -> None:
         assert not [path for path in disk.files() if path.endswith(".partial")]
         disk.faults = FaultPlan()
         logdir.snapshot("backup")
-        logdir.append("a", b"the writer goes on")
+        logdir.append("a", b"after the failure")
     logcore.restore("backup", "copy", fs=disk)
 
 
-def test_copied_backup_is_a_backup(tmp_path: Path) -> None:
+def test_copy_of_a_backup_is_restored(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("src", config=SMALL)
         fill(logdir)

@@ -1,8 +1,9 @@
-"""Cuts of partitions between transactions, for every moment of a history.
+"""Tests of the ends that TransactionCut chooses, for every moment of a history.
 
-A coordinator and a producer are played step by step on a simulated disk. After each
-step, a snapshot is taken as of each earlier time, as if the later steps had happened
-while it was taken. A restored transaction must be whole.
+A test writes the records of a coordinator and of producers, in random order, on a
+simulated disk. Then it chooses the ends of a snapshot for each earlier time, as if the
+later records had been written while the snapshot was taken. A restored transaction must
+be complete in all of its partitions, or in none.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from logcore.reader import segments_between
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 
-PLACES = (("a", 0), ("a", 1), ("b", 0))
+PARTITIONS = (("a", 0), ("a", 1), ("b", 0))
 
 
 @attrs.define
@@ -41,26 +42,26 @@ class History:
     rng: random.Random
     numbers: Iterator[int] = attrs.Factory(itertools.count)
     sequences: dict[tuple[int, str, int], int] = attrs.Factory(dict)
-    #: Number of a transaction -> (time of its decision, is committed, its places).
+    #: Number of a transaction -> (time of its decision, is committed, its partitions).
     decided: dict[int, tuple[int, bool, list[tuple[str, int]]]] = attrs.Factory(dict)
 
     def steps(self, producer_id: int) -> Iterator[None]:
-        """Transactions of one producer; yields after each step."""
+        """Run transactions of one producer, and yield after each written record."""
         name = f"t{producer_id}"
         while True:
             number = next(self.numbers)
-            places = self.rng.sample(PLACES, self.rng.randint(1, 3))
+            partitions = self.rng.sample(PARTITIONS, self.rng.randint(1, 3))
             stored = StoredTransaction(
                 producer_id=producer_id,
                 producer_epoch=0,
                 timeout_ms=1000,
                 status=Status.ONGOING,
-                partitions=frozenset(places),
+                partitions=frozenset(partitions),
                 start_ms=self.disk.now_ms(),
             )
             self.store(name, stored)
             yield
-            for topic, partition in places:
+            for topic, partition in partitions:
                 key = (producer_id, topic, partition)
                 sequence = self.sequences.get(key, 0)
                 self.sequences[key] = sequence + 1
@@ -77,10 +78,10 @@ class History:
             status = Status.PREPARE_ABORT
             if is_committed:
                 status = Status.PREPARE_COMMIT
-            self.decided[number] = self.disk.now_ms(), is_committed, places
+            self.decided[number] = self.disk.now_ms(), is_committed, partitions
             stored = self.store(name, attrs.evolve(stored, status=status))
             yield
-            for topic, partition in places:
+            for topic, partition in partitions:
                 self.logdir.partition(topic, partition).end_transaction(
                     producer_id, 0, commit=is_committed
                 )
@@ -100,17 +101,17 @@ class History:
         return stored
 
 
-def check_cut(history: History, time_ms: int) -> bool:
-    """Cut the history at a time, and let a coordinator complete the copy.
+def check_ends(history: History, time_ms: int) -> bool:
+    """Choose the ends of a snapshot of a time, and check the restored transactions.
 
-    Return whether the cut was accepted.
+    Return False if TransactionCut requires another snapshot.
     """
     logdir = history.logdir
     states_log = logdir.partition(TRANSACTIONS_TOPIC, 0)
     try:
         cut = TransactionCut([states_log], time_ms)
         ends = {}
-        for topic, partition in PLACES:
+        for topic, partition in PARTITIONS:
             log = logdir.partition(topic, partition)
             end = log.log_end_offset
             segments = segments_between(log, 0, end + 1)
@@ -122,30 +123,35 @@ def check_cut(history: History, time_ms: int) -> bool:
     for record in states_log.read(0, states_end):
         stored = read_transaction(record.value or b"")
         states[stored.producer_id] = stored
-    shown = {
-        place: numbers_after_restore(history, place, end, states)
-        for place, end in ends.items()
+    visible = {
+        key: numbers_after_restore(history, key, end, states)
+        for key, end in ends.items()
     }
-    for number, (decided_ms, is_committed, places) in history.decided.items():
-        seen = {place for place in PLACES if number in shown[place]}
+    for number, (decided_ms, is_committed, partitions) in history.decided.items():
+        found = {key for key in PARTITIONS if number in visible[key]}
         if decided_ms <= time_ms:
-            assert seen == (set(places) if is_committed else set()), (number, seen)
+            assert found == (set(partitions) if is_committed else set()), (
+                number,
+                found,
+            )
         else:
-            assert seen in (set(), set(places)), (number, seen)
-            assert is_committed or not seen
+            assert found in (set(), set(partitions)), (number, found)
+            assert is_committed or not found
     return True
 
 
 def numbers_after_restore(
     history: History,
-    place: tuple[str, int],
+    key: tuple[str, int],
     end: int,
     states: dict[int, StoredTransaction],
 ) -> set[int]:
-    """Return the transactions that readers see after the open ones are completed."""
-    shown: set[int] = set()
+    """Return the numbers of the transactions that are committed in a restored partition,
+    after the coordinator has completed decided transactions.
+    """
+    visible: set[int] = set()
     pending: dict[int, list[int]] = {}
-    for batch in history.logdir.partition(*place).batches(0):
+    for batch in history.logdir.partition(*key).batches(0):
         if batch.base_offset >= end:
             break
         if not batch.is_control:
@@ -154,23 +160,23 @@ def numbers_after_restore(
             continue
         done = pending.pop(batch.producer_id, [])
         (marker,) = batch.records()
-        # A control record's key: version, then 0 for abort and 1 for commit.
+        # The key of a control record is the version, then 0 for abort or 1 for commit.
         if (marker.key or b"")[3] == 1:
-            shown.update(done)
+            visible.update(done)
     for producer_id, numbers in pending.items():
         state = states.get(producer_id)
         if (
             state is not None
             and state.status is Status.PREPARE_COMMIT
-            and place in state.partitions
+            and key in state.partitions
         ):
-            shown.update(numbers)
-    return shown
+            visible.update(numbers)
+    return visible
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(25))
-def test_cut_at_every_moment_leaves_whole_transactions(seed: int) -> None:
+def test_cut_at_every_moment_leaves_complete_transactions(seed: int) -> None:
     rng = random.Random(seed)
     disk = SimulatedDisk()
     with logcore.open_dir("d", create=True, fs=disk, durability="os") as logdir:
@@ -186,14 +192,14 @@ def test_cut_at_every_moment_leaves_whole_transactions(seed: int) -> None:
             if rng.random() < 0.7:
                 disk.advance(rng.choice((1, 1, 3)))
             times.append(disk.now_ms())
-        # The millisecond of the last step has not ended.
+        # The millisecond of the last step has not ended, so it is no time of a snapshot.
         moments = sorted(set(times))[:-1]
         for time_ms in moments:
-            refused += not check_cut(history, time_ms)
+            refused += not check_ends(history, time_ms)
         assert refused < len(moments) / 3
 
 
-def test_state_that_is_stored_late_is_refused() -> None:
+def test_refresh_raises_for_a_late_stored_state() -> None:
     disk = SimulatedDisk()
     with logcore.open_dir("d", create=True, fs=disk) as logdir:
         logdir.create_topic(TRANSACTIONS_TOPIC)
@@ -209,7 +215,7 @@ def test_state_that_is_stored_late_is_refused() -> None:
             cut.refresh()
 
 
-def test_first_batch_after_a_time_is_found_in_any_segment() -> None:
+def test_first_after_finds_batches_in_any_segment() -> None:
     disk = SimulatedDisk()
     config = {"segment.bytes": 200}
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:

@@ -25,11 +25,11 @@ __all__ = [
 def snapshots(backup: str | os.PathLike[str], *, fs: FS = OS) -> list[SnapshotInfo]:
     """Return the snapshots of a backup, the oldest first.
 
-    A damaged one has no time. See LogDir.snapshot() for `backup`.
+    A snapshot whose manifest is damaged has no time. See LogDir.snapshot() for `backup`.
 
     Raises:
-        LogNotFoundError: nothing is at the path.
-        StorageReadError: the place cannot be read.
+        LogNotFoundError: the path does not exist.
+        StorageReadError: the backup cannot be read.
     """
     return summaries(open_store(backup, fs, create=False))
 
@@ -47,8 +47,8 @@ def restore(
     Args:
         backup: a path or a URL; see LogDir.snapshot().
         directory: a path that does not exist, or an empty directory.
-        at: the id of a snapshot, or a time with time zone, for the newest snapshot that
-            began no later. By default the newest one.
+        at: the id of a snapshot, or a time with time zone. A time selects the newest
+            snapshot that began at or before the time. The default is the newest snapshot.
         tick: called with the number of bytes that were just written.
 
     Raises:
@@ -58,12 +58,12 @@ def restore(
         StorageReadError, StorageWriteError, DiskFullError: the restore failed.
     """
     store = open_store(backup, fs, create=False)
-    wanted: str | int | None = None
+    id_or_time_ms: str | int | None = None
     if isinstance(at, datetime):
-        wanted = int(at.timestamp() * 1000)
+        id_or_time_ms = int(at.timestamp() * 1000)
     else:
-        wanted = at
-    manifest = choose(store, wanted)
+        id_or_time_ms = at
+    manifest = choose(store, id_or_time_ms)
     target = fs.real_path(os.fspath(directory))
     restore_snapshot(fs, store, manifest, target, tick=tick)
     return SnapshotInfo(

@@ -1,7 +1,7 @@
-"""The snapshots of a backup: lists, finds and deletes them.
+"""Lists, finds and deletes the snapshots of a backup.
 
 Rules:
-- A damaged manifest is an error only for its own snapshot. The other snapshots are listed.
+- A snapshot with a damaged manifest is listed too, without its time and sizes.
 - A part is deleted only if no manifest refers to it. Parts without a manifest may belong
   to a snapshot that is being taken, and are kept for a day.
 """
@@ -27,7 +27,7 @@ class SnapshotInfo:
 
     #: The argument of restore().
     id: str
-    #: When it began, or None if its manifest is damaged.
+    #: When the snapshot began, or None if its manifest is damaged.
     time_ms: int | None = None
     #: Numbers of topics and partitions.
     topics: int = 0
@@ -36,7 +36,7 @@ class SnapshotInfo:
     size_bytes: int = 0
 
 
-def listed(store: Store) -> list[str]:
+def snapshot_ids(store: Store) -> list[str]:
     """Return the ids of all snapshots, the oldest first."""
     names = store.names(manifests.MANIFESTS)
     found = map(manifests.snapshot_id_of, names)
@@ -47,8 +47,8 @@ def read_manifest(store: Store, snapshot_id: str) -> SnapshotManifest:
     """Return a manifest.
 
     Raises:
-        CorruptLogError: it is damaged.
-        StorageReadError: it cannot be read.
+        CorruptLogError: the manifest is damaged.
+        StorageReadError: the manifest cannot be read.
     """
     name = manifests.manifest_name(snapshot_id)
     return manifests.unpack(b"".join(store.read(name)), f"{store.location}/{name}")
@@ -56,7 +56,7 @@ def read_manifest(store: Store, snapshot_id: str) -> SnapshotManifest:
 
 def newest(store: Store) -> SnapshotManifest | None:
     """Return the newest manifest that is not damaged."""
-    for snapshot_id in reversed(listed(store)):
+    for snapshot_id in reversed(snapshot_ids(store)):
         with contextlib.suppress(CorruptLogError):
             return read_manifest(store, snapshot_id)
     return None
@@ -65,7 +65,7 @@ def newest(store: Store) -> SnapshotManifest | None:
 def summaries(store: Store) -> list[SnapshotInfo]:
     """Return all snapshots, the oldest first."""
     found = []
-    for snapshot_id in listed(store):
+    for snapshot_id in snapshot_ids(store):
         info = SnapshotInfo(snapshot_id)
         with contextlib.suppress(CorruptLogError):
             manifest = read_manifest(store, snapshot_id)
@@ -84,10 +84,10 @@ def choose(store: Store, at: str | int | None) -> SnapshotManifest:
     """Return the snapshot with an id, the newest up to a time, or the newest of all.
 
     Raises:
-        LogNotFoundError: there is none. The error names those that exist.
-        CorruptLogError: its manifest is damaged.
+        LogNotFoundError: no snapshot matches. The error lists the newest ids.
+        CorruptLogError: the manifest of the snapshot is damaged.
     """
-    ids = listed(store)
+    ids = snapshot_ids(store)
     chosen = None
     if isinstance(at, str):
         if at in ids:
@@ -113,17 +113,17 @@ def choose(store: Store, at: str | int | None) -> SnapshotManifest:
 def prune(store: Store, keep: int, now_ms: int) -> int:
     """Delete all snapshots but the newest `keep`; return the number of deleted parts.
 
-    The manifests are deleted first, and the remaining ones are read after that. So the
-    parts of a snapshot that was completed in between are kept.
+    The manifests are deleted first, and the remaining manifests are read after that. So
+    the parts of a snapshot that another process completes during this call are kept.
 
     Raises:
-        CorruptLogError: a manifest that is kept is damaged. No part is deleted then,
-            because its parts are unknown.
+        CorruptLogError: a remaining manifest is damaged. No part is deleted then,
+            because the parts of that snapshot are unknown.
     """
-    ids = listed(store)
+    ids = snapshot_ids(store)
     for snapshot_id in ids[: max(0, len(ids) - keep)]:
         store.delete(manifests.manifest_name(snapshot_id))
-    remaining = listed(store)
+    remaining = snapshot_ids(store)
     used = {
         part.name
         for snapshot_id in remaining
@@ -131,12 +131,12 @@ def prune(store: Store, keep: int, now_ms: int) -> int:
     }
     deleted = 0
     oldest_kept = manifests.new_id(max(0, now_ms - _UNFINISHED_MS), b"\0\0\0\0")
-    known = set(ids)
+    ids_before = set(ids)
     for name in store.names(manifests.PARTS):
-        snapshot_id_of = manifests.snapshot_id_of(name)
-        if name in used or snapshot_id_of is None:
+        part_snapshot_id = manifests.snapshot_id_of(name)
+        if name in used or part_snapshot_id is None:
             continue
-        if snapshot_id_of in known or snapshot_id_of < oldest_kept:
+        if part_snapshot_id in ids_before or part_snapshot_id < oldest_kept:
             store.delete(name)
             deleted += 1
     return deleted

@@ -1,13 +1,13 @@
-"""Manifests: the list of a snapshot's files, with the stored parts of each.
+"""Manifests: the list of a snapshot's files, with the stored parts of each file.
 
 Rules:
 - A manifest is stored after all of its parts, so a snapshot that is listed is complete.
 - A part is never changed. A later snapshot refers to the parts of an earlier one.
-- Ids of snapshots begin with their time in UTC, so their order is that of time.
+- The id of a snapshot begins with the time in UTC, so sorted ids are in order of time.
 - A manifest may come from any source. Its names become paths, so unpack() accepts only
-  the names that logcore gives.
+  names that logcore itself would write.
 
-This module uses no disk: taking.py and restoring.py do.
+This module does not access the disk: taking.py and restoring.py do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from logcore.metadata.filenames import (
 )
 
 _FORMAT: Final = 1
-#: Names of objects below the place of a backup.
+#: Directories of a backup, which contain the manifests and the parts.
 MANIFESTS: Final = "snapshots"
 PARTS: Final = "parts"
 _SUFFIX: Final = ".json"
@@ -76,7 +76,7 @@ class StoredSegment:
 
     base_offset: int
     parts: tuple[StoredPart, ...]
-    #: The file of a sealed segment when the snapshot was taken, None for the last one.
+    #: The file of a sealed segment when the snapshot was taken, None for the last segment.
     identity: FileIdentity | None = None
 
     @property
@@ -104,7 +104,7 @@ class SnapshotManifest:
     #: Kafka's id of the cluster, which is unique for each directory.
     cluster_id: str
     topics: tuple[TopicEntry, ...]
-    #: By the name of the partition's directory.
+    #: Partitions by the name of their directory.
     partitions: Mapping[str, StoredPartition]
     files: Mapping[str, bytes]
     #: Values of persistent nodes of the registry by path.
@@ -126,13 +126,13 @@ class SnapshotManifest:
 
 
 def new_id(time_ms: int, random: bytes) -> str:
-    """Return the id of a snapshot; `random` are four bytes."""
+    """Return the id of a snapshot that begins at a time. `random` is four bytes."""
     moment = datetime.fromtimestamp(time_ms // 1000, UTC)
     return f"{moment:%Y%m%dT%H%M%S}.{time_ms % 1000:03}Z-{random.hex()}"
 
 
 def id_time_ms(snapshot_id: str) -> int:
-    """Return the milliseconds at which the id of a snapshot begins."""
+    """Return the time of a snapshot id, in milliseconds."""
     moment = datetime.strptime(snapshot_id[:19], "%Y%m%dT%H%M%S.%f")
     return round(moment.replace(tzinfo=UTC).timestamp() * 1000)
 
@@ -156,7 +156,7 @@ def part_name(partition: str, base_offset: int, snapshot_id: str, position: int)
 
 
 def pack(manifest: SnapshotManifest) -> bytes:
-    """Return a line of JSON with its checksum."""
+    """Return a manifest as a line of JSON with its checksum."""
     return checkpoint.pack_checked(
         {
             "format": _FORMAT,

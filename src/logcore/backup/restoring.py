@@ -1,9 +1,9 @@
 """Restores a snapshot as a new log directory.
 
 Rules:
-- The directory appears whole or not at all: it is made under a name that ends in
+- A crash leaves the complete directory or none: it is created with a name that ends in
   `-partial`, and renamed when it is complete and durable.
-- Every part is compared with its checksum.
+- The checksum of every part is verified.
 - Indexes are not part of a snapshot. The first opening rebuilds them, and checks the
   last segment of each partition.
 
@@ -43,7 +43,7 @@ def restore_snapshot(
     """Write the directory of a snapshot to a path that does not exist yet.
 
     Raises:
-        InvalidConfigError: something is at the path, or at the path of its registry.
+        InvalidConfigError: the path, or the path of its registry, contains files.
         CorruptLogError: a part is damaged. The path does not exist then.
         StorageReadError, StorageWriteError, DiskFullError: the restore failed.
     """
@@ -63,7 +63,7 @@ def restore_snapshot(
     try:
         _Restore(fs, store, tick or (lambda _: None)).write(manifest, unfinished)
         with contextlib.suppress(FileNotFoundError):
-            # An empty directory, such as a mount point's.
+            # The target may be an empty directory, such as a mount point.
             fs.rmdir(target)
         if manifest.nodes:
             fs.rename(registry_path(unfinished), registry_path(target))
@@ -79,12 +79,12 @@ def _remove(fs: FS, path: str) -> None:
     """Remove a directory with all directories in it, as far as possible."""
     if not fs.is_directory(path):
         return
-    for inside in fs.listdir(path):
-        _remove(fs, os.path.join(path, inside))
+    for child in fs.listdir(path):
+        _remove(fs, os.path.join(path, child))
     remove_tree(fs, path)
 
 
-def _replaced(value: bytes, before: bytes | None) -> bytes:
+def _value_from_snapshot(value: bytes, current: bytes | None) -> bytes:
     return value
 
 
@@ -119,8 +119,8 @@ class _Restore:
             shared: SharedFS = fs  # type: ignore[assignment]  # see _registry_nodes()
             with open_registry(directory, fs=shared) as registry:
                 for path, value in manifest.nodes.items():
-                    # A child's node may have created it.
-                    registry.update(path, partial(_replaced, value))
+                    # The update of a child may have created this node already.
+                    registry.update(path, partial(_value_from_snapshot, value))
         fs.sync_dir(directory)
 
     def _partition(self, partition: StoredPartition, directory: str) -> None:
@@ -128,7 +128,7 @@ class _Restore:
         for segment in partition.segments:
             path = os.path.join(directory, file_name(segment.base_offset, LOG))
             if segment.identity is not None and len(segment.parts) == 1:
-                # Sealed segments never change, so the backup and the copy share them.
+                # Sealed segments never change, so a hard link shares the file.
                 part = segment.parts[0]
                 if self._store.link_to(part.name, path):
                     self._check_file(path, part)
@@ -149,7 +149,7 @@ class _Restore:
             pass
 
     def _checked(self, chunks: Iterator[bytes], part: StoredPart) -> Iterator[bytes]:
-        """Yield the chunks of a part, and compare them with its size and checksum."""
+        """Yield the chunks of a part, and verify its size and checksum at the end."""
         size = 0
         crc = 0
         for chunk in chunks:

@@ -1,11 +1,12 @@
-"""Places of backups: a directory, or a path in an object store.
+"""Stores of backups: a directory, or a path in an object store.
 
 Rules:
-- An object appears whole or not at all, and is durable when put() returns. Objects are
-  never replaced.
-- Errors of the place become StorageReadError and StorageWriteError.
+- An object is complete and durable when put() returns. A failed put() may leave an
+  incomplete object in an object store, but none in a directory.
+- An object that a manifest refers to is never replaced.
+- Errors of the store become StorageReadError and StorageWriteError.
 
-This module knows nothing of snapshots.
+This module stores named objects. manifest.py defines their names and contents.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _PARTIAL: Final = ".partial"
 
 
 class Store(Protocol):
-    """A place of backups. Names have `/` between their parts."""
+    """Stores objects by name. A name is a relative path with `/`."""
 
     @property
     def location(self) -> str: ...
@@ -54,7 +55,7 @@ def open_store(target: str | os.PathLike[str], fs: FS, *, create: bool) -> Store
     """Return the store at a path or a URL such as s3://bucket/backups.
 
     Raises:
-        LogNotFoundError: nothing is at the path, and `create` is False.
+        LogNotFoundError: the path is not a directory, and `create` is False.
         InvalidConfigError: the object store is not supported.
         MissingDependencyError: a URL needs pyarrow, which is not installed.
     """
@@ -75,18 +76,18 @@ class DirectoryStore:
     def __init__(self, fs: FS, path: str) -> None:
         self._fs = fs
         self.location = path
-        self._known: set[str] = {path}
+        self._existing_directories: set[str] = {path}
 
     def _path(self, name: str) -> str:
         return os.path.join(self.location, *name.split("/"))
 
     def _new_path(self, name: str) -> str:
-        """Return the path of a new object, in a directory that exists."""
+        """Return the path of a new object, and create its directory."""
         path = self._path(name)
         parent = os.path.dirname(path)
-        if parent not in self._known:
+        if parent not in self._existing_directories:
             make_directories(self._fs, parent)
-            self._known.add(parent)
+            self._existing_directories.add(parent)
         return path
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> None:
@@ -101,16 +102,20 @@ class DirectoryStore:
                 self._fs.fsync(handle)
             self._fs.rename(path + _PARTIAL, path)
         except BaseException:
-            # A full disk: the part uses the space that the writer of the log needs.
+            # If the disk is full, the incomplete part uses space that the writer of the
+            # log needs.
             with contextlib.suppress(FileNotFoundError, StorageWriteError):
                 self._fs.unlink(path + _PARTIAL)
             raise
         self._fs.sync_dir(os.path.dirname(path))
 
     def link(self, path: str, name: str) -> bool:
-        """Make an object of a file that never changes, without a copy if possible."""
+        """Create an object as a hard link to a file that never changes.
+
+        Return False if the file system does not support that.
+        """
         target = self._new_path(name)
-        # An attempt that was abandoned may have left a part of this name.
+        # An abandoned attempt may have left a part with this name.
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(target)
         if not self._fs.link(path, target):
@@ -119,7 +124,7 @@ class DirectoryStore:
         return True
 
     def link_to(self, name: str, path: str) -> bool:
-        """Make a file of an object, without a copy. Returns False if this fails."""
+        """Create a file as a hard link to an object. Return False if that fails."""
         with contextlib.suppress(FileNotFoundError):
             return self._fs.link(self._path(name), path)
         return False
@@ -144,8 +149,8 @@ class DirectoryStore:
         while pending:
             parent = pending.pop()
             with contextlib.suppress(FileNotFoundError):
-                for inside in self._fs.listdir(self._path(parent)):
-                    name = f"{parent}/{inside}"
+                for child in self._fs.listdir(self._path(parent)):
+                    name = f"{parent}/{child}"
                     if self._fs.is_directory(self._path(name)):
                         pending.append(name)
                     else:
@@ -160,8 +165,8 @@ class DirectoryStore:
 class BucketStore:
     """A path in an object store, through pyarrow.
 
-    The URL is one of pyarrow.fs.FileSystem.from_uri(), such as
-    `s3://bucket/path?region=eu-west-1`. Credentials come from the environment.
+    The URL is an argument of pyarrow.fs.FileSystem.from_uri(), such as
+    `s3://bucket/path?region=eu-west-1`. pyarrow reads credentials from the environment.
     """
 
     def __init__(self, url: str) -> None:
@@ -177,7 +182,8 @@ class BucketStore:
         try:
             found = fs.FileSystem.from_uri(url)
         except (ValueError, NotImplementedError, OSError) as error:
-            # Not its text and not as the cause: both may contain the credentials.
+            # The text of pyarrow's error may contain the credentials. So neither the text
+            # nor the error itself, as the cause, is part of this error.
             raise InvalidConfigError(
                 "the object store cannot be opened",
                 expected="a URL that pyarrow supports, such as s3://bucket/path?region=REGION",
@@ -205,9 +211,8 @@ class BucketStore:
         return False
 
     def read(self, name: str) -> Iterator[bytes]:
-        where = f"{self.location}/{name}"
         with (
-            _store_errors(StorageReadError, where),
+            _store_errors(StorageReadError, f"{self.location}/{name}"),
             self._system.open_input_stream(self._key(name)) as source,
         ):
             while chunk := source.read(CHUNK_BYTES):
@@ -220,9 +225,11 @@ class BucketStore:
             found: list[Any] = self._system.get_file_info(
                 fs.FileSelector(self._key(prefix), allow_not_found=True, recursive=True)
             )
-        start = len(self._key(""))
+        root_length = len(self._key(""))
         return sorted(
-            entry.path[start:] for entry in found if entry.type == fs.FileType.File
+            entry.path[root_length:]
+            for entry in found
+            if entry.type == fs.FileType.File
         )
 
     def delete(self, name: str) -> None:

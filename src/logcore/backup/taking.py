@@ -1,15 +1,16 @@
 """Takes snapshots of a log directory while any process writes it.
 
 Rules:
-- A snapshot contains every record that was acknowledged before it began. The files of
-  the directory suffice for that, so no lock is acquired and no writer waits.
-- Committed offsets are copied before the topics, so each is within its topic.
-- All partitions are cut at the same point between transactions; see
+- A snapshot contains every record that was acknowledged before it began. Only the files
+  of the directory are read, so no lock is acquired and no writer waits.
+- Committed offsets are copied before the topics. So each committed offset is within the
+  copy of its partition.
+- The copies of all partitions end at the same point between transactions; see
   transaction_cut.py.
 - Parts of an earlier snapshot are used again if the file is the same, or if the bytes
   are the same.
 
-This module does not know how parts are stored (store.py does).
+store.py stores the parts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final, Protocol
 import attrs
 
 from logcore.backup import manifest as manifests
-from logcore.backup.catalog import listed, newest, prune
+from logcore.backup.catalog import snapshot_ids, newest, prune
 from logcore.backup.manifest import (
     FileIdentity,
     SnapshotManifest,
@@ -66,11 +67,12 @@ from logcore.segment import Segment
 
 #: Attempts to copy a log that is compacted or truncated during the copy.
 _ATTEMPTS: Final = 20
-#: A segment in more parts is stored again as one, so that a restore needs few reads.
+#: A segment that has this many parts is stored again as one part, so that a restore reads
+#: few objects.
 _MAX_PARTS: Final = 32
 #: Attempts to read a clock that may not advance, as on a simulated disk.
 _CLOCK_READS: Final = 10_000
-#: Coordinators read and write these topics. Their records are cut by time.
+#: The topics of coordinators. Their copies contain the records up to the snapshot's time.
 _COORDINATED: Final = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 
 
@@ -96,9 +98,9 @@ class SnapshotResult:
     partitions: int
     #: The size of their records.
     size_bytes: int
-    #: The bytes that were stored for this snapshot. The rest was stored before.
+    #: The number of bytes stored for this snapshot. Earlier snapshots stored the rest.
     stored_bytes: int
-    #: The bytes of segments that became hard links.
+    #: The number of bytes in segments that are stored as hard links.
     linked_bytes: int
 
 
@@ -117,28 +119,28 @@ class _Snapshot:
         self._tick = tick
         self.stored_bytes = 0
         self.linked_bytes = 0
-        self.before = newest(store)
+        self.previous = newest(store)
         cluster_id = directory.cluster_id
-        if self.before is not None and self.before.cluster_id != cluster_id:
+        if self.previous is not None and self.previous.cluster_id != cluster_id:
             raise InvalidConfigError(
                 "the backup belongs to another log directory; choose another place",
                 path=store.location,
                 expected=f"cluster id {cluster_id}",
-                found=f"cluster id {self.before.cluster_id}",
+                found=f"cluster id {self.previous.cluster_id}",
             )
         self.time_ms = fs.now_ms()
         if TRANSACTIONS_TOPIC in directory:
             self._wait_for_next_ms()
         id_ms = self.time_ms
-        if self.before is not None:
-            # The clock may have been set back. The order of ids must remain.
-            id_ms = max(id_ms, manifests.id_time_ms(self.before.id) + 1)
+        if self.previous is not None:
+            # The clock may have been set back. The new id must still be the greatest.
+            id_ms = max(id_ms, manifests.id_time_ms(self.previous.id) + 1)
         self.id = manifests.new_id(id_ms, fs.random_bytes(4))
 
     def _wait_for_next_ms(self) -> None:
         """Wait until the clock advances, so that later batches have a later time.
 
-        Otherwise TransactionCut.refresh() would often fail.
+        Without the wait, TransactionCut.refresh() would often fail.
         """
         for _ in range(_CLOCK_READS):
             if self._fs.now_ms() > self.time_ms:
@@ -157,7 +159,7 @@ class _Snapshot:
             try:
                 for number in topic.numbers:
                     name = partition_name(topic.name, number)
-                    partitions[name] = self._partition(topic.name, number)
+                    partitions[name] = self._store_partition(topic.name, number)
             except (LogNotFoundError, TopicNotFoundError):
                 self._directory.refresh()
                 if topic.name in self._directory:
@@ -189,12 +191,12 @@ class _Snapshot:
         return TransactionCut(logs, self.time_ms)
 
     def _choose_end(self, log: Log, partition: Key) -> ChooseEnd:
-        """Return how the end of a partition's copy is chosen."""
+        """Return a function that chooses the end of a partition's copy."""
         topic, _ = partition
 
         def choose(segments: Sequence[Segment], end: int) -> int:
             if topic == OFFSETS_TOPIC:
-                # Each committed offset is then within the copy of its partition.
+                # So each committed offset is within the copy of its partition.
                 return first_after(segments, end, self.time_ms)
             if topic == TRANSACTIONS_TOPIC:
                 return self._cut.end_of_states(log, end)
@@ -205,7 +207,8 @@ class _Snapshot:
     def _small_files(self) -> dict[str, bytes]:
         """Return the files of the directory.
 
-        They are read last: the allocated producer ids then include those in the logs.
+        The files are read last, so that the allocated producer ids include all producer
+        ids in the copied logs.
         """
         found = {
             name: checkpoint.read(self._fs, self._directory.path, name)
@@ -213,14 +216,14 @@ class _Snapshot:
         }
         return {name: content for name, content in found.items() if content is not None}
 
-    def _partition(self, topic: str, number: int) -> StoredPartition:
+    def _store_partition(self, topic: str, number: int) -> StoredPartition:
         directory = self._directory
         was_open = directory.host.opened(topic, number) is not None
         log = directory.partition(topic, number)
         try:
             for attempt in range(_ATTEMPTS):
                 try:
-                    return self._copied(log)
+                    return self._store_log(log)
                 except CompactionAbandonedError:
                     if attempt == _ATTEMPTS - 1:
                         raise
@@ -230,18 +233,21 @@ class _Snapshot:
                 log.close()
         raise AssertionError("the last attempt returns or raises")
 
-    def _copied(self, log: Log) -> StoredPartition:
+    def _store_log(self, log: Log) -> StoredPartition:
         name = os.path.basename(log.path)
         choose_end = self._choose_end(log, parse_partition_name(name))
-        known: dict[int, StoredSegment] = {}
-        if self.before is not None and self._is_same_topic(log, name):
-            known = {
+        previous_segments: dict[int, StoredSegment] = {}
+        if self.previous is not None and self._is_same_topic(log, name):
+            previous_segments = {
                 segment.base_offset: segment
-                for segment in self.before.partitions[name].segments
+                for segment in self.previous.partitions[name].segments
             }
         with planned_copy(log, choose_end=choose_end) as plan:
-            segments = [self._sealed(name, segment, known) for segment in plan.sealed]
-            segments.append(self._growing(name, plan, known))
+            segments = [
+                self._store_sealed(name, segment, previous_segments)
+                for segment in plan.sealed
+            ]
+            segments.append(self._store_growing(name, plan, previous_segments))
             files = dict(plan.files)
             content = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
             if content is not None:
@@ -250,15 +256,18 @@ class _Snapshot:
 
     def _is_same_topic(self, log: Log, name: str) -> bool:
         """Return whether the previous snapshot has the partition, with the same topic id."""
-        assert self.before is not None
-        stored = self.before.partitions.get(name)
+        assert self.previous is not None
+        stored = self.previous.partitions.get(name)
         if stored is None:
             return False
-        present = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
-        return stored.files.get(checkpoint.PARTITION_METADATA) == present
+        current = checkpoint.read(self._fs, log.path, checkpoint.PARTITION_METADATA)
+        return stored.files.get(checkpoint.PARTITION_METADATA) == current
 
-    def _sealed(
-        self, partition: str, segment: Segment, known: Mapping[int, StoredSegment]
+    def _store_sealed(
+        self,
+        partition: str,
+        segment: Segment,
+        previous_segments: Mapping[int, StoredSegment],
     ) -> StoredSegment:
         """Store a segment that never changes, unless it is stored already."""
         fs = self._fs
@@ -266,12 +275,12 @@ class _Snapshot:
         try:
             size = fs.file_size(path)
             identity = FileIdentity(fs.identity(path)[1], size, fs.modified_ms(path))
-            before = known.get(segment.base_offset)
-            if before is not None and before.identity == identity:
-                stored = before
+            previous_segment = previous_segments.get(segment.base_offset)
+            if previous_segment is not None and previous_segment.identity == identity:
+                stored = previous_segment
                 self._tick(size)
             else:
-                stored = self._stored_whole(partition, segment, size, before)
+                stored = self._store_segment(partition, segment, size, previous_segment)
             check_current(segment)
         except FileNotFoundError:
             raise CompactionAbandonedError(
@@ -279,8 +288,12 @@ class _Snapshot:
             ) from None
         return attrs.evolve(stored, identity=identity)
 
-    def _stored_whole(
-        self, partition: str, segment: Segment, size: int, before: StoredSegment | None
+    def _store_segment(
+        self,
+        partition: str,
+        segment: Segment,
+        size: int,
+        previous_segment: StoredSegment | None,
     ) -> StoredSegment:
         name = manifests.part_name(partition, segment.base_offset, self.id, 0)
         with opened(self._fs, segment.file(LOG)) as handle:
@@ -292,20 +305,30 @@ class _Snapshot:
                 return StoredSegment(
                     segment.base_offset, (StoredPart(name, size, crc),)
                 )
-            return self._in_parts(partition, segment, handle, size, b"", before)
+            return self._store_in_parts(
+                partition, segment, handle, size, b"", previous_segment
+            )
 
-    def _growing(
-        self, partition: str, plan: CopyPlan, known: Mapping[int, StoredSegment]
+    def _store_growing(
+        self,
+        partition: str,
+        plan: CopyPlan,
+        previous_segments: Mapping[int, StoredSegment],
     ) -> StoredSegment:
         segment = plan.growing
         if segment is None:
             return StoredSegment(plan.end, ())
-        before = known.get(segment.base_offset)
+        previous_segment = previous_segments.get(segment.base_offset)
         try:
             with opened(self._fs, segment.file(LOG)) as handle:
                 check_current(segment)
-                return self._in_parts(
-                    partition, segment, handle, plan.position, plan.tail, before
+                return self._store_in_parts(
+                    partition,
+                    segment,
+                    handle,
+                    plan.position,
+                    plan.tail,
+                    previous_segment,
                 )
         except FileNotFoundError:
             raise CompactionAbandonedError(
@@ -313,20 +336,20 @@ class _Snapshot:
                 path=segment.path,
             ) from None
 
-    def _in_parts(
+    def _store_in_parts(
         self,
         partition: str,
         segment: Segment,
         handle: int,
         size: int,
         tail: bytes,
-        previous: StoredSegment | None,
+        previous_segment: StoredSegment | None,
     ) -> StoredSegment:
         """Store the bytes below `size`, and `tail`, after the unchanged parts."""
         parts: list[StoredPart] = []
         position = 0
-        if previous is not None and len(previous.parts) < _MAX_PARTS:
-            for part in previous.parts:
+        if previous_segment is not None and len(previous_segment.parts) < _MAX_PARTS:
+            for part in previous_segment.parts:
                 if position + part.size_bytes > size:
                     break
                 crc = 0
@@ -407,8 +430,10 @@ def take_snapshot(
         else:
             break
     store.put(manifests.manifest_name(manifest.id), [manifests.pack(manifest)])
-    if snapshot.before is not None and snapshot.before.id not in listed(store):
-        # Its parts may be deleted too.
+    if snapshot.previous is not None and snapshot.previous.id not in snapshot_ids(
+        store
+    ):
+        # prune() in the other process may have deleted parts that this snapshot uses.
         store.delete(manifests.manifest_name(manifest.id))
         raise CompactionAbandonedError(
             "the previous snapshot was deleted by another process; take the snapshot again",
@@ -429,8 +454,8 @@ def take_snapshot(
 def _registry_nodes(fs: FS, path: str) -> dict[str, bytes]:
     """Return the persistent nodes of the directory's registry, if there is one.
 
-    Nodes that a power cut may remove are left out: the copy restores them in the same
-    way.
+    Nodes that are never synced are left out: a power cut may remove them from the
+    original directory too.
     """
     if not fs.is_directory(registry_path(path)):
         return {}
@@ -450,6 +475,6 @@ def _add_nodes(registry: Registry, path: str, found: dict[str, bytes]) -> None:
             if node.session is None and not layout.is_never_synced(node_names(inside)):
                 found[inside] = node.value
         except NodeNotFoundError:
-            # It has children only, or it was just deleted.
+            # The node has children but no value, or it was just deleted.
             pass
         _add_nodes(registry, inside, found)

@@ -1,4 +1,4 @@
-"""The point between transactions at which all partitions of a snapshot are cut.
+"""Chooses the point between transactions at which the copies of all partitions end.
 
 Rules:
 - A coordinator stores a decision first, and then a marker in each partition. Both have
@@ -62,7 +62,8 @@ def _is_over(
     state: StoredTransaction | None, partition: Partition, has_marker: bool
 ) -> bool:
     """Return whether the transaction of a state has ended, so that open records of its
-    producer belong to a later one."""
+    producer belong to a later transaction.
+    """
     if state is None:
         return True
     if state.status in _PREPARED:
@@ -90,8 +91,8 @@ class TransactionCut:
         #: The offset of the first state after the time, in each log; None if there is none.
         self._cuts: list[int | None] = [None] * len(logs)
         self._states: dict[str, StoredTransaction] = {}
-        #: Producers with a state that is later than the time.
-        self._later: set[int] = set()
+        #: Ids of producers that have a state after the time.
+        self._producers_with_later_states: set[int] = set()
         self.refresh()
 
     def refresh(self) -> None:
@@ -112,7 +113,9 @@ class TransactionCut:
                     if self._cuts[number] is None:
                         self._cuts[number] = record.offset
                     if record.value is not None:
-                        self._later.add(read_transaction(record.value).producer_id)
+                        self._producers_with_later_states.add(
+                            read_transaction(record.value).producer_id
+                        )
                 elif self._cuts[number] is not None:
                     raise CompactionAbandonedError(
                         "a transaction was decided while the snapshot began; "
@@ -135,8 +138,8 @@ class TransactionCut:
         self._next_offsets[number] = end
 
     def end_of_states(self, log: Log, end: int) -> int:
-        """Return the end of the states up to the time in a log; `end` if all are."""
-        self.refresh()  # `end` was read after the last call
+        """Return the offset of the first state after the time, or `end`."""
+        self.refresh()  # the caller has read `end` after the last refresh
         cut = self._cuts[self._logs.index(log)]
         if cut is None:
             return end
@@ -151,8 +154,8 @@ class TransactionCut:
             CompactionAbandonedError: see refresh(); or a transaction began and was
                 decided within the millisecond at which the snapshot began.
         """
-        # After the caller has read the end: the state of each transaction with records
-        # below it was stored before these records.
+        # The caller has read `end` already. So this refresh includes the state of each
+        # transaction that has records below `end`: a state is stored before the records.
         self.refresh()
         open_offsets: dict[int, int] = {}
         finished: set[int] = set()
@@ -178,7 +181,7 @@ class TransactionCut:
                     )
                 finished.add(producer_id)
         for producer_id, offset in open_offsets.items():
-            if producer_id in self._later and _is_over(
+            if producer_id in self._producers_with_later_states and _is_over(
                 states.get(producer_id), partition, producer_id in finished
             ):
                 end = min(end, offset)
@@ -189,7 +192,7 @@ class TransactionCut:
     ) -> Iterator[tuple[int, int, bool, int]]:
         """Yield (base offset, producer id, is a marker, time) of transactional batches.
 
-        Begins with the first segment that has changed since the time.
+        Segments that have not changed since the time are left out.
         """
         for segment in _changed_since(segments, self._time_ms):
             for facts, _, _ in segment.walk(0, crc=False):
