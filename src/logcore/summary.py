@@ -112,10 +112,10 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
             rows.append((number, html.cut(error.reason)))
             continue
         times = (
-            html.shown_time(summary.first_timestamp_ms),
-            html.shown_time(summary.max_timestamp_ms),
+            html.format_time(summary.first_timestamp_ms),
+            html.format_time(summary.max_timestamp_ms),
         )
-        size = html.shown_size(summary.size_bytes)
+        size = html.format_size(summary.size_bytes)
         rows.append(
             (
                 number,
@@ -180,13 +180,13 @@ def _topic_row(fs: FS, name: str, paths: Mapping[int, str]) -> Sequence[object]:
         default=-1,
     )
     newest = max((summary.max_timestamp_ms for summary in found), default=-1)
-    times = html.shown_time(first), html.shown_time(newest)
+    times = html.format_time(first), html.format_time(newest)
     return (
         name,
         len(paths),
         offsets,
         *times,
-        html.shown_size(sum(summary.size_bytes for summary in found)),
+        html.format_size(sum(summary.size_bytes for summary in found)),
     )
 
 

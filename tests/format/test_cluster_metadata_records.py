@@ -1,6 +1,6 @@
-"""Records of `__cluster_metadata`, from the bytes that a broker of Kafka 4.1 wrote.
+"""Tests with records of `__cluster_metadata` that a broker of Kafka 4.1 wrote.
 
-tests/interop/test_interop_dump.py compares all of them with Kafka's own tool.
+tests/interop/test_interop_dump.py compares all records of a broker with Kafka's own tool.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from logcore.format.cluster_metadata_records import (
-    described_control,
-    described_metadata,
+    describe_control,
+    describe_metadata,
 )
 
 FEATURE = "010c00116d657461646174612e76657273696f6e001b00"
@@ -74,20 +74,20 @@ PARTITION = (
         ("01140000", "NO_OP_RECORD", 0, {}),
     ],
 )
-def test_metadata_has_the_form_of_the_dump_tool(
+def test_metadata_is_described_like_the_dump_tool(
     value: str, kind: str, version: int, data: object
 ) -> None:
-    assert described_metadata(bytes.fromhex(value)) == {
+    assert describe_metadata(bytes.fromhex(value)) == {
         "type": kind,
         "version": version,
         "data": data,
     }
 
 
-def test_control_records_of_a_quorum() -> None:
+def test_control_records_of_a_quorum_are_described() -> None:
     value = bytes.fromhex("00000000000102000000010002000000010000")
     voters = [{"voterId": 1}]
-    assert described_control(2, value) == {
+    assert describe_control(2, value) == {
         "type": "LeaderChange",
         "data": {
             "version": 0,
@@ -97,27 +97,27 @@ def test_control_records_of_a_quorum() -> None:
         },
     }
     header = bytes.fromhex("0000000001a21efa563700")
-    assert described_control(3, header) == {
+    assert describe_control(3, header) == {
         "type": "SnapshotHeader",
         "data": {"version": 0, "lastContainedLogTimestamp": 1795816052279},
     }
-    assert described_control(0, value) is None
+    assert describe_control(0, value) is None
 
 
 @pytest.mark.parametrize("value", [None, b"", b"\1\6\0\0", b"\2\x0c\0", b"\1\x66\0"])
-def test_unknown_records_read_as_none(value: bytes | None) -> None:
-    assert described_metadata(value) is None
+def test_unknown_records_are_none(value: bytes | None) -> None:
+    assert describe_metadata(value) is None
 
 
 @hypothesis.given(st.data())
-def test_damaged_records_raise_nothing(data: st.DataObject) -> None:
+def test_damaged_records_raise_no_error(data: st.DataObject) -> None:
     encoded = bytes.fromhex(
         data.draw(st.sampled_from([FEATURE, TOPIC, CHANGE, PARTITION]))
     )
     at = data.draw(st.integers(0, len(encoded) - 1))
     damage = data.draw(st.binary(max_size=4))
     value = encoded[:at] + damage + encoded[at + data.draw(st.integers(0, 4)) :]
-    described_metadata(value)
+    describe_metadata(value)
     for kind in range(2, 7):
-        described_control(kind, value)
-    described_metadata(data.draw(st.binary(max_size=60)))
+        describe_control(kind, value)
+    describe_metadata(data.draw(st.binary(max_size=60)))

@@ -1,8 +1,8 @@
-"""Compressed bodies: other clients read ours, we read theirs, and hostile ones are
-limited.
+"""Tests that other clients read logcore's compressed bodies, that logcore reads theirs,
+and that hostile bodies use no more memory than the limit.
 
-Vectors under data/vectors come from Kafka's own classes and three clients. kafka-python
-and aiokafka also run here, in both directions. Hostile bodies are built by hand,
+Kafka's own classes and three clients wrote the vectors in data/vectors. kafka-python and
+aiokafka also run here, in both directions. The tests build hostile bodies byte by byte,
 because no compressor produces them.
 """
 
@@ -57,8 +57,8 @@ from support.vectors import EXPECTED, VECTORS
 CODECS = list(Codec)
 PACKED = CODECS[1:]
 
-# Repetitive and random stretches, so that all kinds of blocks occur; longer than one
-# block of any framing we write.
+# Repetitive and random bytes, so that all kinds of blocks occur. The sample is longer
+# than one block of any framing that logcore writes.
 SAMPLE = b"".join(
     b'{"id": %d, "name": "order-%d"}\n' % (n, n * 7919) for n in range(4000)
 ) + random.Random(1).randbytes(70_000)
@@ -92,7 +92,7 @@ def test_codec_of_refuses_unknown_types(attributes):
     )
 
 
-def test_codec_named_knows_kafkas_names():
+def test_codec_named_accepts_the_names_of_kafka():
     names = ("none", "uncompressed", "gzip", "snappy", "lz4", "zstd")
     assert [codec_named(name) for name in names] == [0, 0, 1, 2, 3, 4]
 
@@ -130,7 +130,7 @@ def test_compressed_bytes_decompress_to_the_original(codec, data):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_plain_int_selects_the_same_codec(codec):
+def test_plain_int_selects_the_same_codec(codec):
     assert decompress(int(codec), compress(int(codec), SMALL)) == SMALL
 
 
@@ -161,7 +161,7 @@ def test_max_size_is_inclusive(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_nothing_inside_fits_a_limit_of_nothing(codec):
+def test_empty_content_fits_a_limit_of_0(codec):
     assert decompress(codec, compress(codec, b""), max_size=0) == b""
     with pytest.raises(RecordTooLargeError):
         decompress(codec, compress(codec, b"x"), max_size=0)
@@ -183,7 +183,7 @@ def other_codecs(module: str):
 
 @pytest.mark.parametrize("module", ["kafka.codec", "aiokafka.codec"])
 @pytest.mark.parametrize("data", [b"x", SMALL, SAMPLE], ids=["1", "small", "long"])
-def test_python_clients_and_we_read_each_other(module, data):
+def test_python_clients_and_logcore_read_each_other(module, data):
     checked = []
     for codec, encode, decode in other_codecs(module):
         assert decompress(codec, encode(data)) == data
@@ -256,7 +256,7 @@ def test_compressed_v2_vectors_of_every_writer_inflate_to_their_records(name):
 # --- framings, one by one ---
 
 
-def test_gzip_is_written_without_a_clock():
+def test_gzip_is_written_without_a_modification_time():
     packed = compress(Codec.GZIP, SAMPLE)
     assert packed[4:8] == bytes(4)
     assert gzip.decompress(packed) == SAMPLE
@@ -279,11 +279,11 @@ def test_gzip_header_fields_are_skipped():
     assert decompress(Codec.GZIP, packed) == SMALL
 
 
-def test_gzip_bytes_after_the_last_member_are_ignored_as_by_java():
+def test_gzip_bytes_after_the_last_member_are_ignored_as_in_java():
     assert decompress(Codec.GZIP, gzip.compress(SMALL) + b"\x00padding") == SMALL
 
 
-def test_gzip_second_member_cut_short_is_an_error():
+def test_truncated_second_gzip_member_is_an_error():
     with pytest.raises(CorruptBatchError):
         decompress(Codec.GZIP, gzip.compress(SMALL) * 2 + b"\x1f\x8b\x08")
 
@@ -296,7 +296,7 @@ def test_gzip_trailer_is_verified(position):
         decompress(Codec.GZIP, packed)
 
 
-def test_gzip_larger_than_any_helping_of_input_or_output():
+def test_gzip_larger_than_one_chunk_is_read():
     data = random.Random(2).randbytes(700_000) + bytes(5 * MIB)
     assert decompress(Codec.GZIP, gzip.compress(data, 1)) == data
 
@@ -387,7 +387,7 @@ def test_lz4_level_9_is_the_fast_compressor_and_default():
     )
 
 
-def test_lz4_legacy_checksum_is_written_and_only_read_on_demand():
+def test_lz4_legacy_checksum_is_written_and_read_if_requested():
     packed = compress(Codec.LZ4, SAMPLE, legacy_lz4_checksum=True)
     assert packed[:7].hex() == "04224d1860401a"
     assert decompress(Codec.LZ4, packed, legacy_lz4=True) == SAMPLE
@@ -544,7 +544,7 @@ def test_zstd_long_frame_with_a_large_window_is_read(write_checksum):
         decompress(Codec.ZSTD, body[:-20])
 
 
-def test_zstd_frames_are_read_as_one_stream_and_skippable_ones_skipped():
+def test_zstd_frames_are_read_as_one_stream_without_skippable_frames():
     sized = zstandard.ZstdCompressor()
     unsized = zstandard.ZstdCompressor(write_content_size=False)
     skippable = struct.pack("<II", 0x184D2A5F, 5) + b"hello"
@@ -594,7 +594,7 @@ def test_zstd_frame_that_needs_a_dictionary_is_an_error():
 
 
 class traced_peak:
-    """Largest number of bytes of Python memory that the block adds."""
+    """Measures the peak of the Python memory that a `with` block allocates, in bytes."""
 
     def __enter__(self):
         tracemalloc.start()
@@ -610,7 +610,7 @@ class traced_peak:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_gibibyte_of_zeros_is_stopped_at_the_limit(name):
+def test_gibibyte_of_zeros_is_refused_within_the_memory_limit(name):
     codec, body = BOMBS[name]
     with traced_peak() as peak, pytest.raises(RecordTooLargeError) as caught:
         decompress(codec, body, max_size=MIB, path="00.log", position=61)
@@ -619,14 +619,14 @@ def test_a_gibibyte_of_zeros_is_stopped_at_the_limit(name):
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_small_bomb_is_a_sound_body(name):
-    """Else the test before this would only show that damage is found."""
+def test_small_body_of_the_same_form_is_valid(name):
+    """Otherwise the previous test could pass because the body is damaged."""
     codec, body = bombs(4 * MIB)[name]
     assert decompress(codec, body) == bytes(4 * MIB)
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_a_large_honest_body_is_not_held_twice(codec):
+def test_large_body_is_decompressed_without_a_second_copy(codec):
     data = bytes(24 * MIB)
     packed = compress(codec, data)
     with traced_peak() as peak:
@@ -686,8 +686,9 @@ def run_python(code: str, *arguments: str) -> str:
 
 
 def outcome(codec: Codec, body: bytes, **options) -> bytes | None:
-    """What `body` inflates to, or None if it is refused; any other exception fails the
-    test.
+    """Return the content of `body`, or None if the body is refused.
+
+    Any other exception than a LogcoreError fails the test.
     """
     try:
         return decompress(
@@ -729,8 +730,8 @@ SMALL_BODIES = small_bodies()
 @pytest.mark.parametrize("name", SMALL_BODIES)
 def test_every_truncation_is_refused(name):
     codec, body = SMALL_BODIES[name]
-    # Cut at the end of the first member, or of the xerial header, a body is whole
-    # again; cut inside the second member's magic, the rest looks like padding.
+    # A body that ends after the first member, or after the xerial header, is valid. The
+    # first bytes of the second member's magic count as padding.
     whole = {
         "snappy": {16: b""},
         "gzip members": {len(body) // 2 + n: SMALL for n in range(3)},
@@ -740,7 +741,7 @@ def test_every_truncation_is_refused(name):
 
 
 @pytest.mark.parametrize("name", SMALL_BODIES)
-def test_every_single_bit_flip_gives_bytes_or_a_logcore_error(name):
+def test_every_bit_flip_returns_bytes_or_a_logcore_error(name):
     codec, body = SMALL_BODIES[name]
     for position in range(len(body)):
         for bit in range(8):
@@ -770,21 +771,21 @@ HEADS = {
 @settings(deadline=None)
 @given(st.sampled_from(PACKED), st.data(), st.binary(max_size=200), st.booleans())
 @example(Codec.ZSTD, None, bytes.fromhex("28b52ffd20"), False)
-def test_any_bytes_give_bytes_or_a_logcore_error(codec, draw, body, legacy_lz4):
+def test_any_bytes_return_bytes_or_a_logcore_error(codec, draw, body, legacy_lz4):
     head = draw.draw(st.sampled_from(HEADS[codec])) if draw else b""
     outcome(codec, head + body, legacy_lz4=legacy_lz4)
 
 
 @settings(deadline=None)
 @given(st.sampled_from(sorted(SMALL_BODIES)), st.data())
-def test_any_splice_gives_bytes_or_a_logcore_error(name, draw):
+def test_any_splice_returns_bytes_or_a_logcore_error(name, draw):
     codec, body = SMALL_BODIES[name]
     start = draw.draw(st.integers(0, len(body)))
     end = draw.draw(st.integers(0, len(body)))
     outcome(codec, body[:start] + draw.draw(st.binary(max_size=12)) + body[end:])
 
 
-def test_thousands_of_tiny_pieces_take_linear_work():
+def test_thousands_of_tiny_frames_take_linear_time():
     assert decompress(Codec.GZIP, gzip.compress(b"", mtime=0) * 10_000) == b""
     assert (
         decompress(Codec.ZSTD, zstandard.ZstdCompressor().compress(b"") * 10_000) == b""
@@ -796,7 +797,7 @@ def test_thousands_of_tiny_pieces_take_linear_work():
 # --- where it runs ---
 
 
-def test_threads_do_not_disturb_each_other():
+def test_threads_compress_and_decompress_concurrently():
     failures = []
 
     def work(seed):
@@ -814,7 +815,7 @@ def test_threads_do_not_disturb_each_other():
     assert failures == []
 
 
-def test_more_levels_than_contexts_kept_still_work():
+def test_more_levels_than_cached_contexts_are_compressed():
     for level in list(range(1, 19)) * 2:
         assert decompress(Codec.ZSTD, compress(Codec.ZSTD, SMALL, level=level)) == SMALL
 
@@ -834,7 +835,7 @@ print(works, os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_parent_and_child_of_a_fork_both_decompress():
+def test_parent_and_child_decompress_after_a_fork():
     assert run_python(FORK).split() == ["True", "0"]
 
 
@@ -851,7 +852,7 @@ def test_codec_packages_are_imported_at_first_use():
         (Codec.ZSTD, ["zstandard"], "pip install zstandard"),
     ],
 )
-def test_missing_package_is_named_with_the_install_command(
+def test_error_names_the_install_command_of_a_missing_package(
     monkeypatch, codec, modules, command
 ):
     packed = compress(codec, SMALL)

@@ -1,5 +1,5 @@
-"""The records of groups of the consumer protocol: bytes by hand, both ways, and bytes
-that are none.
+"""Tests of the records of groups of the consumer protocol: encoding to and decoding from
+known bytes, and decoding invalid bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from logcore.format.consumer_group_records import (
     Resolved,
     consumer_key,
     consumer_value,
-    described_consumers,
+    describe_consumer_record,
     read_consumer_key,
     read_consumer_value,
 )
 
 U = bytes(range(16))
-#: key, key's bytes, value, value's bytes. Structs end with tagged fields: 00 for none.
+#: Rows of key, bytes of the key, value and bytes of the value. A struct without tagged
+#: fields ends with 00.
 ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
     (
         ConsumerKey(RecordKind.GROUP, "grp"),
@@ -107,7 +108,7 @@ ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
 
 
 @pytest.mark.parametrize(("key", "key_hex", "value", "value_hex"), ROWS)
-def test_bytes_as_kafka_writes_them(
+def test_records_equal_the_bytes_of_kafka(
     key: ConsumerKey, key_hex: str, value: ConsumerValue, value_hex: str
 ) -> None:
     assert consumer_key(key).hex(" ") == bytes.fromhex(key_hex).hex(" ")
@@ -132,7 +133,7 @@ def test_truncated_record_is_not_decoded(
         )
 
 
-def test_tags_of_newer_brokers_are_passed_over() -> None:
+def test_tags_of_newer_brokers_are_skipped() -> None:
     member = bytes.fromhex(f"0000 02 {U.hex()} 02 00000001 01 05 02 abcd 01 09 01 ff")
     assert read_consumer_value(RecordKind.TARGET, member) == frozenset({(U, 1)})
     member = bytes.fromhex(
@@ -145,7 +146,7 @@ def test_tags_of_newer_brokers_are_passed_over() -> None:
     assert read_consumer_value(RecordKind.MEMBER, member) == ConsumerMember()
 
 
-def test_another_version_and_an_unknown_state() -> None:
+def test_other_versions_are_none_and_unknown_states_unknown() -> None:
     assert (
         read_consumer_value(RecordKind.TARGET_EPOCH, bytes.fromhex("0001 00000009 00"))
         is None
@@ -156,7 +157,7 @@ def test_another_version_and_an_unknown_state() -> None:
     assert isinstance(current, Current) and current.state is MemberState.UNKNOWN
 
 
-def test_keys_of_other_kinds() -> None:
+def test_keys_of_other_kinds_are_none() -> None:
     for text in ("", "00", "0000", "0002 0001 67", "0009 0001 67", "ffff"):
         assert read_consumer_key(bytes.fromhex(text)) is None
     assert read_consumer_key(bytes.fromhex("0004 0001 67")) == ConsumerKey(
@@ -165,7 +166,7 @@ def test_keys_of_other_kinds() -> None:
     assert consumer_value(None) is None
 
 
-def test_records_are_shown_as_dicts() -> None:
+def test_records_are_described_as_dicts() -> None:
     current = Current(
         member_epoch=3,
         previous_epoch=2,
@@ -173,7 +174,7 @@ def test_records_are_shown_as_dicts() -> None:
         revoking=frozenset({(U, 5)}),
     )
     key = consumer_key(ConsumerKey(RecordKind.CURRENT, "g", "m"))
-    assert described_consumers(key, consumer_value(current)) == {
+    assert describe_consumer_record(key, consumer_value(current)) == {
         "group": "g",
         "kind": "current",
         "name": "m",
@@ -186,17 +187,17 @@ def test_records_are_shown_as_dicts() -> None:
         },
     }
     key = consumer_key(ConsumerKey(RecordKind.GROUP, "g"))
-    assert described_consumers(key, None) == {
+    assert describe_consumer_record(key, None) == {
         "group": "g",
         "kind": "group",
         "value": None,
     }
     assert (
-        described_consumers(key, b"junk") is None
-        and described_consumers(b"junk", None) is None
+        describe_consumer_record(key, b"junk") is None
+        and describe_consumer_record(b"junk", None) is None
     )
     classic = ConsumerMember(classic=ClassicMember(5, (("range", b"\0\1"),)))
-    shown = described_consumers(
+    shown = describe_consumer_record(
         consumer_key(ConsumerKey(RecordKind.MEMBER, "g", "m")), consumer_value(classic)
     )
     assert shown is not None and shown["value"]["classic"] == {
@@ -209,13 +210,13 @@ def test_records_are_shown_as_dicts() -> None:
         (RecordKind.MEMBER, classic),
     ):
         assert json.dumps(
-            described_consumers(
+            describe_consumer_record(
                 consumer_key(ConsumerKey(kind, "g", "")), consumer_value(value)
             )
         )
 
 
-def test_a_text_that_no_key_can_hold() -> None:
+def test_text_longer_than_a_key_allows_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 32767"):
         consumer_key(ConsumerKey(RecordKind.MEMBER, "g", "m" * 32_768))
 
@@ -224,6 +225,6 @@ def test_a_text_that_no_key_can_hold() -> None:
     st.sampled_from([kind for kind in RecordKind if kind is not RecordKind.CLASSIC]),
     st.binary(max_size=60),
 )
-def test_foreign_bytes_raise_nothing(kind: RecordKind, data: bytes) -> None:
+def test_any_bytes_raise_no_error(kind: RecordKind, data: bytes) -> None:
     read_consumer_value(kind, b"\0\0" + data)
     read_consumer_key(kind.to_bytes(2, "big") + data)

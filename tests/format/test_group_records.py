@@ -1,5 +1,5 @@
-"""logcore.format.group_records: bytes that Kafka wrote, and the tables of the wire codec
-as a second opinion.
+"""Tests that logcore.format.group_records encodes and decodes the bytes that Kafka wrote,
+and agrees with the wire codec, which has its own tables.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ COMMITS = st.builds(
 )
 
 
-def test_records_are_kafkas_byte_for_byte() -> None:
-    """The examples of storage format section 12.1, which Kafka's own serialisers made."""
+def test_records_equal_kafkas_byte_for_byte() -> None:
+    """Kafka's own serializers wrote the examples of storage format section 12.1."""
     assert (
         commit_key("grp", "orders", 0).hex() == "0001000367727000066f726465727300000000"
     )
@@ -96,8 +96,8 @@ def test_records_are_kafkas_byte_for_byte() -> None:
 
 @pytest.mark.parametrize(
     ("group_id", "partition"),
-    # "my-group" -> 12 of 50 is Kafka's result; "polygenelubricants" hashes to
-    # -2^31, whose absolute value is 0.
+    # Kafka stores "my-group" in partition 12 of 50. "polygenelubricants" hashes to -2^31,
+    # whose absolute value counts as 0.
     [
         ("my-group", 12),
         ("", 0),
@@ -106,12 +106,12 @@ def test_records_are_kafkas_byte_for_byte() -> None:
         ("\U0001f600", (31 * 0xD83D + 0xDE00) % 50),
     ],
 )
-def test_the_partition_of_a_group_is_kafkas(group_id: str, partition: int) -> None:
+def test_partition_of_a_group_equals_kafkas(group_id: str, partition: int) -> None:
     assert partition_of(group_id, 50) == partition
 
 
 @given(group_id=TEXTS, topic=TEXTS, partition=INTS)
-def test_keys_survive_a_round_trip_and_equal_those_of_the_table(
+def test_keys_round_trip_and_equal_the_wire_codec(
     group_id: str, topic: str, partition: int
 ) -> None:
     message = group_messages.OFFSET_COMMIT_KEY
@@ -128,9 +128,7 @@ def test_keys_survive_a_round_trip_and_equal_those_of_the_table(
 
 
 @given(committed=COMMITS, version=st.integers(0, 4))
-def test_commits_are_read_in_every_version_of_the_table(
-    committed: Committed, version: int
-) -> None:
+def test_commits_of_every_version_are_read(committed: Committed, version: int) -> None:
     message = group_messages.OFFSET_COMMIT_VALUE
     value = message.Value(
         offset=committed.offset,
@@ -151,9 +149,7 @@ def test_commits_are_read_in_every_version_of_the_table(
 
 
 @given(group=GROUPS, version=st.integers(0, 4))
-def test_groups_are_read_in_every_version_of_the_table(
-    group: StoredGroup, version: int
-) -> None:
+def test_groups_of_every_version_are_read(group: StoredGroup, version: int) -> None:
     message = group_messages.GROUP_METADATA_VALUE
     value = message.Value(
         protocol_type=group.protocol_type,
@@ -194,7 +190,7 @@ def test_groups_are_read_in_every_version_of_the_table(
 
 @pytest.mark.parametrize("version", range(5))
 def test_truncated_records_of_groups_are_refused(version: int) -> None:
-    """Unknown tagged fields are skipped. A record that ends inside one is refused too."""
+    """A record that ends inside an unknown tagged field is refused too."""
     commits = group_messages.OFFSET_COMMIT_VALUE
     written = wire.encode_versioned(commits, version, commits.Value(metadata="m"))
     groups = group_messages.GROUP_METADATA_VALUE
@@ -219,9 +215,7 @@ def test_truncated_records_of_groups_are_refused(version: int) -> None:
 
 
 @given(data=st.data(), version=st.integers(0, 9))
-def test_subscriptions_are_read_as_the_table_reads_them(
-    data: Any, version: int
-) -> None:
+def test_subscriptions_are_read_like_the_wire_codec(data: Any, version: int) -> None:
     message = wire.CONSUMER_PROTOCOL_SUBSCRIPTION
     topic_type = message.Value.Topic
     owned = st.builds(topic_type, topic=TEXTS, partitions=st.lists(INTS, max_size=2))

@@ -1,5 +1,5 @@
-"""Formats v0 and v1: every vector of four writers, then wrappers built by hand that no
-writer sends.
+"""Tests of formats v0 and v1 with the vectors of four writers, and with entries that no
+writer produces.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def message(
     timestamp: int = 1000,
     body: bytes | None = None,
 ) -> bytes:
-    """One entry; body replaces key and value, lengths included."""
+    """Return an entry. `body` replaces key and value with their lengths."""
 
     def sized(data):
         return (
@@ -115,7 +115,7 @@ def test_vectors_of_every_writer_decode_to_their_records(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_header_facts_of_vectors_need_no_decoding(name):
+def test_offset_and_timestamp_of_vectors_are_read_without_decoding(name):
     entries = entries_of((VECTORS / "records" / name).read_bytes())
     for entry, expected in zip(entries, EXPECTED[name]["batches"], strict=True):
         assert legacy.last_offset(entry) == expected["last_offset"]
@@ -152,13 +152,13 @@ def test_check_finds_every_truncation_and_extension(name):
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("key", [None, b"", b"key"])
 @pytest.mark.parametrize("value", [None, b"", b"value"])
-def test_a_plain_entry_is_one_record(magic, key, value):
+def test_plain_entry_is_one_record(magic, key, value):
     assert decode(message(magic, 77, key, value)) == [
         (77, 1000 if magic else -1, key, value)
     ]
 
 
-def test_a_plain_entry_keeps_its_own_timestamp_whatever_its_type():
+def test_plain_entry_keeps_its_timestamp_with_any_type():
     entry = message(1, 5, attributes=LOG_APPEND_TIME, timestamp=42)
     assert decode(entry) == [(5, 42, b"k", b"v")]
     assert legacy.max_timestamp(memoryview(entry)) == 42
@@ -199,10 +199,8 @@ def test_lengths_beyond_the_message_are_refused(magic, body):
     refused(InvalidRecordError, message(magic, body=body), "a message")
 
 
-def test_a_v1_message_too_small_for_its_fields_is_refused():
-    """14 bytes are enough for check(), which knows the smallest message of both formats
-    only.
-    """
+def test_v1_message_too_small_for_its_fields_is_refused():
+    """check() accepts 14 bytes, which is the minimum of both formats."""
     refused(InvalidRecordError, message(1, body=b""), "ends before its key")
     refused(InvalidRecordError, message(1, body=b"\xff\xff\xff"), "ends before its key")
     refused(
@@ -230,14 +228,14 @@ def test_unknown_compression_types_are_refused(attributes):
 
 
 @pytest.mark.parametrize("length", range(26))
-def test_entries_below_the_smallest_one_are_refused(length):
+def test_entries_below_the_minimum_size_are_refused(length):
     entry = memoryview(message(0, key=None, value=None))[:length]
     for call in (legacy.check, legacy.decode, legacy.last_offset, legacy.max_timestamp):
         with pytest.raises(CorruptBatchError):
             call(entry)
 
 
-def test_the_smallest_entry_is_accepted():
+def test_smallest_entry_is_accepted():
     assert decode(message(0, 3, None, None)) == [(3, -1, None, None)]
 
 
@@ -257,7 +255,7 @@ def test_v1_inner_offsets_count_back_from_the_wrapper(codec):
     assert [record[0] for record in decode(entry)] == [100, 102, 105]
 
 
-def test_v1_inner_offsets_under_wrapper_offset_0_are_used_as_they_are():
+def test_v1_inner_offsets_below_wrapper_offset_0_are_absolute():
     assert [
         record[0] for record in decode(wrapper(1, 0, message(1, 0), message(1, 1)))
     ] == [0, 1]
@@ -266,13 +264,13 @@ def test_v1_inner_offsets_under_wrapper_offset_0_are_used_as_they_are():
     ] == [40, 50]
 
 
-def test_v1_wrapper_offset_equal_to_the_last_inner_one_starts_at_0():
+def test_v1_wrapper_with_the_last_inner_offset_starts_at_0():
     assert [
         record[0] for record in decode(wrapper(1, 1, message(1, 0), message(1, 1)))
     ] == [0, 1]
 
 
-def test_v1_wrapper_offset_below_the_last_inner_one_is_refused():
+def test_v1_wrapper_offset_below_the_last_inner_offset_is_refused():
     refused(InvalidRecordError, wrapper(1, 4, message(1, 0), message(1, 5)), "below")
 
 
@@ -284,7 +282,7 @@ def test_v1_offsets_beyond_64_bits_are_refused():
     )
 
 
-def test_v1_inner_timestamps_are_their_own_under_create_time():
+def test_v1_inner_timestamps_are_kept_with_create_time():
     entry = wrapper(
         1, 1, message(1, 0, timestamp=7), message(1, 1, timestamp=5), timestamp=99
     )
@@ -297,7 +295,7 @@ def test_v1_inner_timestamp_type_is_ignored():
     assert decode(wrapper(1, 0, inner, timestamp=99))[0][1] == 7
 
 
-def test_v1_inner_timestamps_are_the_wrappers_under_log_append_time():
+def test_v1_inner_timestamps_are_the_wrappers_with_log_append_time():
     entry = wrapper(
         1,
         1,
@@ -323,18 +321,18 @@ def test_zstd_is_refused(magic):
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_wrapper_without_value_is_refused(magic):
+def test_wrapper_without_value_is_refused(magic):
     refused(InvalidRecordError, message(magic, 0, None, None, attributes=1), "no value")
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_wrapper_without_messages_is_refused(magic):
+def test_wrapper_without_messages_is_refused(magic):
     refused(InvalidRecordError, wrapper(magic, 0), "no message")
     refused(InvalidRecordError, wrapper(magic, 0, message(magic)[:-1]), "no message")
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_compressed_message_inside_a_wrapper_is_refused(magic):
+def test_compressed_message_inside_a_wrapper_is_refused(magic):
     refused(
         InvalidRecordError,
         wrapper(magic, 0, wrapper(magic, 0, message(magic))),
@@ -348,7 +346,7 @@ def test_a_compressed_message_inside_a_wrapper_is_refused(magic):
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(0, 1), (1, 0), (1, 2)])
-def test_a_message_of_another_format_inside_a_wrapper_is_refused(outer, inner):
+def test_message_of_another_format_inside_a_wrapper_is_refused(outer, inner):
     refused(
         InvalidRecordError,
         wrapper(outer, 0, message(inner, body=bytes(40))),
@@ -357,7 +355,7 @@ def test_a_message_of_another_format_inside_a_wrapper_is_refused(outer, inner):
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_wrong_crc_inside_a_wrapper_is_refused(magic):
+def test_wrong_crc_inside_a_wrapper_is_refused(magic):
     bad = bytearray(message(magic, 1))
     bad[-1] ^= 1
     refused(
@@ -368,7 +366,7 @@ def test_a_wrong_crc_inside_a_wrapper_is_refused(magic):
 
 
 @pytest.mark.parametrize("size", [13, 0, -1, -(2**31)])
-def test_a_size_below_the_smallest_message_inside_a_wrapper_is_refused(size):
+def test_message_below_the_minimum_size_in_a_wrapper_is_refused(size):
     inner = message(1)
     refused(
         CorruptBatchError,
@@ -385,7 +383,7 @@ def test_lengths_beyond_the_message_inside_a_wrapper_are_refused():
     )
 
 
-def test_a_message_cut_short_ends_its_wrapper_quietly_as_in_kafka():
+def test_truncated_message_ends_its_wrapper_without_an_error():
     last = message(1, 1)
     for cut in range(1, len(last)):
         assert [
@@ -393,7 +391,7 @@ def test_a_message_cut_short_ends_its_wrapper_quietly_as_in_kafka():
         ] == [0]
 
 
-def test_a_damaged_body_is_refused():
+def test_damaged_body_is_refused():
     entry = message(1, 0, None, b"not gzip", attributes=Codec.GZIP)
     with pytest.raises(CorruptBatchError, match="gzip"):
         decode(entry)
@@ -416,7 +414,7 @@ def test_lz4_header_checksum_is_verified_in_v1_only():
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4])
-def test_a_wrapper_above_the_limit_is_refused(codec):
+def test_wrapper_above_the_limit_is_refused(codec):
     inner = message(1, value=bytes(100_000))
     entry = wrapper(1, 0, inner, codec=codec)
     assert len(decode(entry, max_size=len(inner))) == 1
@@ -425,7 +423,7 @@ def test_a_wrapper_above_the_limit_is_refused(codec):
     assert (caught.value.path, caught.value.position) == ("00.log", 534)
 
 
-def test_damage_in_a_compressed_value_has_its_position_in_the_file():
+def test_error_in_a_compressed_value_has_the_position_of_the_wrapper():
     entry = wrapper(1, 0, message(1), codec=Codec.LZ4)
     damaged = memoryview(entry[:34] + b"\xff" + entry[35:])
     with pytest.raises(CorruptBatchError) as caught:
@@ -437,9 +435,7 @@ def test_damage_in_a_compressed_value_has_its_position_in_the_file():
 
 
 def decode_or_refuse(entry: bytes) -> None:
-    """Any exception but a LogcoreError fails the test. check() is left out: decode()
-    must hold without it.
-    """
+    """Decode an entry without check(). Other exceptions than LogcoreError fail the test."""
     for call in (legacy.check, legacy.last_offset, legacy.max_timestamp, legacy.decode):
         try:
             result = call(memoryview(entry))
@@ -459,7 +455,7 @@ ENTRIES = [
 
 @settings(deadline=None)
 @given(st.sampled_from(ENTRIES), st.data())
-def test_any_change_of_an_entry_is_decoded_or_refused(entry, draw):
+def test_entry_with_any_change_is_decoded_or_refused(entry, draw):
     start = draw.draw(st.integers(0, len(entry)))
     end = draw.draw(st.integers(0, len(entry)))
     decode_or_refuse(entry[:start] + draw.draw(st.binary(max_size=12)) + entry[end:])

@@ -1,9 +1,8 @@
-"""Batches against the vectors that Kafka and its clients wrote, and the leader's rules
-against Kafka's verdicts.
+"""Tests of batches with the vectors that Kafka and its clients wrote, and of the checks
+of a leader.
 
-Batches must be accepted and refused exactly as by Kafka. Section 1.9 of the format
-notes lists the verdict of its validator for each mutation, and that list is a table
-here.
+A leader must accept and refuse the same batches as Kafka. OUTCOMES contains the outcomes
+of Kafka's validator for each mutation, from section 1.9 of the format notes.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def line(record: Any) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_records_of_every_vector_are_as_expected(name: str) -> None:
+def test_records_of_every_vector_equal_the_expected_records(name: str) -> None:
     records = [
         record for batch in read_batches(vector(name)) for record in batch.records()
     ]
@@ -90,7 +89,7 @@ def test_records_of_every_vector_are_as_expected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_heads_of_every_vector_are_as_expected(name: str) -> None:
+def test_heads_of_every_vector_equal_the_expected_heads(name: str) -> None:
     for batch, want in zip(
         read_batches(vector(name)), EXPECTED[name]["batches"], strict=True
     ):
@@ -131,20 +130,18 @@ def test_control_batches_report_their_type() -> None:
         assert batch.control_type() == kind
 
 
-def test_control_batch_of_an_unknown_type_reports_it() -> None:
+def test_unknown_control_type_is_reported() -> None:
     for key in (None, b"\0\0\0", struct.pack(">hh", 0, 99)):
         (batch,) = read_batches(encode([(key, b"")], control=True))
         assert batch.control_type() == "UNKNOWN"
     (batch,) = read_batches(encode([(struct.pack(">hh", 5, 1), b"")], control=True))
-    assert batch.control_type() == "COMMIT", "of whatever version its key is"
+    assert batch.control_type() == "COMMIT", "the version of the key is ignored"
     (batch,) = read_batches(
         encode([(struct.pack(">hhq", 9, 0, -1), b"")], control=True)
     )
-    assert batch.control_type() == "ABORT", "later versions may add bytes after it"
+    assert batch.control_type() == "ABORT", "later versions may add fields"
     (batch,) = read_batches(encode([(struct.pack(">hh", 0, 1), b"")]))
-    assert batch.control_type() == "UNKNOWN", (
-        "a key that looks like a marker's in a batch of data"
-    )
+    assert batch.control_type() == "UNKNOWN", "a batch of data has a key like a marker"
 
 
 def test_batch_repr_shows_its_kind_and_timestamp_type() -> None:
@@ -172,7 +169,7 @@ def test_batch_repr_shows_its_kind_and_timestamp_type() -> None:
 @pytest.mark.parametrize(
     "decode", ["verify", "records", "columns", "to_arrow", "control_type"]
 )
-def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
+def test_batch_with_a_wrong_crc_is_not_decoded(name: str, decode: str) -> None:
     pytest.importorskip("pyarrow")
     good = (
         encode([(struct.pack(">hh", 0, 1), b"v")], control=True)
@@ -181,7 +178,7 @@ def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
     )
     bad = bytearray(good)
     bad[next(read_batches(good)).size_bytes - 1] ^= (
-        1  # of a value: the decoded record would seem right
+        1  # a bit of a value: without the CRC, the decoded record would be valid
     )
     batch = next(read_batches(bytes(bad)))
     if decode == "control_type" and name != "v2":
@@ -191,7 +188,7 @@ def test_nothing_is_decoded_whose_crc_is_wrong(name: str, decode: str) -> None:
         getattr(batch, decode)()
 
 
-def test_the_worked_example_is_written_as_kafka_writes_it() -> None:
+def test_worked_example_equals_kafkas_bytes() -> None:
     data = encode(
         [(b"k1", b"hello", (("h", b"x"),), T0), (None, b"world!", (), T0 + 5)]
     )
@@ -220,15 +217,14 @@ def test_sequence_wraps_to_0_after_the_largest() -> None:
 def test_other_clients_read_every_codec(codec: str, rows: Any) -> None:
     data = encode(rows, now_ms=T0, codec=codec)
     found = [[(entry.key, entry.value) for entry in AiokafkaBatch(data)]]
-    # kafka-python reads snappy only with a package that is not needed for anything
-    # else.
+    # kafka-python reads snappy only with a package that no other test needs.
     if codec != "snappy":
         found.append([(entry.key, entry.value) for entry in KafkaPythonBatch(data)])
     assert all(entry == rows for entry in found)
 
 
 @pytest.mark.parametrize("magic", [-128, -1, 3, 127])
-def test_a_batch_of_no_known_magic_is_an_error_however_whole_it_is(magic: int) -> None:
+def test_complete_batch_with_an_unknown_magic_is_an_error(magic: int) -> None:
     raw = bytearray(encode([(b"k", b"v")]))
     struct.pack_into(">b", raw, 16, magic)
     with pytest.raises(
@@ -237,7 +233,7 @@ def test_a_batch_of_no_known_magic_is_an_error_however_whole_it_is(magic: int) -
         RecordBatch.parse(raw)
 
 
-def test_an_incomplete_tail_ends_reading_quietly() -> None:
+def test_incomplete_tail_ends_reading_without_an_error() -> None:
     data = vector("v2-none-two-records.kafka-java.bin")
     for cut in range(len(data)):
         assert list(read_batches(data[:cut])) == []
@@ -247,7 +243,7 @@ def test_an_incomplete_tail_ends_reading_quietly() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(
+def test_every_bit_flip_of_a_vector_is_detected_or_harmless(
     name: str, step: int
 ) -> None:
     """The CRC does not cover base offset, length, leader epoch and magic (v2), offset
@@ -278,7 +274,7 @@ def test_every_single_bit_flip_of_a_vector_is_noticed_or_harmless(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_cut_of_a_vector_gives_a_prefix_or_an_error(name: str) -> None:
+def test_every_truncated_vector_is_a_prefix_or_an_error(name: str) -> None:
     data = vector(name)
     sound = [
         tuple(record) for batch in read_batches(data) for record in batch.records()
@@ -296,10 +292,10 @@ def test_every_cut_of_a_vector_gives_a_prefix_or_an_error(name: str) -> None:
 
 
 @given(st.binary(max_size=200), st.booleans(), st.integers(0, 0xFF))
-def test_random_bytes_raise_nothing_undeclared(
-    body: bytes, headed: bool, attributes: int
+def test_random_bytes_raise_only_documented_errors(
+    body: bytes, has_head: bool, attributes: int
 ) -> None:
-    if headed:  # a head that is right in all but what follows it
+    if has_head:  # a valid head before the random bytes
         raw = bytearray(
             struct.pack(
                 ">qiibIhiqqqhii",
@@ -326,17 +322,17 @@ def test_random_bytes_raise_nothing_undeclared(
     except LogcoreError:
         return
     for batch in batches:
-        # Two separate checks: both must refuse the same batches.
-        for ask in (
+        # Both methods check the batch. Any other exception fails the test.
+        for decode in (
             batch.records,
             batch.columns,
         ):
             with contextlib.suppress(LogcoreError):
-                ask()
+                decode()
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
-def test_a_bomb_stops_at_the_cap(codec: str) -> None:
+def test_bomb_is_refused_at_the_limit(codec: str) -> None:
     data = encode([(None, bytes(8 << 20))], codec=codec)
     (batch,) = read_batches(data)
     with pytest.raises(RecordTooLargeError):
@@ -387,7 +383,7 @@ def leader(data: bytes, **config: object) -> tuple[RecordBatch, list[Any]]:
 
 
 def rebuilt_body(change: Callable[[bytearray], None], **fields: int) -> bytes:
-    """The two records with their bytes changed, under a right length and CRC."""
+    """Return the two records with changed bytes, and with a correct length and CRC."""
     raw = bytearray(encode(TWO))
     body = raw[61:]
     change(body)
@@ -429,7 +425,8 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
     ("gzip bit over plain bytes", mutated(attributes=1), {}, CorruptBatchError),
     ("zstd bit over plain bytes", mutated(attributes=4), {}, CorruptBatchError),
     ("delete horizon bit", mutated(attributes=0x40), {}, None),
-    # Kafka takes it, and its committed readers wait for an end that cannot come.
+    # Kafka accepts this batch. Its read_committed consumers then wait forever, because no
+    # producer can end the transaction.
     (
         "transactional without producer id",
         mutated(attributes=0x10),
@@ -529,8 +526,9 @@ OUTCOMES: list[tuple[str, bytes, dict[str, object], type[LogcoreError] | None]] 
 
 
 def _varint(number: int, surplus: int | None = None) -> bytes:
-    """As records have it; surplus: in five bytes, with these bits above the 32 of a
-    length.
+    """Encode a varint as in a record.
+
+    `surplus` are the bits above the 32 bits of a length, in an encoding of five bytes.
     """
     if surplus is None:
         return varints.encode(number)
@@ -538,8 +536,10 @@ def _varint(number: int, surplus: int | None = None) -> bytes:
     return bytes([zigzag & 0x7F | 0x80, 0x80, 0x80, 0x80, surplus << 4])
 
 
-def _odd_body(field: str, number: bytes | None) -> bytes:
-    """One record with a header; the length, delta or count named by field as given."""
+def _body_with(field: str, number: bytes | None) -> bytes:
+    """Return a record with a header, and with `number` as the length, delta or count that
+    is named `field`.
+    """
     fields = {
         "timestamp delta": _varint(0),
         "offset delta": _varint(0),
@@ -557,7 +557,7 @@ def _odd_body(field: str, number: bytes | None) -> bytes:
     }
     if number is not None:
         fields[field] = number
-        if number[-1] & 1 and len(number) == 1:  # negative: nothing follows
+        if number[-1] & 1 and len(number) == 1:  # a negative length has no bytes
             follows.pop(field, None)
     content = b"\0" + b"".join(
         part + follows.get(name, b"") for name, part in fields.items()
@@ -565,9 +565,11 @@ def _odd_body(field: str, number: bytes | None) -> bytes:
     return _varint(len(content)) + content
 
 
-def _odd_batch(field: str, number: bytes | None, codec: str, beside: int) -> bytes:
-    raw = bytearray(encode([(b"k", b"v", (), T0)] * (1 + beside), codec=codec))
-    body = _odd_body(field, number) + _odd_body("nothing", None) * beside
+def _batch_with(
+    field: str, number: bytes | None, codec: str, valid_records: int
+) -> bytes:
+    raw = bytearray(encode([(b"k", b"v", (), T0)] * (1 + valid_records), codec=codec))
+    body = _body_with(field, number) + _body_with("nothing", None) * valid_records
     raw[61:] = body if codec == "uncompressed" else compress(codec_named(codec), body)
     struct.pack_into(">i", raw, 8, len(raw) - 12)
     stamp_crc(raw)
@@ -579,9 +581,9 @@ LENGTHS = ["key length", "value length", "header key length", "header value leng
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("beside", [0, 20])
+@pytest.mark.parametrize("valid_records", [0, 20])
 @pytest.mark.parametrize(
-    ("field", "number", "is_taken"),
+    ("field", "number", "is_accepted"),
     [
         ("nothing", None, True),
         *((field, _varint(-1), field != "header key length") for field in LENGTHS),
@@ -596,23 +598,25 @@ LENGTHS = ["key length", "value length", "header key length", "header value leng
         ("header count", _varint(-2), False),
     ],
 )
-def test_a_leader_takes_no_record_that_only_some_readers_take(
+def test_leader_refuses_records_that_some_readers_refuse(
     monkeypatch: pytest.MonkeyPatch,
     kernel: Any,
     codec: str,
-    beside: int,
+    valid_records: int,
     field: str,
     number: bytes | None,
-    is_taken: bool,
+    is_accepted: bool,
 ) -> None:
-    """A key length of -54 was stored, and no consumer on librdkafka ever came past it."""
+    """A record with a key length of -54 was stored, and consumers with librdkafka could
+    not read beyond it.
+    """
     monkeypatch.setattr(recordbatch, "kernel", kernel)
-    data = _odd_batch(field, number, codec, beside)
-    if not is_taken:
+    data = _batch_with(field, number, codec, valid_records)
+    if not is_accepted:
         with pytest.raises(InvalidRecordError):
             leader(data)
     else:
-        assert len(leader(data)[1]) == 1 + beside
+        assert len(leader(data)[1]) == 1 + valid_records
     stored = next(iter(read_batches(data)))
     if (
         field.startswith("header")
@@ -622,13 +626,13 @@ def test_a_leader_takes_no_record_that_only_some_readers_take(
     ):
         return
     assert stored.records()[0].value in (b"v", None), (
-        "a stored batch is not read as Kafka reads it"
+        "logcore and Kafka read the stored batch differently"
     )
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip"])
 @pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 5), (3, 4)])
-def test_offsets_of_the_sender_are_replaced(
+def test_leader_replaces_the_offsets_of_the_sender(
     codec: str, deltas: tuple[int, int]
 ) -> None:
     raw = bytearray(encode(TWO))
@@ -650,7 +654,7 @@ def test_offsets_of_the_sender_are_replaced(
     [case[1:] for case in OUTCOMES],
     ids=[case[0] for case in OUTCOMES],
 )
-def test_a_leader_decides_as_kafka_does(
+def test_leader_accepts_and_refuses_like_kafka(
     data: bytes, config: dict[str, object], error: type[LogcoreError] | None
 ) -> None:
     if error is not None:
@@ -678,12 +682,12 @@ def test_wrong_record_count_is_an_error(count: int) -> None:
             with pytest.raises(InvalidRecordError):
                 decode()
         else:
-            assert len(decode()) == 0, "as compaction leaves a batch"
+            assert len(decode()) == 0, "compaction writes batches without records"
 
 
 def test_records_at_the_limits_of_a_topic_are_accepted() -> None:
-    """Of the time ahead, of the size, of what counts as a key; alone, and with another
-    batch.
+    """The limits are of the timestamp, the size and the key. The batch is appended alone,
+    and together with another batch.
     """
     data = encode([(b"", b"v", (), T0 + 106)])
     config = {
@@ -715,15 +719,15 @@ def test_records_at_the_limits_of_a_topic_are_accepted() -> None:
     ],
     ids=["default", "limits", "size"],
 )
-def test_usual_batch_is_checked_once(
+def test_valid_batch_is_checked_once(
     config: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the time of an append would go into it."""
+    """A second check would take half of the time of an append."""
 
-    def second_look(*_: object) -> None:
-        raise AssertionError("a second look")
+    def refuse_second_check(*_: object) -> None:
+        raise AssertionError("a second check")
 
-    monkeypatch.setattr(recordbatch, "read_batches", second_look)
+    monkeypatch.setattr(recordbatch, "read_batches", refuse_second_check)
     topic = LogConfig.parse(config)
     sent = [
         mutated(),
@@ -738,7 +742,7 @@ def test_usual_batch_is_checked_once(
         ("compression.type", "gzip"),
         ("message.timestamp.type", "LogAppendTime"),
     ):
-        with pytest.raises(AssertionError, match="second look"):
+        with pytest.raises(AssertionError, match="second check"):
             prepare_append(
                 sent[0],
                 base_offset=0,
@@ -748,13 +752,13 @@ def test_usual_batch_is_checked_once(
             )
 
 
-def test_a_sound_batch_is_stored_untouched_but_for_offset_and_epoch() -> None:
+def test_valid_batch_is_stored_with_only_offset_and_epoch_changed() -> None:
     for name in (
         "v2-none-two-records.librdkafka.bin",
         "v2-lz4-40-records.kafka-python.bin",
         "v2-snappy-40-records.librdkafka.bin",
     ):
-        for base_offset in (0, 1_000):  # also as another log had it
+        for base_offset in (0, 1_000):  # 1,000 is the offset in another log
             data = struct.pack(">q", base_offset) + vector(name)[8:]
             out, _ = prepare_append(
                 data, base_offset=5, leader_epoch=3, now_ms=T0, config=LogConfig()
@@ -789,8 +793,8 @@ def test_leader_stores_the_bytes_that_were_sent(
     limits: tuple[int | None, int | None],
     data: st.DataObject,
 ) -> None:
-    """The records, their producer and codec, at the offsets and times that the topic
-    gives.
+    """The stored batches have the records, the producer and the codec of the sent batches,
+    and the offsets and times of the topic.
     """
     time = st.just(-1) | st.integers(T0, T0 + 15)
     sent = [
@@ -868,13 +872,13 @@ def test_leader_stores_the_bytes_that_were_sent(
         first += len(rows)
 
 
-def test_batches_of_different_formats_are_refused_together() -> None:
+def test_one_append_of_different_formats_is_refused() -> None:
     old = vector(next(name for name in NAMES if name.startswith("v1")))
     with pytest.raises(InvalidRecordError, match="different formats"):
         leader(old + mutated())
 
 
-def test_a_batch_that_grows_beyond_the_limit_when_it_is_rebuilt_is_refused() -> None:
+def test_batch_that_exceeds_the_limit_after_recompression_is_refused() -> None:
     data = encode([(None, np.random.default_rng(1).bytes(500), (), T0)])
     config = {"compression.type": "gzip", "max.message.bytes": len(data)}
     with pytest.raises(RecordTooLargeError, match="rebuilt") as met:
@@ -884,7 +888,7 @@ def test_a_batch_that_grows_beyond_the_limit_when_it_is_rebuilt_is_refused() -> 
     assert leader(data, **config)[0].size_bytes == len(data)
 
 
-def test_a_wrong_max_timestamp_is_corrected_with_the_crc() -> None:
+def test_wrong_max_timestamp_is_corrected_with_the_crc() -> None:
     batch, _ = leader(mutated(max_timestamp=T0))
     assert batch.max_timestamp == T0 + 5
 
@@ -898,7 +902,9 @@ def test_log_append_time_overrides_the_time_of_the_client() -> None:
 def test_compressed_offsets_with_gaps_are_renumbered() -> None:
     raw = bytearray(encode(TWO))
     body = raw[61:]
-    body[body[0] // 2 + 4] = 0  # the second record's offset delta: 0 instead of 1
+    body[body[0] // 2 + 4] = (
+        0  # the offset delta of the second record is 0 instead of 1
+    )
     from logcore.format.compression import Codec, compress
 
     raw = raw[:61] + compress(Codec.GZIP, bytes(body))
@@ -911,7 +917,7 @@ def test_compressed_offsets_with_gaps_are_renumbered() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
-def test_the_old_formats_become_v2(name: str) -> None:
+def test_old_formats_are_stored_as_v2(name: str) -> None:
     old = [record for batch in read_batches(vector(name)) for record in batch.records()]
     out, stored = prepare_append(
         vector(name), base_offset=7, leader_epoch=0, now_ms=T0, config=LogConfig()
@@ -926,7 +932,7 @@ def test_the_old_formats_become_v2(name: str) -> None:
     assert [record.offset for record in batch.records()] == list(range(7, 7 + len(old)))
 
 
-def test_a_client_may_not_leave_it_to_the_topic_to_have_a_time() -> None:
+def test_log_append_time_batch_from_a_client_is_refused() -> None:
     with pytest.raises(InvalidTimestampError, match="LogAppendTime"):
         leader(encode([(b"k", b"v", (), -1)], append_time=True))
 
@@ -943,8 +949,8 @@ def test_old_batch_with_the_transactional_bit_of_v2_is_not_a_transaction() -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batches_report_their_positions(name: str) -> None:
-    """In the file, of which the bytes may be a piece."""
+def test_batches_report_their_positions_in_the_file(name: str) -> None:
+    """The bytes may begin in the middle of a file. Positions are in the file."""
     data = vector(name)
     batches = list(read_batches(data))
     assert [batch.position for batch in batches] == [
@@ -958,7 +964,7 @@ def test_batches_report_their_positions(name: str) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
 @pytest.mark.parametrize("length", [13, 0, -1, -(2**31)])
-def test_a_length_that_no_batch_has_is_damage_and_no_torn_batch(
+def test_impossible_length_is_damage_and_not_an_incomplete_batch(
     magic: int, length: int
 ) -> None:
     raw = bytearray(100)
@@ -1001,7 +1007,7 @@ def test_truncated_batch_keeps_exactly_the_records_below_the_offset(
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("v2")])
-def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> None:
+def test_front_of_an_old_batch_is_a_v2_batch_per_record(name: str) -> None:
     batch = max(read_batches(vector(name)), key=lambda batch: len(batch.records()))
     records = batch.records()
     for offset in (
@@ -1015,15 +1021,13 @@ def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> 
         ]
         assert {batch.magic for batch in front} <= {2}
         assert {batch.partition_leader_epoch for batch in front} <= {0}, (
-            "of which the old formats know nothing"
+            "the old formats have no producers"
         )
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_a_batch_without_records_has_nothing_to_decompress(codec: int) -> None:
-    """Compaction leaves such a batch of a producer, with the codec that its records
-    had.
-    """
+def test_empty_batch_with_a_codec_is_not_decompressed(codec: int) -> None:
+    """Compaction keeps an empty batch of a producer, with the codec of the removed records."""
     raw = bytearray(encode(TWO, base_offset=50)[:61])
     struct.pack_into(">i", raw, 8, len(raw) - 12)
     struct.pack_into(">h", raw, 21, codec)
@@ -1036,14 +1040,14 @@ def test_a_batch_without_records_has_nothing_to_decompress(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [0, 1])
-def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(
+def test_front_of_a_compacted_batch_covers_the_removed_offsets(
     codec: int,
 ) -> None:
     from logcore.format.compression import Codec, compress
 
     raw = bytearray(encode(TWO, base_offset=50))
     body = raw[61:]
-    # Offset deltas 3 and 4: compaction took the first three records.
+    # The offset deltas are 3 and 4, because compaction removed the first three records.
     body[3], body[body[0] // 2 + 4] = (
         2 * 3,
         2 * 4,
@@ -1057,7 +1061,7 @@ def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(
     assert [record.offset for record in batch.records()] == [53, 54]
     (front,) = read_batches(front_of(batch, 52, LogConfig()))
     assert (front.base_offset, front.next_offset, front.records()) == (50, 52, [])
-    assert front.codec_name == "none", "nothing is there that could be decompressed"
+    assert front.codec_name == "none", "an empty batch has no compressed body"
     (front,) = read_batches(front_of(batch, 54, LogConfig()))
     assert (front.next_offset, [record.offset for record in front.records()]) == (
         54,
@@ -1065,7 +1069,7 @@ def test_the_front_of_a_batch_without_its_first_records_covers_their_offsets(
     )
 
 
-def test_the_front_of_a_batch_keeps_the_time_that_the_log_gave_it() -> None:
+def test_front_of_a_batch_keeps_its_log_append_time() -> None:
     raw = bytearray(
         encode([(b"k", b"v", (), T0 + at) for at in range(3)], append_time=True)
     )
@@ -1077,7 +1081,7 @@ def test_the_front_of_a_batch_keeps_the_time_that_the_log_gave_it() -> None:
     assert [record.timestamp_ms for record in front.records()] == [T0 + 50] * 2
 
 
-def test_an_empty_batch_has_offsets_and_no_records() -> None:
+def test_empty_batch_has_offsets_and_no_records() -> None:
     (batch,) = read_batches(vector("v2-empty-batch.kafka-java.bin"))
     made = next(read_batches(empty_batch(batch.base_offset, batch.last_offset, 3)))
     assert (made.base_offset, made.last_offset, made.partition_leader_epoch) == (
@@ -1097,7 +1101,7 @@ def test_an_empty_batch_has_offsets_and_no_records() -> None:
     assert (batch.records(), len(batch.columns()), batch.next_offset) == ([], 0, 105)
 
 
-def test_columns_cut_to_offsets() -> None:
+def test_columns_are_selected_between_offsets() -> None:
     (batch,) = read_batches(vector("v2-gzip-20-records.kafka-java.bin"))
     columns = batch.columns()
     assert columns.between(1005, 1008).offsets.tolist() == [1005, 1006, 1007]
@@ -1105,7 +1109,7 @@ def test_columns_cut_to_offsets() -> None:
     assert columns[3:5].keys() == columns.keys()[3:5]
 
 
-def test_columns_become_arrow() -> None:
+def test_columns_are_converted_to_arrow() -> None:
     pa = pytest.importorskip("pyarrow")
     (batch,) = read_batches(vector("v2-none-nulls-empties-headers.kafka-python.bin"))
     table = batch.to_arrow()
@@ -1122,7 +1126,7 @@ def test_columns_become_arrow() -> None:
         batch.columns().to_arrow(["nonsense"])
 
 
-def test_timestamps_wrap_as_javas_do() -> None:
+def test_timestamps_wrap_as_in_java() -> None:
     raw = bytearray(encode(TWO))
     struct.pack_into(">q", raw, 27, 2**63 - 1)
     stamp_crc(raw)
@@ -1136,7 +1140,7 @@ def test_timestamps_wrap_as_javas_do() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", V2)
-def test_slices_of_a_batch_are_the_batch(
+def test_slices_of_a_batch_contain_all_its_records(
     monkeypatch: pytest.MonkeyPatch, kernel: Any, name: str
 ) -> None:
     monkeypatch.setattr(recordbatch, "kernel", kernel)
@@ -1156,10 +1160,10 @@ def test_slices_of_a_batch_are_the_batch(
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(data=st.data())
 @settings(max_examples=30)
-def test_a_damaged_slice_is_an_error_of_the_tree(
+def test_slices_detect_the_same_damage_as_the_whole_batch(
     kernel: Any, data: st.DataObject
 ) -> None:
-    """Equal to the whole batch: the part before the damage is right."""
+    """The slices are the records of the whole batch, or both methods refuse the batch."""
     rows = [(b"k%d" % at, b"v" * at, [("h", b"x")], T0 + at) for at in range(9)]
     raw = bytearray(encode(rows))
     at = data.draw(st.integers(61, len(raw) - 1))
@@ -1183,8 +1187,8 @@ def test_a_damaged_slice_is_an_error_of_the_tree(
     assert whole or found == wanted
 
 
-def test_count_larger_than_the_bytes_is_an_error_before_the_first_slice() -> None:
-    """Else a reader would have taken thousands of records of a batch that is damaged."""
+def test_impossible_count_is_an_error_before_the_first_slice() -> None:
+    """Otherwise a reader would get thousands of records of a damaged batch."""
     raw = bytearray(encode([(None, b"v")] * 9))
     count = (len(raw) - 61) // 7 + 1  # a record takes seven bytes at least
     raw[57:61] = count.to_bytes(4, "big")
@@ -1215,11 +1219,11 @@ MANY = 100_000
         "recover",
     ],
 )
-def test_a_batch_of_very_many_records_is_decoded_in_slices(
+def test_batch_of_very_many_records_is_decoded_in_slices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, codec: str, how: str
 ) -> None:
-    """A few bytes inflate to millions of records, and an object of each takes ten times
-    as much.
+    """A few bytes inflate to millions of records. Objects for all of them would take ten
+    times as much memory.
     """
     decoded: list[int] = []
     kernel = recordbatch.kernel

@@ -1,6 +1,4 @@
-"""Records of `__transaction_state`, as Kafka writes them and as its generated messages
-read them.
-"""
+"""Tests that records of `__transaction_state` equal Kafka's bytes and round-trip."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ ONGOING = StoredTransaction(
     update_ms=1_700_000_000_001,
     start_ms=1_700_000_000_000,
 )
-#: Storage format section 12.2.
+#: A value that Kafka wrote, without its times, from storage format section 12.2.
 KAFKAS = "0000 0000000000000fa0 0007 0000ea60 01 00000001 0006 6f7264657273 00000002 00000000 00000001"
 TIMES = "0000018bcfe56801 0000018bcfe56800"
 
@@ -48,11 +46,11 @@ STORED = st.builds(
 )
 
 
-def test_a_record_of_an_older_kafka_is_read() -> None:
+def test_record_of_an_older_kafka_is_read() -> None:
     assert read_transaction(bytes.fromhex(KAFKAS + TIMES)) == ONGOING
 
 
-def test_tags_have_the_bytes_that_kafka_expects() -> None:
+def test_tags_equal_the_bytes_that_kafka_reads() -> None:
     stored = StoredTransaction(
         producer_id=1,
         producer_epoch=2,
@@ -65,9 +63,7 @@ def test_tags_have_the_bytes_that_kafka_expects() -> None:
     )
 
 
-def test_an_empty_one_has_null_for_its_partitions_and_a_complete_one_an_empty_array() -> (
-    None
-):
+def test_partitions_are_null_in_empty_and_an_empty_array_in_complete() -> None:
     for status, byte in ((Status.EMPTY, 0), (Status.COMPLETE_COMMIT, 1)):
         value = transaction_value(
             StoredTransaction(
@@ -78,7 +74,9 @@ def test_an_empty_one_has_null_for_its_partitions_and_a_complete_one_an_empty_ar
 
 
 @given(STORED)
-def test_encoded_records_are_decoded_equal(stored: StoredTransaction) -> None:
+def test_records_round_trip_and_truncated_records_are_refused(
+    stored: StoredTransaction,
+) -> None:
     value = transaction_value(stored)
     assert read_transaction(value) == stored
     with pytest.raises(CorruptLogError):
@@ -88,12 +86,12 @@ def test_encoded_records_are_decoded_equal(stored: StoredTransaction) -> None:
 @pytest.mark.parametrize(
     "value", ["0002" + "00" * 60, "0001" + "00" * 14 + "07" + "00" * 40, "", "00"]
 )
-def test_a_value_that_is_not_understood_is_an_error(value: str) -> None:
+def test_invalid_value_is_an_error(value: str) -> None:
     with pytest.raises(CorruptLogError):
         read_transaction(bytes.fromhex(value))
 
 
-def test_keys() -> None:
+def test_keys_round_trip_and_other_keys_are_none() -> None:
     assert transaction_key("txn-1") == bytes.fromhex("0000 0005 74786e2d31")
     assert read_transaction_key(transaction_key("ä")) == "ä"
     assert [

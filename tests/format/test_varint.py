@@ -1,5 +1,5 @@
-"""Varints: the table of known encodings, and Kafka's rules for forms that no writer
-makes.
+"""Tests of varints with known encodings, and of Kafka's rules for encodings that no writer
+produces.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ def test_unsigned_has_no_zig_zag(n, encoded):
 
 
 @pytest.mark.parametrize("decode", [varint.decode_int32, varint.decode_unsigned])
-def test_longer_forms_than_needed_are_accepted(decode):
+def test_longer_encodings_than_necessary_are_accepted(decode):
     expected = 1 if decode is varint.decode_unsigned else -1
     assert decode(b"\x81\x80\x80\x80\x00", 0) == (expected, 5)
 
 
-def test_bits_of_the_last_byte_beyond_the_type_are_dropped():
+def test_bits_beyond_the_width_of_the_type_are_ignored():
     assert varint.decode_int32(b"\xfe\xff\xff\xff\x7f", 0) == (2**31 - 1, 5)
     assert varint.decode_unsigned(b"\xff\xff\xff\xff\x7f", 0) == (2**32 - 1, 5)
 
 
 @pytest.mark.parametrize("decode", [varint.decode_int32, varint.decode_unsigned])
-def test_a_continuation_bit_on_the_fifth_byte_is_an_error(decode):
+def test_continuation_bit_in_the_fifth_byte_is_an_error(decode):
     with pytest.raises(InvalidRecordError) as caught:
         decode(b"\x00\x00" + b"\x80" * 5 + b"\x00", 2)
     assert caught.value.position == 2
@@ -98,7 +98,7 @@ def test_data_that_ends_inside_a_varint_is_an_error(decode):
 
 @settings(deadline=None)
 @given(st.binary(max_size=12), st.integers(0, 14))
-def test_any_bytes_decode_or_raise_a_logcore_error(data, position):
+def test_any_bytes_are_decoded_or_raise_a_logcore_error(data, position):
     for decode in (varint.decode_int32, varint.decode_unsigned):
         try:
             _, end = decode(data, position)

@@ -145,7 +145,7 @@ def test_large_table_is_shortened_with_a_note(logdir: logcore.LogDir) -> None:
     ],
 )
 def test_bytes_that_are_text_are_shown_as_text(value: bytes, shown: str) -> None:
-    assert format_html.shown_bytes(value) == shown
+    assert format_html.format_bytes(value) == shown
 
 
 def test_a_header_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class _Restore:
         if manifest.topics:
             write_topics(fs, directory, manifest.topics, may_use_reserve=False)
         if manifest.nodes:
-            shared: SharedFS = fs  # type: ignore[assignment]  # see _registry_nodes()
+            shared: SharedFS = fs  # type: ignore[assignment]  # other file systems have no registry
             with open_registry(directory, fs=shared) as registry:
                 for path, value in manifest.nodes.items():
                     # The update of a child may have created this node already.

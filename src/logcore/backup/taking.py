@@ -460,7 +460,7 @@ def _registry_nodes(fs: FS, path: str) -> dict[str, bytes]:
     if not fs.is_directory(registry_path(path)):
         return {}
     found: dict[str, bytes] = {}
-    shared: SharedFS = fs  # type: ignore[assignment]  # a directory with a registry is on one
+    shared: SharedFS = fs  # type: ignore[assignment]  # other file systems have no registry
     with open_registry(path, read_only=True, fs=shared) as registry:
         _add_nodes(registry, "/", found)
     return found

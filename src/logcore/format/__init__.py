@@ -1,3 +1,3 @@
-"""Encoders and decoders, which do not use the disk: numbers, codecs, columns, the old
-formats, and the records of groups and transactions.
+"""Encoders and decoders of numbers, compressed bodies, columns, old message formats, and
+the records of groups and transactions. They do not access the disk.
 """

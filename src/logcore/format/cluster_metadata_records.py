@@ -196,7 +196,7 @@ _TABLE: Final = """
    minSupportedVersion int16
    maxSupportedVersion int16
 """
-#: Numbers of control records in the table: this plus their type.
+#: The number of a control record in the table is this number plus the record's type.
 _CONTROL: Final = 100
 _FRAME_VERSION: Final = 1
 _NUMBERS: Final = {
@@ -226,7 +226,7 @@ class _MetadataField:
 
 @functools.cache
 def _types() -> dict[int, tuple[str, list[_MetadataField]]]:
-    """Return the table: names and fields by number."""
+    """Return the name and the fields of each type, by the number of the type."""
     found: dict[int, tuple[str, list[_MetadataField]]] = {}
     levels: list[list[_MetadataField]] = []
     for line in _TABLE.strip().splitlines():
@@ -246,8 +246,8 @@ def _types() -> dict[int, tuple[str, list[_MetadataField]]]:
     return found
 
 
-def described_metadata(value: bytes | None) -> dict[str, Any] | None:
-    """Return a record as a dict for JSON, or None if the record is not understood.
+def describe_metadata(value: bytes | None) -> dict[str, Any] | None:
+    """Return a record as a dict for JSON, or None if its type or layout is unknown.
 
     {"type": such as "TOPIC_RECORD", "version", "data": the fields by name}.
     """
@@ -267,11 +267,11 @@ def described_metadata(value: bytes | None) -> dict[str, Any] | None:
     }
 
 
-def described_control(kind: int, value: bytes | None) -> dict[str, Any] | None:
-    """Return a control record of the quorum as a dict, or None for others.
+def describe_control(kind: int, value: bytes | None) -> dict[str, Any] | None:
+    """Return a control record of the quorum as a dict, or None for other control records.
 
-    `kind` is the number of its type, at least 2. The dict has the name of the type and
-    its fields, such as {"type": "LeaderChange", "data": {...}}.
+    `kind` is the number of the record's type, at least 2. The dict has the name of the
+    type and the fields, such as {"type": "LeaderChange", "data": {...}}.
     """
     if _CONTROL + kind not in _types():
         return None
@@ -285,7 +285,7 @@ def described_control(kind: int, value: bytes | None) -> dict[str, Any] | None:
 
 
 class _MetadataBytes(FieldReader):
-    """Decoder of a record; invalid bytes raise one of _DECODE_ERRORS."""
+    """Decodes a record. Invalid bytes raise one of _DECODE_ERRORS."""
 
     def struct(self, rows: list[_MetadataField], version: int) -> dict[str, Any]:
         """Decode a struct. A tagged field that was not written has no key."""
@@ -317,21 +317,21 @@ class _MetadataBytes(FieldReader):
             inner = kind.removeprefix("[]") or "{}"
             return [self._value(row, inner, version) for _ in range(count)]
         if kind == "uuid":
-            return _base64(self.taken(_UUID_BYTES))
+            return _base64(self.read_bytes(_UUID_BYTES))
         if kind in ("string", "bytes"):
             size = self.varint() - 1
             if size < 0:
                 return None
-            data = self.taken(size)
+            data = self.read_bytes(size)
             return (
                 str(data, "utf-8")
                 if kind == "string"
                 else base64.b64encode(data).decode()
             )
         number = _NUMBERS[kind]
-        return number.unpack(self.taken(number.size))[0]
+        return number.unpack(self.read_bytes(number.size))[0]
 
 
 def _base64(uuid: bytes) -> str:
-    """Return a UUID in Kafka's form: 22 characters that are safe in URLs."""
+    """Return a UUID as Kafka writes it: 22 characters that are safe in URLs."""
     return base64.urlsafe_b64encode(uuid).decode().rstrip("=")

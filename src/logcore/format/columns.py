@@ -4,14 +4,14 @@ One decode serves all consumers: values, Record objects and Arrow arrays are bui
 these columns.
 
 Rules:
-- Positions are byte positions in `data`, which is borrowed: a view of a mapped segment,
-  of bytes that were read, or of one inflated batch. `data` remains valid as long as the
-  columns exist, and is never written.
+- Positions are byte positions in `data`. `data` is a view of a mapped segment, of bytes
+  that were read, or of one inflated batch. The view remains valid as long as the columns
+  exist, and is never written.
 - A size of -1 is a null key or value; a size of 0 is an empty key or value.
 - Rows are in log order. Offsets may have gaps (compaction), but in a valid log they
   increase.
 
-This module decodes no batches, which the kernels do, and opens no files.
+The kernels decode batches. This module opens no files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RecordColumns:
     #: The bytes to which positions refer.
     data: memoryview
     offsets: npt.NDArray[np.int64]
-    #: -1 for none.
+    #: -1 if a record has no timestamp.
     timestamps_ms: npt.NDArray[np.int64]
     key_positions: npt.NDArray[np.int32]
     key_sizes: npt.NDArray[np.int32]
@@ -72,7 +72,7 @@ class RecordColumns:
     #: The topic of all rows. None in columns that were not created by a scan, or if the
     #: directory of the log is not named like a partition.
     topic: str | None = attrs.field(default=None, kw_only=True)
-    #: The partition of all rows. None like `topic`.
+    #: The partition of all rows. None if `topic` is None.
     partition: int | None = attrs.field(default=None, kw_only=True)
 
     @classmethod
@@ -411,7 +411,7 @@ TimesInput = (
 )
 
 
-def input_column(given: Any, what: str) -> InputColumn:
+def input_column(given: Any, name: str) -> InputColumn:
     """Convert a column of bytes to the encoder's form: (data, offsets, nulls).
 
     Args:
@@ -419,7 +419,7 @@ def input_column(given: Any, what: str) -> InputColumn:
             __arrow_c_array__ if pyarrow is installed), or a (data, offsets) pair. The
             data is bytes or uint8. The offsets are integers of shape (n + 1,) that start
             anywhere, never decrease and end inside the data.
-        what: name of the column, for errors.
+        name: the name of the column, for errors.
 
     Raises:
         InvalidRecordError: the column has another type or shape.
@@ -432,15 +432,15 @@ def input_column(given: Any, what: str) -> InputColumn:
                 data = given[0]
         except (TypeError, ValueError, BufferError) as error:
             raise InvalidRecordError(
-                f"{what}: data must be bytes or a uint8 array",
+                f"{name}: data must be bytes or a uint8 array",
                 found=type(given[0]).__name__,
             ) from error
         if data.dtype != np.uint8 or data.ndim != 1:
             raise InvalidRecordError(
-                f"{what}: data must be bytes or a uint8 array",
+                f"{name}: data must be bytes or a uint8 array",
                 found=f"{data.dtype}, {data.ndim} dimensions",
             )
-        return _checked_column(np.ascontiguousarray(data), given[1], None, what)
+        return _checked_column(np.ascontiguousarray(data), given[1], None, name)
     pa = _pyarrow()
     array: Any
     try:
@@ -453,7 +453,7 @@ def input_column(given: Any, what: str) -> InputColumn:
             array = pa.array(given)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidRecordError(
-            f"{what}: give an Arrow array or (data, offsets)",
+            f"{name}: give an Arrow array or (data, offsets)",
             found=type(given).__name__,
         ) from error
     if isinstance(array, pa.ChunkedArray):  # such as a column of a Table
@@ -473,7 +473,7 @@ def input_column(given: Any, what: str) -> InputColumn:
         is_large or pa.types.is_binary(array.type) or pa.types.is_string(array.type)
     ):
         raise InvalidRecordError(
-            f"{what}: an Arrow column must hold binary or strings",
+            f"{name}: an Arrow column must hold binary or strings",
             found=str(array.type),
         )
     offset_type: type[np.int64 | np.int32] = np.int32
@@ -497,30 +497,30 @@ def input_column(given: Any, what: str) -> InputColumn:
         raw = np.frombuffer(data, np.uint8)
     else:
         raw = np.empty(0, np.uint8)
-    return _checked_column(raw, edges, nulls, what)
+    return _checked_column(raw, edges, nulls, name)
 
 
 def _checked_column(
     data: npt.NDArray[np.uint8],
     offsets: Any,
     nulls: npt.NDArray[np.uint8] | None,
-    what: str,
+    name: str,
 ) -> InputColumn:
     edges = np.asarray(offsets)
     if edges.ndim != 1 or len(edges) < 1 or edges.dtype.kind not in "iu":
         raise InvalidRecordError(
-            f"{what}: offsets must be one row of integers, one more than there are records"
+            f"{name}: offsets must be a list of integers, one more than there are records"
         )
     edges = np.ascontiguousarray(edges, np.int64)
     longest = kernel.longest_value(edges, data.size)
     if longest < 0:
         raise InvalidRecordError(
-            f"{what}: offsets must not decrease and must end inside the data",
+            f"{name}: offsets must not decrease and must end inside the data",
             expected=f"0 to {data.size}",
             found=f"{edges.min()} to {edges.max()}",
         )
     if longest > layout.INT32_MAX:
-        raise InvalidRecordError(f"{what}: one value is larger than 2^31-1 bytes")
+        raise InvalidRecordError(f"{name}: one value is larger than 2^31-1 bytes")
     return data, edges, nulls
 
 
@@ -546,12 +546,12 @@ def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
         # an error.
         if np.any(np.abs(array.astype("datetime64[Y]").astype(np.int64)) > 200_000_000):
             raise InvalidTimestampError(
-                "timestamps_ms are outside what milliseconds can hold"
+                "timestamps_ms are outside the range of 64-bit milliseconds"
             )
         array = array.astype("datetime64[ms]").view(np.int64)
     if array.dtype == np.uint64 and array.size and int(array.max()) > 2**63 - 1:
         raise InvalidTimestampError(
-            "timestamps_ms are outside what milliseconds can hold",
+            "timestamps_ms are outside the range of 64-bit milliseconds",
             found=int(array.max()),
         )
     if array.dtype.kind not in "iu" or array.shape != (count,):
@@ -587,7 +587,7 @@ def input_columns(
     }
     if len(counts) != 1:
         raise InvalidRecordError(
-            "keys and values must have as many rows as each other",
+            "keys and values must have the same number of rows",
             found=sorted(counts),
         )
     count = counts.pop()

@@ -2,28 +2,28 @@
 
 A body holds the records of a v2 batch, or the inner entries of a v0/v1 wrapper.
 
-    codec   body                                          level (default)     what we write
+    codec   body                                          level (default)     written form
     gzip    RFC 1952 members, read as one stream          1..9 or -1 (-1)     one member, mtime 0
     snappy  xerial stream of blocks, or one raw block     none                xerial, blocks of 32 KiB of plaintext
     lz4     one LZ4 frame of independent blocks           1..17 (9 = fast)    FLG 60, BD 40: 64 KiB, no checksums
     zstd    zstd frames, read as one stream               -131072..22 (3)     one frame with its content size
 
 Rules:
-- Stored bytes are foreign bytes. Whatever they hold, decompress() returns or raises a
+- Any bytes may be stored. For all of them, decompress() returns a body or raises a
   LogcoreError.
 - The size that a body declares is never trusted. Decompression stops once max_size is
-  exceeded, and memory is allocated for the content that the compressed bytes can really
-  hold.
-- We accept everything that Kafka's own readers accept, except truncated ends that they
-  overlook: 1-3 bytes after the last xerial block, the first bytes of another gzip
-  member, a zstd body without bytes. xerial version numbers, which Java compares
-  with 1, are not checked, because some writers write them in little-endian.
-- A body that was cut exactly between two gzip members, xerial blocks or zstd frames
-  cannot be distinguished from a whole one here. The CRC and the record count of the
-  batch detect it.
+  exceeded. No more memory is allocated than the largest content that the compressed
+  bytes can encode.
+- decompress() accepts everything that Kafka's own readers accept, except truncated ends
+  that Kafka's readers ignore: 1-3 bytes after the last xerial block, the first bytes of
+  another gzip member, a zstd body without bytes. xerial version numbers, which Java
+  compares with 1, are not checked, because some writers write them in little-endian.
+- A body that was truncated exactly between two gzip members, xerial blocks or zstd
+  frames is valid for this module. The CRC and the record count of the batch detect the
+  damage.
 
-Peak memory of decompress() is the result plus at most 8 MiB. To keep that promise, a
-zstd frame of levels 20-22 without a content size takes two passes and a copy of its
+Peak memory of decompress() is the result plus at most 8 MiB. To keep to that limit,
+a zstd frame of levels 20-22 without a content size takes two passes and a copy of its
 compressed bytes.
 
 This module does not check the CRCs of batches, does not read the decompressed data and
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: Maximum size of a decompressed body, in bytes. It is 64 times Kafka's default
-#: max.message.bytes. That allows for any real compression ratio of JSON, and a few
-#: hostile bodies at once do not exhaust a process.
+#: max.message.bytes. That allows any real compression ratio of JSON. A few hostile
+#: bodies at the same time do not exhaust the memory of a process.
 DEFAULT_MAX_INFLATED = 64 * 1024 * 1024
 
 #: The bits of a batch's attributes that hold its codec.
@@ -134,11 +134,12 @@ def compress(
     level: int | None = None,
     legacy_lz4_checksum: bool = False,
 ) -> bytes:
-    """Return `data` as a body of `codec`. NONE copies it.
+    """Return `data` as a body of `codec`. The codec NONE copies the data.
 
     Args:
-        level: Kafka's compression.<codec>.level, None for its default. For LZ4, 9 is
-            the fast compressor and all others the slower and denser one, as in Kafka.
+        level: Kafka's compression.<codec>.level, None for its default. For LZ4, level 9
+            is the fast compressor. All other levels are the slower compressor, which
+            compresses better, as in Kafka.
         legacy_lz4_checksum: LZ4 only, for messages of format v0, whose readers expect a
             wrong header checksum.
 
@@ -177,7 +178,7 @@ def decompress(
 ) -> bytes:
     """Return the decompressed content of a body of `codec`, as a new `bytes` object.
 
-    NONE copies.
+    The codec NONE copies the data.
 
     Args:
         data: Any contiguous buffer. It is read in place.
@@ -188,10 +189,10 @@ def decompress(
             errors only.
 
     Raises:
-        CorruptBatchError: The body is damaged, cut short or not of this codec.
+        CorruptBatchError: The body is damaged, truncated or not of this codec.
         RecordTooLargeError: The content exceeds `max_size`.
         UnsupportedCodecError: The package of the codec is not installed.
-        ResourceError: Memory ran out. The body may be good or bad.
+        ResourceError: Memory ran out. The body may be valid.
     """
     assert max_size >= 0, max_size
     codec = Codec(codec)  # a bare int would match no branch below
@@ -214,7 +215,7 @@ def decompress(
 
 
 class _Body:
-    """The bytes to decompress, their limit, and the errors for faults in them."""
+    """The bytes to decompress, the maximum size of the content, and the errors."""
 
     __slots__ = ("codec", "data", "max_size", "path", "position")
 
@@ -262,8 +263,9 @@ class _Body:
     def refused(self, error: Exception, at: int = 0) -> LogcoreError:
         """Return the error for an exception of a codec's package.
 
-        All packages report lack of memory like damage, and only the message differs.
-        zlib's Z_MEM_ERROR is -4; the other libraries use words.
+        All packages raise the same class for lack of memory and for damage, and only the
+        message differs. zlib's message contains the number -4 of Z_MEM_ERROR; the other
+        libraries use words.
         """
         text = str(error)
         if "not enough memory" in text or text.startswith("Error -4 "):
@@ -273,10 +275,10 @@ class _Body:
 
 # --- gzip -----------------------------------------------------------------------------
 
-_GZIP_WBITS = 31  # 15 bits of window, and 16 to ask for gzip's header and trailer
+_GZIP_WBITS = 31  # 15 bits of window, plus 16 for gzip's header and trailer
 _GZIP_MAGIC = b"\x1f\x8b\x08"
-#: Maximum number of bytes passed to zlib and taken from it in one call. Both are far
-#: below the 8 MiB in the module docstring.
+#: Maximum number of bytes that one call passes to zlib, and that it returns. Both are
+#: far below the 8 MiB in the module docstring.
 _GZIP_INPUT_BYTES = 256 * 1024
 _GZIP_OUTPUT_BYTES = 1024 * 1024
 
@@ -286,21 +288,21 @@ def _decompress_gzip(body: _Body) -> bytes:
     end = len(body.data)
     out = io.BytesIO()
     start = 0
-    # At the end of a member zlib copies the rest of its input. A hostile body may hold
-    # thousands of tiny members, so every member after the first starts with little
-    # input, and the copies remain proportional to the body.
-    first_helping = _GZIP_INPUT_BYTES
+    # At the end of a member zlib copies the rest of its input. A hostile body may contain
+    # thousands of tiny members. So every member after the first starts with little input,
+    # and all copies together remain proportional to the body.
+    first_input_bytes = _GZIP_INPUT_BYTES
     while True:
-        member_end = _decompress_gzip_member(body, start, first_helping, out)
+        member_end = _decompress_gzip_member(body, start, first_input_bytes, out)
         # Java's reader ignores bytes after a member unless another member begins there.
         if data[member_end : member_end + 3] != _GZIP_MAGIC or member_end == end:
             return out.getvalue()
         start = member_end
-        first_helping = 4096
+        first_input_bytes = 4096
 
 
 def _decompress_gzip_member(
-    body: _Body, start: int, helping: int, out: io.BytesIO
+    body: _Body, start: int, input_bytes: int, out: io.BytesIO
 ) -> int:
     """Decompress the member at `start` into `out`. Returns the position after it."""
     data = body.data
@@ -314,14 +316,14 @@ def _decompress_gzip_member(
         if not pending and is_drained:
             if position == len(data):
                 raise body.corrupt("it ends inside a member", position)
-            pending = data[position : position + helping]
+            pending = data[position : position + input_bytes]
             position += len(pending)
-            helping = min(4 * helping, _GZIP_INPUT_BYTES)
+            input_bytes = min(4 * input_bytes, _GZIP_INPUT_BYTES)
         try:
             plain = member.decompress(pending, _GZIP_OUTPUT_BYTES)
         except zlib.error as error:
             raise body.refused(error, start) from error
-        # After a full chunk of output, zlib may have more although it took all input.
+        # After a full chunk of output, zlib may have more output without more input.
         is_drained = len(plain) < _GZIP_OUTPUT_BYTES
         pending = member.unconsumed_tail
         out.write(plain)
@@ -345,16 +347,16 @@ _SNAPPY_MAX_RATIO = 64 / 3
 def _compress_snappy(data: Buffer) -> bytes:
     compress_raw = _package("cramjam", Codec.SNAPPY).snappy.compress_raw
     view = memoryview(data).cast("B")
-    pieces: list[Any] = [_XERIAL_HEADER]
+    chunks: list[Any] = [_XERIAL_HEADER]
     for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
         block = compress_raw(view[start : start + _XERIAL_BLOCK_BYTES])
-        pieces += len(block).to_bytes(4, "big"), block
-    return b"".join(pieces)
+        chunks += len(block).to_bytes(4, "big"), block
+    return b"".join(chunks)
 
 
 def _decompress_snappy(body: _Body) -> bytes:
     cramjam = _package("cramjam", Codec.SNAPPY)
-    total = 0  # by the sizes that the blocks claim; _snappy_plain_size() refuses impossible claims
+    total = 0  # the sum of the declared sizes; _snappy_plain_size() refuses impossible sizes
     for _, _, plain_size in _snappy_blocks(body):
         total += plain_size
         if total > body.max_size:
@@ -400,7 +402,7 @@ def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
         return
     position = 0
     while position < end:
-        # A xerial header begins the data, and each stream that was appended to it.
+        # A xerial header is at the start of the data, and of each appended stream.
         if data[position : position + 8] == _XERIAL_MAGIC:
             position += len(_XERIAL_HEADER)
             if position > end:
@@ -484,8 +486,8 @@ def _compress_lz4(data: Buffer, level: int, *, legacy_checksum: bool) -> bytes:
 
 
 def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
-    # The package's frame reader has no size limit and cannot reject linked blocks, so
-    # the frame is walked here, one step for each block of up to 64 KiB.
+    # The package's frame reader has no size limit and cannot reject linked blocks. So
+    # this function reads the frame block by block, each of up to 64 KiB.
     decompress_block, block_error = _lz4_block_reader()
     data = body.data
     end = len(body.data)
@@ -691,16 +693,16 @@ def _zstd_decompressor(zstandard: Any, window_bytes: int) -> Any:
 def _decompress_zstd(body: _Body) -> bytes:
     if not body.data:
         raise body.corrupt("it is empty")
-    pieces = _decompress_zstd_frames(body)
-    whole = next(pieces, b"")
+    chunks = _decompress_zstd_frames(body)
+    first = next(chunks, b"")
     out = None  # made for a second frame: nearly every body is one frame, whose content is returned without a copy
-    for piece in pieces:
+    for chunk in chunks:
         if out is None:
             out = io.BytesIO()
-            out.write(whole)
-        out.write(piece)
+            out.write(first)
+        out.write(chunk)
     if out is None:
-        return whole
+        return first
     return out.getvalue()
 
 
@@ -708,7 +710,7 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
     zstandard = _package("zstandard", Codec.ZSTD)
     position = 0
     end = len(body.data)
-    room = body.max_size  # bytes that the frames to come may inflate to
+    remaining = body.max_size  # the maximum content of the frames from `position`
     while position < end:
         if end - position < 4:
             raise body.corrupt("it ends inside a frame header", end)
@@ -724,16 +726,20 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
                 found=f"{magic:#010x}",
             )
         start = position
-        content_size, window_bytes, most, position = _zstd_frame(body, start)
-        if content_size is not None and content_size > most:
+        content_size, window_bytes, max_content_bytes, position = _zstd_frame(
+            body, start
+        )
+        if content_size is not None and content_size > max_content_bytes:
             raise body.corrupt(
                 "a frame cannot inflate to its declared size",
                 start,
-                expected=f"at most {most} bytes",
+                expected=f"at most {max_content_bytes} bytes",
                 found=f"{content_size} bytes",
             )
-        if content_size is not None and content_size > room:
-            inflated_bytes = body.max_size - room  # by the frames before this one
+        if content_size is not None and content_size > remaining:
+            inflated_bytes = (
+                body.max_size - remaining
+            )  # the content of the earlier frames
             raise body.too_large(f"{inflated_bytes + content_size} bytes")
         decompressor = _zstd_decompressor(zstandard, window_bytes)
         frame: Buffer = body.data[start:position]
@@ -742,29 +748,34 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
             # _measure_zstd_frame().
             if (
                 content_size is None
-                and min(window_bytes, most, room) > _ZSTD_KEPT_WINDOW_BYTES
+                and min(window_bytes, max_content_bytes, remaining)
+                > _ZSTD_KEPT_WINDOW_BYTES
             ):
-                content_size = _measure_zstd_frame(decompressor, frame, room)
-                if content_size > room:
+                content_size = _measure_zstd_frame(decompressor, frame, remaining)
+                if content_size > remaining:
                     raise body.too_large("more")
                 frame = _with_content_size(body.data[start:position], content_size)
                 # The decompressor that measured the content still holds its window.
                 decompressor = zstandard.ZstdDecompressor()
-            is_bounded = content_size is None and most <= room
+            is_bounded = content_size is None and max_content_bytes <= remaining
             if content_size or is_bounded:
                 # max_output_size=0 would mean no limit.
-                plain = decompressor.decompress(frame, max_output_size=most or 1)
+                plain = decompressor.decompress(
+                    frame, max_output_size=max_content_bytes or 1
+                )
             else:
-                # The frame may inflate to more than the room: read one byte more than
-                # the room, which the check below finds. A frame with a declared size of
-                # 0 is read like this too: decompress() would return nothing without
-                # reading its blocks.
-                plain = decompressor.stream_reader(frame).read(min(most, room) + 1)
+                # The frame may inflate to more than the limit: read one byte more than
+                # the limit, which the check below finds. A frame with a declared size of
+                # 0 is read like this too, because decompress() would return nothing
+                # without reading its blocks.
+                plain = decompressor.stream_reader(frame).read(
+                    min(max_content_bytes, remaining) + 1
+                )
         except zstandard.ZstdError as error:
             raise body.refused(error, start) from error
-        if len(plain) > room:
+        if len(plain) > remaining:
             raise body.too_large("more")
-        room -= len(plain)
+        remaining -= len(plain)
         yield plain
 
 
@@ -781,7 +792,7 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     descriptor = 0
     if end - start > 4:
         descriptor = data[start + 4]
-    # No window: the content is inflated into one piece of memory.
+    # A single segment has no window: its content is inflated into one buffer.
     is_single_segment = bool(descriptor & 0x20)
     content_size_bytes = (0, 2, 4, 8)[descriptor >> 6]
     window_field_bytes = 1
@@ -802,13 +813,13 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
         assert content_size is not None
         window_bytes = content_size
     else:
-        # 5 bits of exponent, 3 bits of eighths on top.
+        # 5 bits are the exponent, and 3 bits are the number of eighths to add.
         window_field = data[start + 5]
         window_bytes = 1 << 10 + (window_field >> 3)
         window_bytes += (window_bytes >> 3) * (window_field & 7)
 
     block_bytes = min(window_bytes, _ZSTD_MAX_BLOCK_BYTES)
-    most = 0
+    max_content_bytes = 0
     is_last = False
     while not is_last:
         if end - position < 3:
@@ -826,32 +837,32 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
             plain_bytes = block_bytes
         elif kind == _ZSTD_RLE_BLOCK:
             stored_bytes = 1
-        most += plain_bytes
+        max_content_bytes += plain_bytes
         position += 3 + stored_bytes
     if descriptor & _ZSTD_CONTENT_CHECKSUM:
         position += 4
     if position > end:
         raise body.corrupt("it ends inside a frame", end)
-    return content_size, window_bytes, most, position
+    return content_size, window_bytes, max_content_bytes, position
 
 
-# Without a content size, libzstd decompresses into its own window and copies from
-# there, so a frame with a window as large as the limit would take the limit twice. With
-# a content size it decompresses directly into the result. A frame with such a window is
-# rare. It is decompressed twice: first to measure it, then with its size added to the
-# header.
+# Without a content size, libzstd decompresses into its own window and copies from there.
+# So a frame with a window as large as the limit would need the limit twice. With a content
+# size, libzstd decompresses directly into the result. Frames with such a window are rare,
+# and are decompressed twice: first to measure the content, then with the size added to
+# the header.
 
 
-def _measure_zstd_frame(decompressor: Any, frame: Buffer, room: int) -> int:
+def _measure_zstd_frame(decompressor: Any, frame: Buffer, remaining: int) -> int:
     reader = decompressor.stream_reader(frame)
     size = 0
-    while size <= room and (plain := reader.read(_ZSTD_MEASURED_BYTES)):
+    while size <= remaining and (plain := reader.read(_ZSTD_MEASURED_BYTES)):
         size += len(plain)
     return size
 
 
 def _with_content_size(frame: memoryview, content_size: int) -> bytes:
-    """Return `frame`, which has a window and no content size, with an 8-byte one."""
+    """Return `frame`, which has a window and no content size, with an 8-byte content size."""
     descriptor = frame[4]
     dictionary_id_bytes = (0, 1, 2, 4)[descriptor & 3]
     blocks_start = 6 + dictionary_id_bytes
@@ -877,7 +888,7 @@ def _skip_zstd_frame(body: _Body, start: int) -> int:
 def _package(name: str, codec: Codec) -> Any:
     """Import the module `name` at its first use.
 
-    Importing logcore remains fast this way, and unused packages may be missing.
+    So importing logcore remains fast, and unused packages may be missing.
     """
     try:
         return importlib.import_module(name)

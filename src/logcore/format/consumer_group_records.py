@@ -12,7 +12,7 @@ struct. A null value deletes the record of its key.
     MEMBER        5       group, member    the facts that a member sent about itself
     TARGET_EPOCH  6       group            the epoch of the group for which the targets were computed
     TARGET        7       group, member    the partitions that a member must get
-    CURRENT       8       group, member    the state and the present partitions of a member
+    CURRENT       8       group, member    the state and the current partitions of a member
     PATTERN      16       group, pattern   the topics that match a regular expression
 
 Rules:
@@ -180,7 +180,7 @@ def consumer_key(key: ConsumerKey) -> bytes:
     Callers check the length of ids from clients before this function.
 
     Raises:
-        ValueError: a text is longer than an int16 can count.
+        ValueError: a text has more than 32,767 bytes.
     """
     data = _SHORT.pack(key.kind) + _key_text(key.group_id)
     if key.kind in _NAMED:
@@ -309,7 +309,7 @@ def read_consumer_key(key: bytes) -> ConsumerKey | None:
 
 
 def read_consumer_value(kind: RecordKind, value: bytes) -> ConsumerValue:
-    """Decode a value; return None if it is not understood, and for all of TOPICS."""
+    """Decode a value; return None for an unknown layout, and for every value of TOPICS."""
     try:
         if value[:2] != b"\0\0":
             return None
@@ -374,14 +374,14 @@ def _read_classic(data: bytes) -> ClassicMember | None:
     return ClassicMember(session_timeout_ms, fields.protocols())
 
 
-def described_consumers(
+def describe_consumer_record(
     key: bytes | None, value: bytes | None
 ) -> dict[str, Any] | None:
-    """Return a record as a dict for JSON, or None if the record is not understood.
+    """Return a record as a dict for JSON, or None if its kind or layout is unknown.
 
     The keys are "group", "kind" (a name of RecordKind in lower case), "name" (the member
     or the pattern), and "value" (the fields, or None). Partitions are lists by topic id.
-    Of classic protocols, only the names are included.
+    Classic protocols are included by name only, without their metadata.
     """
     name = None
     if key is not None:
@@ -396,10 +396,10 @@ def described_consumers(
     fields = read_consumer_value(name.kind, value)
     if fields is None:
         return None
-    return {**found, "value": _shown(fields)}
+    return {**found, "value": _json_value(fields)}
 
 
-def _shown(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     match value:
         case frozenset():
             shown: dict[str, list[int]] = {}
@@ -415,7 +415,7 @@ def _shown(value: Any) -> Any:
             }
         case GroupEpoch() | ConsumerMember() | Current() | Resolved():
             return {
-                field.name: _shown(getattr(value, field.name))
+                field.name: _json_value(getattr(value, field.name))
                 for field in attrs.fields(type(value))
             }
         case tuple():
@@ -425,7 +425,7 @@ def _shown(value: Any) -> Any:
 
 
 class _RecordFields(FieldReader):
-    """Decoder of a record; invalid bytes raise one of _DECODE_ERRORS."""
+    """Decodes a record. Invalid bytes raise one of _DECODE_ERRORS."""
 
     def number(self, kind: struct.Struct) -> int:
         (value,) = kind.unpack_from(self.data, self.at)
@@ -433,19 +433,19 @@ class _RecordFields(FieldReader):
         return int(value)
 
     def byte(self) -> int:
-        return self.taken(1)[0]
+        return self.read_bytes(1)[0]
 
     def key_text(self) -> str:
-        return str(self.taken(self.number(_SHORT)), "utf-8")
+        return str(self.read_bytes(self.number(_SHORT)), "utf-8")
 
     def nullable_text(self) -> str | None:
         size = self.varint() - 1
         if size < 0:
             return None
-        return str(self.taken(size), "utf-8")
+        return str(self.read_bytes(size), "utf-8")
 
     def text(self) -> str:
-        return str(self.taken(self.varint() - 1), "utf-8")
+        return str(self.read_bytes(self.varint() - 1), "utf-8")
 
     def _count(self) -> int:
         """Return the number of elements that follow.
@@ -464,14 +464,14 @@ class _RecordFields(FieldReader):
         found = []
         for _ in range(self._count()):
             name = self.text()
-            found.append((name, self.taken(self.varint() - 1)))
+            found.append((name, self.read_bytes(self.varint() - 1)))
             self.tags()
         return tuple(found)
 
     def partitions(self) -> Partitions:
         found = []
         for _ in range(self._count()):
-            topic_id = self.taken(_ID_BYTES)
+            topic_id = self.read_bytes(_ID_BYTES)
             found += [(topic_id, self.number(_INT)) for _ in range(self._count())]
             self.tags()
         return frozenset(found)
@@ -480,5 +480,5 @@ class _RecordFields(FieldReader):
         found = {}
         for _ in range(self.varint()):
             tag = self.varint()
-            found[tag] = self.taken(self.varint())
+            found[tag] = self.read_bytes(self.varint())
         return found

@@ -7,11 +7,11 @@ value deletes the record of its key. Strings have an int16 length. In values of 
 4, lengths are varints of length + 1, and a section of tagged fields ends each struct.
 
 Rules:
-- Written records are byte for byte Kafka's: keys of versions 1 and 2, values of version
-  3, or 1 with an expiry.
+- Written records equal Kafka's byte for byte: keys of versions 1 and 2, and values of
+  version 3, or of version 1 with an expiry.
 - A record with an unknown or invalid layout reads as None, without an error.
-- This module reads no log. logcore.coordinators.stored_offsets decides which record of a
-  key counts.
+- This module reads no log. logcore.coordinators.stored_offsets selects the last record of
+  each key.
 
 The subscription and the assignment of a member are blobs inside a group's record. This
 module encodes and decodes them too, in version 3 of Kafka's consumer protocol.
@@ -47,8 +47,7 @@ _HEADS: Final = {
 #: First version in which lengths are varints and structs end with tagged fields.
 _FLEXIBLE: Final = 4
 _VERSIONS: Final = range(5)
-#: The newest version of a subscription whose fields are known; newer ones only add
-#: fields at the end.
+#: The newest known version of a subscription. Newer versions only add fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
 #: Errors that the decoders below raise for bytes of another layout. UnicodeDecodeError
 #: is a ValueError.
@@ -131,7 +130,7 @@ def partition_of(group_id: str, partition_count: int) -> int:
 
 @functools.lru_cache(maxsize=1_024)
 def commit_key(group_id: str, topic: str, partition: int) -> bytes:
-    """Encode the key of a commit. A consumer uses the same keys again and again."""
+    """Encode the key of a commit. Keys are cached, because consumers commit repeatedly."""
     return b"\0\1" + _text(group_id) + _text(topic) + _INT.pack(partition)
 
 
@@ -187,7 +186,7 @@ def _text(text: str | None) -> bytes:
     Callers check the length of ids from clients before this function.
 
     Raises:
-        ValueError: the text is longer than an int16 can count.
+        ValueError: the text has more than 32,767 bytes.
     """
     if text is None:
         return b"\xff\xff"
@@ -207,7 +206,7 @@ def _blob(data: bytes) -> bytes:
 
 
 class _Fields:
-    """Decoder of consecutive fields; invalid bytes raise one of _DECODE_ERRORS."""
+    """Decodes consecutive fields. Invalid bytes raise one of _DECODE_ERRORS."""
 
     def __init__(self, data: bytes, *, is_flexible: bool = False) -> None:
         self.data = data
@@ -527,8 +526,10 @@ def _read_partitions(fields: _Fields) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def described(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
-    """Return a record as a dict for JSON, or None if the record is not understood.
+def describe_group_record(
+    key: bytes | None, value: bytes | None
+) -> dict[str, Any] | None:
+    """Return a record as a dict for JSON, or None if its version or layout is unknown.
 
     {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata",
     "commit_timestamp_ms", "expire_timestamp_ms"} or None}, or {"group", "metadata":

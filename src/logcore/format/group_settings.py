@@ -17,7 +17,7 @@ SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
 _INT32_MAX: Final = 2**31 - 1
 #: Minimum value of each setting, in ms. The maximum is the maximum of an int32.
-_LEAST: Final = {SESSION_TIMEOUT: 300, HEARTBEAT_INTERVAL: 100}
+_MINIMUM_MS: Final = {SESSION_TIMEOUT: 300, HEARTBEAT_INTERVAL: 100}
 #: Limits of the number of groups and of the bytes in all their ids, because the file is
 #: read and written as a whole.
 MAX_GROUPS: Final = 10_000
@@ -33,10 +33,11 @@ def value_of(name: str, value: object) -> int:
     Raises:
         InvalidConfigError: the name is unknown, or the value is invalid.
     """
-    least = _LEAST.get(name)
+    least = _MINIMUM_MS.get(name)
     if least is None:
         raise InvalidConfigError(
-            f"unknown setting of a group {name!r:.80}", expected=f"one of {[*_LEAST]}"
+            f"unknown setting of a group {name!r:.80}",
+            expected=f"one of {[*_MINIMUM_MS]}",
         )
     text = str(value)
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(_INT32_MAX))

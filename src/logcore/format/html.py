@@ -2,7 +2,7 @@
 
 Rules:
 - All text is escaped, because keys and values are untrusted.
-- A table is small: long texts are shortened and marked.
+- A table is small: long texts are truncated, and "…" and the length are added.
 
 This module reads no log.
 """
@@ -51,13 +51,13 @@ def _row(row: Sequence[object], escape: Callable[[str], str]) -> str:
 
 
 def cut(text: str) -> str:
-    """Return at most 60 characters of a text."""
+    """Return a text, or its first 60 characters with its length."""
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]}… ({len(text):,})"
 
 
-def shown_bytes(value: bytes | None) -> str:
+def format_bytes(value: bytes | None) -> str:
     """Return a key or a value as text if it is printable UTF-8, otherwise as a Python
     literal, or "null" for None.
     """
@@ -83,18 +83,17 @@ def _without_partial_character(start: bytes) -> bytes:
     """
     for size in range(1, 4):
         byte = start[-size]
-        # This is the first byte of a character. It encodes how many bytes the character
-        # has.
+        # The first byte of a character encodes the number of its bytes.
         if byte & 0xC0 != 0x80:
-            wanted = 1 + (byte >= 0xC2) + (byte >= 0xE0) + (byte >= 0xF0)
-            if wanted > size:
+            character_bytes = 1 + (byte >= 0xC2) + (byte >= 0xE0) + (byte >= 0xF0)
+            if character_bytes > size:
                 return start[:-size]
             return start
     return start
 
 
-def shown_time(timestamp_ms: int) -> str:
-    """Return a time in UTC with milliseconds, or an empty text for no time."""
+def format_time(timestamp_ms: int) -> str:
+    """Return a time in UTC with milliseconds, or an empty text for a negative number."""
     if timestamp_ms < 0:
         return ""
     try:
@@ -104,8 +103,8 @@ def shown_time(timestamp_ms: int) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{timestamp_ms % 1000:03d}"
 
 
-def shown_size(size_bytes: float) -> str:
-    """Return a size in the largest unit in which the number is above 1."""
+def format_size(size_bytes: float) -> str:
+    """Return a size in the largest unit in which the number is at least 1."""
     if size_bytes < 1024:
         return f"{size_bytes:,.0f} bytes"
     unit = 0

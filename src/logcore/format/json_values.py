@@ -1,4 +1,4 @@
-"""Values of records as JSON, one by one, so that a bad value does not hide the others."""
+"""Parses the values of records as JSON. An invalid value does not end the iteration."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class JsonRecord(NamedTuple):
     topic: str | None
     partition: int | None
     offset: int
-    #: Milliseconds since 1970, -1 for none.
+    #: Milliseconds since 1970, or -1 if the record has no timestamp.
     timestamp_ms: int
     key: bytes | None
-    #: The parsed value; None for null, and if `error` is set.
+    #: The parsed value. None if the value is null, or if `error` is set.
     value: Any
     #: An InvalidRecordError that names the offset, if the value is not JSON.
     error: InvalidRecordError | None = None
@@ -37,7 +37,7 @@ def parse_json(value: bytes) -> Any:
     """Parse bytes that are one JSON value in UTF-8, without NaN and infinities.
 
     Raises:
-        ValueError: they are something else, or are nested too deeply.
+        ValueError: the bytes are not such a value, or the value is nested too deeply.
     """
     try:
         return _DECODER.decode(value.decode())
@@ -46,7 +46,7 @@ def parse_json(value: bytes) -> Any:
 
 
 def json_records(chunks: Iterable[RecordColumns]) -> Iterator[JsonRecord]:
-    """Yield each record of some chunks with its value as JSON."""
+    """Yield each record with its value parsed as JSON."""
     for columns in chunks:
         topic = columns.topic
         partition = columns.partition

@@ -6,7 +6,7 @@
     wrapper  an entry whose attributes name a codec; its value, inflated, is a run of plain entries of the same magic
 
                              v0                 v1
-    wrapper offset           of last inner      of last inner; 0 if the producer did not fill it in
+    wrapper offset           of last inner      of last inner; 0 if a producer wrote no offset
     inner offsets            absolute           relative: wrapper - last inner + inner (wrapper 0: as they are)
     inner timestamp          -1                 its own; the wrapper's if that is of type LogAppendTime
 
@@ -88,7 +88,7 @@ def check(
 
 
 def last_offset(entry: memoryview) -> int:
-    """Return the stored offset of the entry: its record's, or a wrapper's last record's.
+    """Return the stored offset of the entry: for a wrapper, the offset of its last record.
 
     The result is 0 for a wrapper that a producer sent without offsets.
 
@@ -101,8 +101,8 @@ def last_offset(entry: memoryview) -> int:
 def max_timestamp(entry: memoryview) -> int:
     """Return the stored timestamp of the entry, in ms since the epoch; -1 for v0.
 
-    In a wrapper that a broker wrote, it is the largest inner timestamp or the append
-    time. In a wrapper from a producer, it can be any value.
+    In a wrapper that a broker wrote, the timestamp is the largest inner timestamp or the
+    append time. In a wrapper from a producer, the timestamp can have any value.
 
     Raises:
         CorruptBatchError: the entry has less than 26 bytes, or is not of v0 or v1.
@@ -256,7 +256,7 @@ def _absolute(
         offset = base_offset + inner_offset
         if not _INT64_MIN <= offset <= _INT64_MAX:
             raise InvalidRecordError(
-                "an offset inside a wrapper leaves 64 bits",
+                "an offset inside a wrapper exceeds 64 bits",
                 path=path,
                 position=position,
                 offset=wrapper_offset,
@@ -319,7 +319,7 @@ def _key_and_value(
 def _sized(
     entry: memoryview,
     start: int,
-    what: str,
+    field: str,
     path: str | os.PathLike[str] | None,
     position: int | None,
 ) -> tuple[memoryview | None, int]:
@@ -329,7 +329,7 @@ def _sized(
     left = len(entry) - start - 4
     if left < 0:
         raise InvalidRecordError(
-            f"a message ends before its {what}",
+            f"a message ends before its {field}",
             path=path,
             position=position,
             expected="4 bytes of length",
@@ -340,7 +340,7 @@ def _sized(
         return None, start + 4
     if size > left:
         raise InvalidRecordError(
-            f"the {what} of a message is longer than the message",
+            f"the {field} of a message is longer than the message",
             path=path,
             position=position,
             expected=f"at most {left} bytes",

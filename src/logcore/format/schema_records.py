@@ -7,7 +7,7 @@ deletes the record of its key.
 
 Rules:
 - Fields that this module does not use are kept when a version is written again.
-- A record that is not understood raises InvalidRecordError. The caller skips it.
+- Decoding an invalid record raises InvalidRecordError. The caller skips the record.
 - This module reads no log.
 """
 
@@ -72,7 +72,7 @@ class SchemaVersion:
     subject: str
     version: int
     id: int
-    #: Id that no other registry gives to another schema, as 36 characters.
+    #: Id that is unique among all registries, as 36 characters.
     guid: str
     text: str
     type: str = "AVRO"
@@ -94,7 +94,9 @@ class StoredVersion:
 
 @attrs.frozen
 class StoredLevel:
-    """Compatibility level of a subject, or of all others if the subject is None."""
+    """Compatibility level of a subject. None as the subject means all subjects without a
+    level of their own.
+    """
 
     subject: str | None
     level: str | None
@@ -102,7 +104,7 @@ class StoredLevel:
 
 @attrs.frozen
 class StoredMode:
-    """Mode of a subject, or of all others if the subject is None."""
+    """Mode of a subject. None as the subject means all subjects without their own mode."""
 
     subject: str | None
     mode: str | None
@@ -155,7 +157,7 @@ def _version_key(subject: str, version: int) -> bytes:
 
 
 def deletion_record(subject: str, version: int) -> SchemaRecord:
-    """Encode the deletion of all versions of a subject up to one."""
+    """Encode the deletion of all versions of a subject up to `version`."""
     return (
         _encoded({"keytype": "DELETE_SUBJECT", "subject": subject, "magic": 0}),
         _encoded({"subject": subject, "version": version}),
@@ -183,10 +185,11 @@ def _setting_record(
 
 
 def read_row(key: bytes | None, value: bytes | None) -> StoredRow:
-    """Decode a record. NOOP is None.
+    """Decode a record. Return None for a NOOP record.
 
     Raises:
-        InvalidRecordError: the record is not one of a schema registry, or is damaged.
+        InvalidRecordError: the record is damaged, or a registry does not write such
+            records.
     """
     if key is None:
         raise InvalidRecordError("the record has no key")
@@ -269,10 +272,10 @@ def _version(subject: str, version: int, fields: dict[str, Any]) -> SchemaVersio
 
 
 def read_references(rows: Any) -> tuple[SchemaReference, ...]:
-    """Return references from their JSON form, a list of objects, or None for none.
+    """Return the references in a list of JSON objects; None has no references.
 
     Raises:
-        InvalidRecordError: it has another form.
+        InvalidRecordError: `rows` is invalid.
     """
     if rows is None:
         return ()
@@ -294,7 +297,7 @@ def guid_of(
     references: tuple[SchemaReference, ...],
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the GUID of a schema that has none: the MD5 of its content."""
+    """Return the GUID for a schema that was stored without a GUID: the MD5 of its content."""
     import hashlib
 
     content = hashlib.md5(text.encode(), usedforsecurity=False)
@@ -308,16 +311,16 @@ def guid_of(
     return str(uuid.UUID(bytes=content.digest()))
 
 
-def _object(data: bytes, what: str) -> dict[str, Any]:
+def _object(data: bytes, part: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRecordError(
-            f"the {what} is not JSON", found=repr(bytes(data[:80]))
+            f"the {part} is not JSON", found=repr(bytes(data[:80]))
         ) from error
     if not isinstance(found, dict):
         raise InvalidRecordError(
-            f"the {what} is no JSON object", found=repr(bytes(data[:80]))
+            f"the {part} is not a JSON object", found=repr(bytes(data[:80]))
         )
     return found
 

@@ -9,11 +9,11 @@ Rules:
 - Version 1 is written; both versions are read.
 - Tags 0 and 1 are the producer ids before and after a change. They are written although
   Kafka 4.1 only reads them. Without them, a crash between prepare and complete would
-  lose a producer id that was promised to the client.
-- A key of an unknown version reads as None. A value that is not understood raises an
-  error, because skipping the value would leave a transaction open forever.
+  lose the producer id that was allocated for the client.
+- A key of an unknown version reads as None. An invalid value raises an error, because
+  skipping the value would leave a transaction open forever.
 
-This module reads no log and makes no transitions.
+This module reads no log, and does not change states.
 """
 
 from __future__ import annotations
@@ -173,10 +173,10 @@ def read_transaction(value: bytes) -> StoredTransaction:
         ) from error
 
 
-def described_transaction(
+def describe_transaction(
     key: bytes | None, value: bytes | None
 ) -> dict[str, Any] | None:
-    """Return a record as a dict for JSON, or None if the record is not understood.
+    """Return a record as a dict for JSON, or None if its version or layout is unknown.
 
     {"transactional_id", "transaction": {"producer_id", "producer_epoch", "timeout_ms",
     "state", "partitions": [[topic, number], ...], "update_timestamp_ms",
@@ -254,7 +254,7 @@ def _tagged(kind: struct.Struct, tags: dict[int, bytes], tag: int, default: int)
 
 
 def _count(value: bytes, at: int, is_flexible: bool) -> tuple[int, int]:
-    """Return the number of elements, or -1 for null, and the position of the first.
+    """Return the number of elements, or -1 for null, and the position of the first element.
 
     Each element takes at least one byte, so a loop over them ends with the data.
     """

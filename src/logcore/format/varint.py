@@ -4,9 +4,9 @@
     bytes:    seven bits each, lowest group first; a high bit of 1 means that another byte follows
 
 Rules, the same as in Kafka's reader:
-- An int32 takes at most 5 bytes; a high bit on the last one is an error.
+- An int32 takes at most 5 bytes; a high bit in the fifth byte is an error.
 - Bits of the last byte beyond the width of the type are ignored.
-- Longer forms than needed are accepted.
+- Encodings that are longer than necessary are accepted.
 
 The functions do not check lengths or counts against the remaining bytes. The kernels
 encode and decode the records of batches.
@@ -45,7 +45,7 @@ def decode_unsigned(data: Bytes, position: int) -> tuple[int, int]:
     """Read an unsigned varint at `position`: (value in 0..2^32-1, position after it).
 
     Raises:
-        InvalidRecordError: the conditions are the same as in decode_int32().
+        InvalidRecordError: see decode_int32().
     """
     groups, position = _decode_groups(data, position)
     return groups & _UINT32_MAX, position
@@ -64,7 +64,7 @@ def encode_unsigned(number: int) -> bytes:
 
 
 class FieldReader:
-    """Decoder of consecutive fields, from position `at` of `data`."""
+    """Decodes consecutive fields, from position `at` of `data`."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
@@ -75,7 +75,7 @@ class FieldReader:
         value, self.at = decode_unsigned(self.data, self.at)
         return value
 
-    def taken(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         """Read `size` bytes. Raises ValueError if there are fewer."""
         if not 0 <= size <= len(self.data) - self.at:
             raise ValueError(

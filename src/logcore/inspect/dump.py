@@ -36,12 +36,12 @@ from logcore.errors import (
 )
 from logcore.format import group_settings
 from logcore.format.cluster_metadata_records import (
-    described_control,
-    described_metadata,
+    describe_control,
+    describe_metadata,
 )
-from logcore.format.consumer_group_records import described_consumers
-from logcore.format.group_records import described
-from logcore.format.transaction_records import described_transaction
+from logcore.format.consumer_group_records import describe_consumer_record
+from logcore.format.group_records import describe_group_record
+from logcore.format.transaction_records import describe_transaction
 from logcore.fs import FS, OS, opened
 from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, size_without_zeros
 from logcore.inspect.catalog import final_name, kind_of
@@ -262,13 +262,13 @@ def _described(topic: str, record: Record, is_control: bool) -> Row | None:
     if is_control:
         if topic != METADATA_LOG or key is None or len(key) < _CONTROL_KEY.size:
             return None
-        return described_control(_CONTROL_KEY.unpack_from(key)[1], value)
+        return describe_control(_CONTROL_KEY.unpack_from(key)[1], value)
     if topic == OFFSETS_TOPIC:
-        return described(key, value) or described_consumers(key, value)
+        return describe_group_record(key, value) or describe_consumer_record(key, value)
     if topic == TRANSACTIONS_TOPIC:
-        return described_transaction(key, value)
+        return describe_transaction(key, value)
     if topic == METADATA_LOG:
-        return described_metadata(value)
+        return describe_metadata(value)
     return None
 
 

@@ -638,17 +638,17 @@ def _shown(column: str, columns: RecordColumns, record: Record) -> object:
     if column in ("topic", "partition"):
         return getattr(columns, column)
     if column == "timestamp":
-        return html.shown_time(record.timestamp_ms)
+        return html.format_time(record.timestamp_ms)
     if column == "headers":
         return html.cut(
             ", ".join(
-                f"{name}={html.shown_bytes(value)}" for name, value in record.headers
+                f"{name}={html.format_bytes(value)}" for name, value in record.headers
             )
         )
     value = getattr(record, column)
     if isinstance(value, int):
         return value
-    return html.shown_bytes(value)
+    return html.format_bytes(value)
 
 
 class Scan:

@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 
 from logcore.format.columns import TOPIC_COLUMNS, arrow_schema
-from logcore.format.html import shown_time
+from logcore.format.html import format_time
 from logcore.inspect.dump import shown_record
 from netshim.console.messages import MessageRow
 
@@ -107,7 +107,7 @@ def _cells(message: MessageRow) -> list[object]:
         row["offset"],
         # The number for programs, and the time for people.
         row["timestamp_ms"],
-        shown_time(row["timestamp_ms"]),
+        format_time(row["timestamp_ms"]),
         _text(row["key"]),
         _text(row["value"]),
         json.dumps(row["headers"], ensure_ascii=False) if row["headers"] else "",

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import logcore
-from logcore.format.html import shown_size, shown_time
+from logcore.format.html import format_size, format_time
 from logcore.kernels.layout import HEADER_NAME_ERRORS
 from netshim.console.access import ConsoleViewer
 from netshim.console.directory import DirectoryView
@@ -106,7 +106,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        number=_number, size=shown_size, utc=shown_time, iso=_iso, visible=visible,
+        number=_number, size=format_size, utc=format_time, iso=_iso, visible=visible,
         age=_age,
     )  # fmt: skip
     functions: dict[str, Any] = {
@@ -123,7 +123,7 @@ def _number(value: int) -> str:
 
 
 def _iso(timestamp_ms: int) -> str:
-    return shown_time(timestamp_ms).replace(" ", "T") + "Z"
+    return format_time(timestamp_ms).replace(" ", "T") + "Z"
 
 
 def _age(duration_ms: int) -> str:
