@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import attrs
 
 from logcore.backup import manifest as manifests
-from logcore.backup.catalog import snapshot_ids, newest, prune
+from logcore.backup.catalog import newest, prune, snapshot_ids
 from logcore.backup.manifest import (
     FileIdentity,
     SnapshotManifest,
