@@ -98,7 +98,7 @@ create = ClusterReplicas.__init__
 
 def create_without_syncs(self, *arguments, **named):
     create(self, *arguments, **named)
-    self._waits = False
+    self._waits_for_disk = False
 
 
 ClusterReplicas.__init__ = create_without_syncs
