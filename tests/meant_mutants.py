@@ -2461,9 +2461,9 @@ MISTAKES: Final = (
         "        request = commit_request(committer, offsets, producer)\n\n"
         "        def step(coordinator: Coordinator, now_ms: int) -> Iterable[Effect]:\n"
         "            return request(coordinator, commit.waiter, now_ms)\n",
-        "        with self._lock:\n            seen = self._peek(committer.group_id)\n"
+        "        with self._lock:\n            seen = self._present(committer.group_id)\n"
         "        if seen is not None and producer is None:\n"
-        "            wrong = seen.group.check_committer(\n"
+        "            wrong = seen.check_committer(\n"
         "                committer.member_id, committer.instance_id, committer.generation)\n"
         "            if wrong is not None:\n                return wrong\n\n"
         "        request = commit_request(committer, offsets, producer)\n\n"

@@ -114,7 +114,7 @@ class CoordinatorSimulation:
         """End the process, and start another process with the records on disk."""
         self.start()
         found = StoredGroups()
-        found.take(self.durable)
+        found.add_records(self.durable)
         self.act(self.coordinator.load(found.groups, found.offsets, self.now_ms))
 
     def new_id(self) -> str:

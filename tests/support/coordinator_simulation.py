@@ -156,7 +156,7 @@ class CoordinatorSimulation:
             latest.update(batch)
         self.start()
         found = StoredGroups()
-        found.take(latest)
+        found.add_records(latest)
         assert not found.skipped_count
         load = self.coordinator.load
         self.act(
