@@ -158,7 +158,7 @@ def test_append_columns_accepts_keys_or_values_alone(partition: Path) -> None:
             *((piece, None) for piece in pieces),
             *((None, piece) for piece in pieces),
         ]
-        with pytest.raises(logcore.InvalidRecordError, match="as many rows"):
+        with pytest.raises(logcore.InvalidRecordError, match="same number of rows"):
             log.append_columns(keys=column, values=(b"abc", [0, 3]))
 
 

@@ -565,7 +565,7 @@ def test_send_columns_chooses_the_same_partitions_as_send(data: LogDir) -> None:
             )
             == 2
         )
-    with pytest.raises(InvalidRecordError, match="as many rows"):
+    with pytest.raises(InvalidRecordError, match="same number of rows"):
         unthreaded(data).send_columns(
             "t", keys=(b"a", [0, 1]), values=(b"ab", [0, 1, 2])
         )

@@ -101,7 +101,7 @@ MISTAKES = [
     (
         'log.append_columns(values=(b"ab", [0, 1, 2]), keys=(b"a", [0, 1]))',
         "run",
-        "as many rows",
+        "same number of rows",
     ),
     (
         'log.append_columns(values=(b"ab", [0, 1, 2]), timestamps_ms=[1.5, 2.5])',
