@@ -90,7 +90,7 @@ class Program:
                 env={**os.environ, **variables},
             )
         self.lines: list[str] = []
-        self._thread = threading.Thread(target=self._read)
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:

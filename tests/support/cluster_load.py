@@ -48,7 +48,8 @@ class Load:
         self.acknowledged: dict[int, tuple[int, int | None]] = {}
         self.errors: list[Any] = []
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        # A test that fails does not call end(), and must end nevertheless.
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _delivered(self, error: Any, message: Any) -> None:
@@ -114,7 +115,8 @@ class Offsets:
         self.reads = 0
         self.broken: list[str] = []
         self._threads = [
-            threading.Thread(target=call) for call in (self._commit, self._read)
+            threading.Thread(target=call, daemon=True)
+            for call in (self._commit, self._read)
         ]
         for thread in self._threads:
             thread.start()

@@ -184,7 +184,8 @@ class TransactionLoad:
         self.errors: list[Any] = []
         self._is_over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(f"p{n}",)) for n in range(count)
+            threading.Thread(target=self._run, args=(f"p{n}",), daemon=True)
+            for n in range(count)
         ]
         for thread in self._threads:
             thread.start()
