@@ -109,7 +109,7 @@ def topic_html(fs: FS, name: str, paths: Mapping[int, str]) -> str:
         try:
             summary = describe(path, fs=fs)
         except LogcoreError as error:
-            rows.append((number, html.cut(error.reason)))
+            rows.append((number, html.shorten(error.reason)))
             continue
         times = (
             html.format_time(summary.first_timestamp_ms),
@@ -167,7 +167,7 @@ def _topic_row(fs: FS, name: str, paths: Mapping[int, str]) -> Sequence[object]:
     try:
         found = [describe(path, fs=fs) for path in paths.values()]
     except LogcoreError as error:
-        return (name, len(paths), html.cut(error.reason))
+        return (name, len(paths), html.shorten(error.reason))
     offsets = sum(
         summary.high_watermark - summary.log_start_offset for summary in found
     )

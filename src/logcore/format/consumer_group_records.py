@@ -383,17 +383,20 @@ def describe_consumer_record(
     or the pattern), and "value" (the fields, or None). Partitions are lists by topic id.
     Classic protocols are included by name only, without their metadata.
     """
-    name = None
+    decoded_key = None
     if key is not None:
-        name = read_consumer_key(key)
-    if name is None:
+        decoded_key = read_consumer_key(key)
+    if decoded_key is None:
         return None
-    found: dict[str, Any] = {"group": name.group_id, "kind": name.kind.name.lower()}
-    if name.kind in _NAMED:
-        found["name"] = name.name
+    found: dict[str, Any] = {
+        "group": decoded_key.group_id,
+        "kind": decoded_key.kind.name.lower(),
+    }
+    if decoded_key.kind in _NAMED:
+        found["name"] = decoded_key.name
     if value is None:
         return {**found, "value": None}
-    fields = read_consumer_value(name.kind, value)
+    fields = read_consumer_value(decoded_key.kind, value)
     if fields is None:
         return None
     return {**found, "value": _json_value(fields)}
@@ -402,10 +405,10 @@ def describe_consumer_record(
 def _json_value(value: Any) -> Any:
     match value:
         case frozenset():
-            shown: dict[str, list[int]] = {}
+            partitions: dict[str, list[int]] = {}
             for topic_id, number in sorted(value):
-                shown.setdefault(topic_id.hex(), []).append(number)
-            return shown
+                partitions.setdefault(topic_id.hex(), []).append(number)
+            return partitions
         case MemberState():
             return value.name.lower()
         case ClassicMember(session_timeout_ms, protocols):

@@ -50,7 +50,7 @@ def _row(row: Sequence[object], escape: Callable[[str], str]) -> str:
     return f"<tr>{cells}</tr>"
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text, or its first 60 characters with its length."""
     if len(text) <= _LONGEST_TEXT:
         return text
@@ -67,13 +67,11 @@ def format_bytes(value: bytes | None) -> str:
     if len(start) < len(value):
         start = _without_partial_character(start)
     text = start.decode("utf-8", "surrogateescape")
-    if text.isprintable():
-        shown = text
-    else:
-        shown = repr(start)
+    if not text.isprintable():
+        text = repr(start)
     if len(start) < len(value):
-        return f"{shown[:_LONGEST_TEXT]}… ({len(value):,} bytes)"
-    return shown
+        return f"{text[:_LONGEST_TEXT]}… ({len(value):,} bytes)"
+    return text
 
 
 def _without_partial_character(start: bytes) -> bytes:

@@ -640,7 +640,7 @@ def _shown(column: str, columns: RecordColumns, record: Record) -> object:
     if column == "timestamp":
         return html.format_time(record.timestamp_ms)
     if column == "headers":
-        return html.cut(
+        return html.shorten(
             ", ".join(
                 f"{name}={html.format_bytes(value)}" for name, value in record.headers
             )
