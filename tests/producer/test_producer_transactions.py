@@ -756,7 +756,7 @@ def test_failed_check_of_overdue_transactions_delays_no_record(
     disk: SimulatedDisk, data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(_coordinator: TransactionCoordinator) -> None:
-        raise LogLockedError("another process keeps this locked")
+        raise LogLockedError("another process holds this lock")
 
     with begin(data) as producer:
         monkeypatch.setattr(TransactionCoordinator, "end_overdue", failing)

@@ -3,13 +3,14 @@
 Rules:
 - All other modules use one `FS` object. Files are opened to handles; every other call
   takes a handle or a path.
-- Reads raise StorageReadError, writes StorageWriteError or DiskFullError, lack of
-  descriptors or memory ResourceError; each chains the OSError. FileNotFoundError and
-  FileExistsError are passed through: they are answers, not failures.
+- A failed read raises StorageReadError. A failed write raises StorageWriteError or
+  DiskFullError. A lack of descriptors or memory raises ResourceError. Each is chained to
+  the OSError. FileNotFoundError and FileExistsError are raised unchanged, because callers
+  handle them as results.
 - A symbolic link is not followed when a file or directory is opened, examined or
   removed by its name.
-- A write loops over short writes and either writes all or raises. There is no
-  buffering, and no write goes through a mapping.
+- pwrite() repeats short writes until all bytes are written, or raises. There is no
+  buffering, and no write uses a mapping.
 - A mapping exists until its last view is dropped; it is never closed explicitly.
 
 This module does not handle records and makes no decisions: log.py decides how to react
@@ -49,8 +50,8 @@ from logcore.errors import (
 from logcore.fs.lock_holders import lock_holders
 from logcore.fs.watch import DirectoryWatch, Inotify, Polling, libc
 
-#: Errors of a write that mean "no room". Truncating the file to its old size undoes
-#: such a write.
+#: Errors of a write that mean that the disk is full. Truncating the file to its old size
+#: undoes such a write.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINK: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
@@ -64,21 +65,21 @@ _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 FILE_PERMISSIONS: Final = 0o644
 DIRECTORY_PERMISSIONS: Final = 0o755
 _OTHERS_WRITE: Final = 0o022
-#: Pauses between two attempts to lock a byte: the first one, and the longest.
+#: The first and the longest pause between two attempts to lock a byte.
 _LOCK_PAUSE_SECONDS: Final = 0.0002
 _LOCK_PAUSE_LIMIT_SECONDS: Final = 0.005
-#: Bytes of a file that are copied at once.
-_PIECE_BYTES: Final = 1 << 20
+#: Bytes of each read and write of copy_range().
+_COPY_BYTES: Final = 1 << 20
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 Data = bytes | bytearray | memoryview
 
 
 def _find_guard() -> Any:
-    """Return the guard against unreadable pages of a mapping; None without the compiled
-    module.
+    """Return the compiled module, which guards against unreadable pages of a mapping.
 
-    Without it, such a page kills the process.
+    Return None if there is no compiled module. Without the guard, reading such a page
+    kills the process.
     """
     try:
         return importlib.import_module("logcore.kernels._compiled")
@@ -118,9 +119,9 @@ class Shared:
 class Lock(Protocol):
     """One share of the claim on a log directory, for a partition or a LogDir.
 
-    It is held until release(). `is_last` means that this process has no other claim
-    there. `handle` is the lock file, for lock_byte(), if other processes may write to
-    the directory too. Otherwise, it is -1.
+    The share is held until release(). `is_last` means that this process has no other
+    claim on the directory. `handle` is the lock file, for lock_byte(), or -1 if this
+    process uses the directory alone.
     """
 
     shared: Shared
@@ -236,23 +237,22 @@ def opened(
 
 
 def copy_range(fs: FS, source: int, target: int, start: int, stop: int) -> int:
-    """Copy the bytes in [start, stop) of one handle to the beginning of another.
+    """Copy the bytes in [start, stop) of `source` to the beginning of `target`.
 
-    Returns their number, which is lower if the file has become shorter.
+    Return the number of copied bytes, which is lower if the file has become shorter.
     """
     at = start
     while at < stop:
-        piece = fs.pread(source, min(_PIECE_BYTES, stop - at), at)
-        if not piece:
+        chunk = fs.pread(source, min(_COPY_BYTES, stop - at), at)
+        if not chunk:
             break
-        fs.pwrite(target, piece, at - start)
-        at += len(piece)
+        fs.pwrite(target, chunk, at - start)
+        at += len(chunk)
     return at - start
 
 
 class _Reading:
-    """Converts OSError to StorageReadError, except the two about the existence of a
-    name.
+    """Converts OSError to StorageReadError, except FileNotFoundError and FileExistsError.
 
     A context manager made from a generator would cost 2 us.
     """
@@ -260,7 +260,7 @@ class _Reading:
     __slots__ = ("_path",)
 
     _kind: type[LogcoreError] = StorageReadError
-    _what = "read"
+    _operation = "read"
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -274,7 +274,7 @@ class _Reading:
         if isinstance(error, OSError) and not isinstance(
             error, (FileNotFoundError, FileExistsError)
         ):
-            _raise(error, self._path, self._kind, self._what)
+            _raise(error, self._path, self._kind, self._operation)
 
 
 class _Writing(_Reading):
@@ -283,17 +283,19 @@ class _Writing(_Reading):
     __slots__ = ()
 
     _kind = StorageWriteError
-    _what = "write"
+    _operation = "write"
 
 
-def _raise(error: OSError, path: str, kind: type[LogcoreError], what: str) -> NoReturn:
+def _raise(
+    error: OSError, path: str, kind: type[LogcoreError], operation: str
+) -> NoReturn:
     if error.errno in _NO_RESOURCE:
         raise ResourceError(
-            f"{what} failed for lack of resources: {error.strerror}", path=path
+            f"{operation} failed for lack of resources: {error.strerror}", path=path
         ) from error
     if error.errno in _NO_SPACE and kind is StorageWriteError:
         raise DiskFullError(f"no space left: {error.strerror}", path=path) from error
-    raise kind(f"{what} failed: {error.strerror}", path=path) from error
+    raise kind(f"{operation} failed: {error.strerror}", path=path) from error
 
 
 class OsFS:
@@ -302,11 +304,13 @@ class OsFS:
     def __init__(self) -> None:
         self.forks = 0
         self._paths: dict[int, str] = {}
-        # Guards _locks and members. Held during a fork, so that no child finds it
-        # locked.
+        # Guards _locks and members. A fork acquires it, so that no other thread holds it
+        # at the moment of the fork: it would remain locked in the child.
         self.guard = threading.RLock()
         self._locks: dict[tuple[int, int], _DirectoryLock] = {}
-        self._heirs: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
+        self._fork_callbacks: dict[
+            int, tuple[weakref.ref[Any], Callable[[Any], None]]
+        ] = {}
         self._fork_hook_numbers = itertools.count()
         os.register_at_fork(
             before=self._before_fork,
@@ -324,27 +328,27 @@ class OsFS:
         self.forks += 1
         self.guard = threading.RLock()
         for held in self._locks.values():
-            # An open copy in the child would keep the lock after the parent's death.
+            # An open descriptor in the child would keep the lock after the parent's death.
             held.close()
         self._locks.clear()
-        for owner, forget in list(self._heirs.values()):
-            living = owner()
-            if living is not None:
-                forget(living)
+        for owner, forget in list(self._fork_callbacks.values()):
+            target = owner()
+            if target is not None:
+                forget(target)
 
     def after_fork(self, forget: Callable[[], None]) -> None:
         """Register a bound method to call in forked children while its object exists.
 
-        It replaces the object's locks. A lock that another thread held during a fork
-        would remain locked forever in the child.
+        The method must replace the object's locks. A lock that another thread held during
+        the fork would remain locked forever in the child.
         """
         number = next(self._fork_hook_numbers)
-        heirs = self._heirs
+        callbacks = self._fork_callbacks
         method: Any = forget
         # Not WeakMethod: when the process ends, the module `weakref` may be deleted
         # before its callback runs.
-        heirs[number] = (
-            weakref.ref(method.__self__, lambda _: heirs.pop(number, None)),
+        callbacks[number] = (
+            weakref.ref(method.__self__, lambda _: callbacks.pop(number, None)),
             method.__func__,
         )
 
@@ -361,8 +365,8 @@ class OsFS:
     ) -> int:
         """Open a file. `permissions` apply to a new file.
 
-        If they let other users write, an exclusive call sets them regardless of the
-        umask.
+        If the permissions let other users write, a call with `exclusive` sets them
+        regardless of the umask.
         """
         flags = _OPEN
         errors: _Reading
@@ -392,7 +396,7 @@ class OsFS:
         os.close(handle)
 
     def path_of(self, handle: int) -> str:
-        """Return the path that a handle was opened with, for messages."""
+        """Return the path of a handle, for messages."""
         return self._paths.get(handle, f"handle {handle}")
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
@@ -453,11 +457,10 @@ class OsFS:
             _raise_sync(error, self.path_of(handle))
 
     def drop_cache(self, handle: int, position: int) -> bool:
-        """Drop a file from `position` on from the page cache, so that it is read from
-        the disk.
+        """Drop the pages of a file from `position` on, so that they are read from the disk.
 
-        Returns whether no page is left; False also if that is unknown. Pages that are
-        not synced are kept.
+        Return True if the cache contains no such page. Return False otherwise, or if that
+        is unknown. Pages that are not synced are kept.
         """
         if not hasattr(os, "posix_fadvise") or not _IS_LINUX:
             return False
@@ -477,8 +480,8 @@ class OsFS:
     def map(self, handle: int, size: int) -> memoryview:
         """Map the first `size` bytes read-only, 0 < size <= the file's size.
 
-        The mapping is valid while a view of it is referenced. It uses no file
-        descriptor: a log of a thousand segments would otherwise need as many.
+        The mapping is valid while a view of it is referenced. It uses no file descriptor,
+        because a log of a thousand segments would otherwise need a thousand.
         """
         options: Any = {}
         if _HAS_TRACKFD:
@@ -509,9 +512,7 @@ class OsFS:
             return os.lstat(path).st_size
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
-        """Return a value that differs between two files with the same name at different
-        times.
-        """
+        """Return a value that changes if the file is replaced by another file."""
         with _Reading(str(path_or_handle)):
             if isinstance(path_or_handle, int):
                 facts = os.fstat(path_or_handle)
@@ -520,9 +521,7 @@ class OsFS:
         return facts.st_dev, facts.st_ino
 
     def exists(self, path: str) -> bool:
-        """Return False only if no such name exists; a failing disk raises
-        StorageReadError.
-        """
+        """Return whether a name exists. A failing disk raises StorageReadError."""
         return _mode_of(path, os.lstat) is not None
 
     def is_directory(self, path: str) -> bool:
@@ -576,8 +575,9 @@ class OsFS:
             os.rmdir(path)
 
     def modified_ms(self, path: str) -> int:
-        """Return when a file, or the names in a directory, last changed, by the wall
-        clock.
+        """Return the time of the last change of a file, or of the names in a directory.
+
+        The time is by the wall clock.
         """
         with _Reading(path):
             return os.lstat(path).st_mtime_ns // 1_000_000
@@ -594,9 +594,7 @@ class OsFS:
             os.close(handle)
 
     def free_bytes(self, path: str) -> int:
-        """Return how many bytes this process may still write on the disk of a
-        directory.
-        """
+        """Return how many bytes this process may still write to a directory's disk."""
         with _Reading(path):
             facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
@@ -632,7 +630,7 @@ class OsFS:
         return self.monotonic_ms()
 
     def random_bytes(self, size: int) -> bytes:
-        """Return random bytes, for ids that no other directory has."""
+        """Return random bytes, for ids that are unique among all directories."""
         return os.urandom(size)
 
     def yield_thread(self) -> None:
@@ -662,13 +660,13 @@ class OsFS:
         try:
             with self.guard:
                 held = self._locks.get(identity)
-                # Not held, or held by the parent of a fork.
+                # This process does not hold the lock, but the parent of a fork may.
                 if held is None or held.handle < 0 or held.pid != os.getpid():
                     held = _DirectoryLock(self, identity, directory, is_shared=shared)
                     held.acquire()
                 claimed = held.claim(member, is_shared=shared)
             return claimed
-        # After an interrupt the caller never gets the claim and could not release it.
+        # After an interrupt, the caller gets no claim that it could release.
         except BaseException:
             if held is not None:
                 held.drop(claimed)
@@ -684,15 +682,15 @@ class OsFS:
     def lock_byte(
         self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False
     ) -> bool:
-        """Lock one byte of an open file, which need not exist, against all other
-        openings of it.
+        """Lock one byte of an open file against all other openings of the file.
 
-        Returns False if another opening holds it until the timeout. With `shared`,
-        other openings may hold a shared lock on the byte too. If this opening already
-        holds a lock, its kind is changed.
+        The byte may be beyond the end of the file. Return False if another opening holds
+        the lock until the timeout. With `shared`, other openings may hold a shared lock on
+        the byte too. If this opening already holds a lock on the byte, the lock becomes
+        shared or exclusive.
 
-        The lock belongs to the opening, not to a thread. It ends with unlock_byte(),
-        with close(), or with the death of the process and its forked children. It needs
+        The lock belongs to the opening, not to a thread. The lock ends with unlock_byte(),
+        with close(), or with the death of the process and its forked children. This needs
         open-file-description locks, which Linux has.
         """
         kind = fcntl.F_WRLCK
@@ -715,7 +713,7 @@ class OsFS:
     def is_byte_locked(self, handle: int, byte: int) -> bool:
         """Return whether another opening of the file holds a lock on the byte.
 
-        This takes no lock itself.
+        This acquires no lock itself.
         """
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         with _Reading(self.path_of(handle)):
@@ -742,11 +740,11 @@ class OsFS:
         return int(number)
 
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> DirectoryWatch:
-        """Watch directories with inotify (0.35 ms to detect an append), or by checks
-        each millisecond.
+        """Watch directories with inotify, or by a check every millisecond.
 
-        For directories in `closing`, only the end of a writer counts: a file open for
-        writing is closed, or a file is renamed.
+        inotify detects an append in 0.35 ms. In the directories in `closing`, only three
+        changes are detected: a file that was open for writing is closed, a file is
+        renamed, and a file is deleted.
         """
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
@@ -767,14 +765,14 @@ class OsFS:
         return Boot(boot_id, time_namespace)
 
     def host_name(self) -> str:
-        """Return a name for messages that people read; it does not identify a machine."""
+        """Return a name for messages. The name does not identify a machine."""
         return os.uname().nodename
 
 
 def _mode_of(path: str, stat: Callable[[str], os.stat_result]) -> int | None:
     try:
         return stat(path).st_mode
-    # No file system can hold this name.
+    # No file system can contain this name.
     except ValueError:
         return None
     except OSError as error:
@@ -784,18 +782,18 @@ def _mode_of(path: str, stat: Callable[[str], os.stat_result]) -> int | None:
 
 
 def _raise_sync(error: OSError, path: str) -> NoReturn:
-    # Never DiskFullError: after a failed sync the state of the file is unknown,
-    # whatever the errno.
+    # This is never DiskFullError, because the state of the file is unknown after a failed
+    # sync with any errno.
     raise StorageWriteError(f"sync failed: {error.strerror}", path=path) from error
 
 
-#: Bytes of the lock file of a shared directory. Each process that shares the directory
-#: holds the first one for reading. Only a process that uses the directory alone locks
-#: the second, because it locks all bytes. claim.py and partition/shared_lock.py use
-#: further bytes.
+#: Bytes of the lock file. Each process that shares the directory holds a shared lock on
+#: PRESENCE_BYTE. A process that uses the directory alone locks all bytes, so a lock on
+#: PRIVATE_BYTE identifies such a process. byte_lock.py lists the other bytes.
 PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4
-#: How long to wait for a process that is leaving, and holds the first byte exclusively.
+#: How long to wait for a process that closes the directory, and holds an exclusive lock
+#: on PRESENCE_BYTE while it does so.
 JOIN_SECONDS: Final = 10
 #: Maximum number of lock holders that an error names.
 _MAX_NAMED_HOLDERS: Final = 3
@@ -807,9 +805,9 @@ class _DirectoryLock:
     """Kafka's `.lock`: a record lock that a Java broker respects, shared by all
     partitions that this process writes.
 
-    A POSIX record lock is lost silently when any descriptor of the file in this process
-    is closed; an open-file-description lock is not. If the system has only the former,
-    lockf is used, and this object never opens the file twice.
+    A POSIX record lock is lost without an error when any descriptor of the file in this
+    process is closed. An open-file-description lock is not. On a system without
+    open-file-description locks, lockf is used, and this object never opens the file twice.
     """
 
     def __init__(
@@ -821,14 +819,14 @@ class _DirectoryLock:
         self.is_shared = is_shared
         self.pid = os.getpid()
         self.forks = fs.forks
-        # Bound methods are created here, because drop() may run when there is no memory
-        # for them.
+        # drop() may run when there is no memory for bound methods, so they are created
+        # here.
         self._enter = fs.guard.acquire
         self._leave = fs.guard.release
         self.members: set[str] = set()
         self.shared = Shared()
         self.handle = -1
-        # Whether the file that names the holder is the one of this lock.
+        # Whether this lock has written logcore.owner, the file that names the holder.
         self.is_named = False
 
     def acquire(self) -> None:
@@ -852,18 +850,18 @@ class _DirectoryLock:
                 raise StorageWriteError(
                     f"lock failed: {error.strerror}", path=path
                 ) from error
-            who = "another process"
+            holder = "another process"
             if pid:
-                who = f"process {pid}"
+                holder = f"process {pid}"
             if host:
-                who += f" on {host}"
+                holder += f" on {host}"
             if holders := lock_holders(self.directory):
-                who = " and ".join(map(str, holders[:_MAX_NAMED_HOLDERS]))
+                holder = " and ".join(map(str, holders[:_MAX_NAMED_HOLDERS]))
                 if len(holders) > _MAX_NAMED_HOLDERS:
-                    who += f" and {len(holders) - _MAX_NAMED_HOLDERS} others"
+                    holder += f" and {len(holders) - _MAX_NAMED_HOLDERS} others"
                 pid = pid or holders[0].pid
             raise LogLockedError(
-                f"the log directory is being written by {who}; "
+                f"the log directory is being written by {holder}; "
                 "close it there, open with read_only=True, or with shared=True in both",
                 path=self.directory,
                 pid=pid,
@@ -904,7 +902,8 @@ class _DirectoryLock:
                 reason, path=path, pid=self.pid, host=os.uname().nodename
             )
         claimed = _MemberLock(self, member, self.shared)
-        # No call here that an interrupt could follow.
+        # No call follows, because an interrupt in it would leave the member without a
+        # claim.
         self.members |= {member}
         return claimed
 
@@ -918,21 +917,21 @@ class _DirectoryLock:
         if self.forks != self.fs.forks:
             return
         try:
-            # Keeps another thread from claiming a member of a lock that is about to be
-            # released.
+            # The guard prevents another thread from claiming a member of a lock that is
+            # about to be released.
             self._enter()
-            # Set together: after this, the name may belong to a later claim.
+            # Checked, because the name of a released member may belong to a later claim.
             if member is not None and not member.is_released:
                 member.is_released = True
                 self.members.discard(member.name)
             if not self.members:
-                # Closed first: a forgotten lock whose file is open would be lost with
-                # that file, if the system has POSIX record locks only.
+                # The file is closed before the lock is forgotten. With POSIX record locks,
+                # closing it later would release the next lock of the directory.
                 self.close()
                 self.fs.forget_lock(self)
                 if self.is_named:
                     self.is_named = False
-                    # The file is only informative; the lock is decisive.
+                    # The file is only informative, so an error does not matter.
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self.directory, "logcore.owner"))
         finally:
@@ -945,7 +944,8 @@ class _DirectoryLock:
     def close(self) -> None:
         """Close the file, which releases the lock. A second call does nothing."""
         if self.handle >= 0:
-            # No call in between, so an interrupt cannot close the file twice.
+            # There is no call between these lines, so an interrupt cannot cause a second
+            # close of the same number.
             handle = self.handle
             self.handle = -1
             os.close(handle)
@@ -982,11 +982,11 @@ def _lock_file(handle: int) -> None:
 
 
 def _join(handle: int) -> None:
-    """Acquire the share of one process among several.
+    """Acquire a shared lock on PRESENCE_BYTE.
 
-    This waits for a process that holds the byte exclusively for a moment because it is
-    leaving. It does not wait for a process that uses the directory alone, which has
-    locked the whole file. Raises OSError like _lock_file().
+    This waits for a process that holds an exclusive lock on the byte while it closes the
+    directory. It does not wait for a process that uses the directory alone, which has
+    locked all bytes. Raises OSError like _lock_file().
     """
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
@@ -1013,7 +1013,7 @@ def _join(handle: int) -> None:
 def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
     """Return (pid, host) of the lock's holder.
 
-    For a Java broker they come from the kernel, for logcore from its own file.
+    The kernel reports a Java broker. logcore.owner names a logcore process.
     """
     if hasattr(fcntl, "F_OFD_GETLK"):
         with contextlib.suppress(OSError):
@@ -1030,7 +1030,7 @@ def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
             facts = json.loads(file.read(4096))
         return int(facts["pid"]), str(facts["host"])
     except (OSError, ValueError, KeyError, TypeError):
-        # The file is only informative; without it the message names no holder.
+        # Without the file, the message names no holder.
         return None, None
 
 
@@ -1055,8 +1055,8 @@ def _map(handle: int, size: int) -> memoryview:
     guard = 0
     if _guard is not None:
         guard = _guard.guard_mapping(address, size)
-    # Not at exit: views that are used until then must keep their pages. The mapping
-    # ends with the process.
+    # The finalizer must not run at exit, when views may still be used. The mapping ends
+    # with the process.
     weakref.finalize(mapped, _unmap, address, size, guard).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
 
@@ -1077,7 +1077,8 @@ def _is_cached(handle: int, start: int, size: int) -> bool:
 
 
 def _unmap(address: int, size: int, guard: int) -> None:
-    # First, because the next mapping at this address may belong to other code.
+    # The guard is removed first, because the next mapping at this address may belong to
+    # other code.
     if guard:
         _guard.release_mapping(guard)
     libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
@@ -1086,7 +1087,7 @@ def _unmap(address: int, size: int, guard: int) -> None:
 def offers_descriptors(fs: FS) -> bool:
     """Return whether handles of `fs` are descriptors that compiled code may write to.
 
-    Those of a subclass of OsFS are not, because it must see each call.
+    Handles of a subclass of OsFS are not, because the subclass intercepts each call.
     """
     return type(fs) is OsFS
 

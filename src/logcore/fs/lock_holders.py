@@ -2,8 +2,8 @@
 `logcore info`.
 
 The kernel reports no process for an open-file-description lock. On Linux,
-/proc/PID/fdinfo shows the locks of each open file, for the processes of the same user;
-root sees all. On other systems no holder is found.
+/proc/PID/fdinfo lists the locks of each open file. Only root can read the files of other
+users' processes. On other systems no holder is found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import attrs
 #: The lock of a writer that does not share the directory; see _lock_file() of fs.
 _ALL_BYTES: Final = ("WRITE", "0", "EOF")
 #: Maximum number of characters of a command line in a message.
-_SHOWN: Final = 60
+_MAX_COMMAND_LENGTH: Final = 60
 
 
 @attrs.frozen
@@ -26,18 +26,18 @@ class LockHolder:
     """A process that holds the lock of a log directory."""
 
     pid: int
-    #: Its command line, or "" if it is unknown.
+    #: The command line of the process, or "" if it is unknown.
     command: str
-    #: Whether it shares the directory with other writers.
+    #: Whether the process shares the directory with other writers.
     is_shared: bool
 
     def __str__(self) -> str:
         if not self.command:
             return f"process {self.pid}"
-        shown = self.command
-        if len(shown) > _SHOWN:
-            shown = f"{shown[:_SHOWN]}..."
-        return f"process {self.pid} ({shown})"
+        command = self.command
+        if len(command) > _MAX_COMMAND_LENGTH:
+            command = f"{command[:_MAX_COMMAND_LENGTH]}..."
+        return f"process {self.pid} ({command})"
 
 
 def lock_holders(directory: str) -> tuple[LockHolder, ...]:
@@ -62,8 +62,7 @@ def lock_holders(directory: str) -> tuple[LockHolder, ...]:
 def _locks(pid: int, lock: os.stat_result) -> Iterator[tuple[str, str, str]]:
     """Yield the kind and the range of each lock that a process holds on a file.
 
-    A file or process that ended in the meantime, or belongs to another user, is left
-    out.
+    Files that were closed during the call, and processes of other users, are left out.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):

@@ -1,7 +1,6 @@
-"""Watches of directories: inotify if the system has it, else checks of the files. A
-part of `logcore.fs`, which creates them.
+"""Watches directories with inotify, or by polling on systems without inotify.
 
-This module reads no content of files.
+OsFS.watch() creates the watches. This module does not read the content of files.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ _IGNORED: Final = 0x8000
 
 
 class DirectoryWatch(Protocol):
-    """Reports that something in some directories may have changed. wait() may return
-    early, and never after its timeout.
+    """Reports that files in some directories may have changed. wait() may return early.
 
     fileno() is a descriptor that becomes readable with each change, or -1 if the files
     are polled. wait() sets `saw_close` when a file that was open for writing was closed
-    in one of the directories in `closing`. It sets `saw_removal` when one of the
-    directories was removed, which ends its part of the watch.
+    in one of the directories in `closing`. wait() sets `saw_removal` when a directory was
+    removed, which ends the watch of that directory.
     """
 
     saw_close: bool
@@ -43,7 +41,7 @@ class DirectoryWatch(Protocol):
         ...
 
     def wake(self) -> None:
-        """End the present wait(), or the next one. Any thread may call it."""
+        """End the current wait(), or the next wait(). Any thread may call this."""
         ...
 
     def fileno(self) -> int: ...
@@ -51,8 +49,9 @@ class DirectoryWatch(Protocol):
 
 
 class Inotify:
-    """Wakes on writes, creations and renames in any of the directories. Writers use
-    pwrite; stores through a mapping do not wake.
+    """Detects writes, creations, deletions and renames in any of the directories.
+
+    inotify detects a pwrite(), but no store through a mapping.
     """
 
     # IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE
@@ -105,8 +104,8 @@ class Inotify:
         return int(self._handle)
 
     def close(self) -> None:
-        # Forgotten before they are closed: a second close() could close the files of
-        # another owner that got the same numbers.
+        # The numbers are reset before the files are closed. Otherwise a second close()
+        # could close other files, which were opened with the same numbers.
         handles = self._handle, self._wakeup_fd
         self._handle = self._wakeup_fd = -1
         for handle in handles:
@@ -119,8 +118,9 @@ class Inotify:
 
 
 class Polling:
-    """Looks at the files every millisecond: half a millisecond to notice an append, for
-    systems without inotify.
+    """Checks the files every millisecond, on systems without inotify.
+
+    An append is detected after half a millisecond on average.
     """
 
     def __init__(self, directories: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ import attrs
 
 from logcore.errors import LogLockedError
 from logcore.fs import FS, SharedFS
-from logcore.fs.byte_lock import LOCK_WAIT_SECONDS, PARTITIONS_FROM, ByteLock
+from logcore.fs.byte_lock import FIRST_PARTITION_BYTE, LOCK_WAIT_SECONDS, ByteLock
 from logcore.metadata.checkpoint import LOCK_RECORD, Key
 
 #: Number of truncations that are kept. The oldest entry also represents all earlier
@@ -160,7 +160,7 @@ class WriteLock:
         number = int.from_bytes(
             hashlib.sha256("{}-{}".format(*key).encode()).digest()[:7], "big"
         )
-        self._byte = PARTITIONS_FROM + 4 * number
+        self._byte = FIRST_PARTITION_BYTE + 4 * number
         self._path = path
         self._boot = self._fs.boot().boot_id
         self._pid = os.getpid()
