@@ -335,7 +335,7 @@ def _decompress_gzip_member(
 # --- snappy ---------------------------------------------------------------------------
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-# Version, oldest compatible version.
+# The version of the stream, and the oldest compatible version.
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 assert len(_XERIAL_HEADER) == 16
@@ -362,7 +362,7 @@ def _decompress_snappy(body: _Body) -> bytes:
         if total > body.max_size:
             raise body.too_large(f"{total} bytes or more")
 
-    # The blocks are walked a second time, because a list of thousands of tiny blocks
+    # The blocks are read a second time, because a list of thousands of tiny blocks
     # would need more memory than the body.
     # getvalue() below returns this memory without a copy.
     out = io.BytesIO(bytes(total))

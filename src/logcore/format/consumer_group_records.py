@@ -269,8 +269,8 @@ def _text(text: str | None) -> bytes:
 
 
 def _texts(texts: Iterable[str]) -> bytes:
-    those = [*texts]
-    return b"".join((encode_unsigned(len(those) + 1), *map(_text, those)))
+    all_texts = [*texts]
+    return b"".join((encode_unsigned(len(all_texts) + 1), *map(_text, all_texts)))
 
 
 def _partitions(partitions: Partitions) -> bytes:
@@ -295,15 +295,15 @@ def read_consumer_key(key: bytes) -> ConsumerKey | None:
     """Decode a key; return None for another kind of record and for invalid bytes."""
     try:
         (kind,) = _SHORT.unpack_from(key)
-        known = _KINDS.get(kind)
-        if known is None:
+        record_kind = _KINDS.get(kind)
+        if record_kind is None:
             return None
         fields = _RecordFields(key, _SHORT.size)
         group_id = fields.key_text()
         name = ""
-        if known in _NAMED:
+        if record_kind in _NAMED:
             name = fields.key_text()
-        return ConsumerKey(known, group_id, name)
+        return ConsumerKey(record_kind, group_id, name)
     except _DECODE_ERRORS:
         return None
 

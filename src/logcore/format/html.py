@@ -44,7 +44,7 @@ def _row(row: Sequence[object], escape: Callable[[str], str]) -> str:
         if isinstance(value, int):
             cells += f'<td style="text-align: right">{value:,}</td>'
         else:
-            # A header's name may hold bytes that are not UTF-8.
+            # The name of a header may contain bytes that are not UTF-8.
             text = str(value).encode("utf-8", "replace").decode()
             cells += f'<td style="text-align: left">{escape(text)}</td>'
     return f"<tr>{cells}</tr>"
