@@ -1,5 +1,5 @@
-"""Forwarding to a modelled cluster: every record arrives once and in order, wherever
-the forwarder or the connection fails.
+"""Tests of forwarding to a modelled cluster. Every record arrives once and in order, even
+if the forwarder or the connection fails at any step.
 
 LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
 tries 2,000.
@@ -89,7 +89,7 @@ def test_records_arrive_in_order_and_a_later_forwarder_continues(
         assert cluster.values(ORDERS) == numbers(0, stop)
 
 
-def test_a_record_is_kept_as_it_is(
+def test_record_is_shipped_unchanged(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     data.append(
@@ -128,7 +128,7 @@ def test_uncommitted_records_are_not_shipped(
             )
 
 
-def test_limits_bound_each_transaction(
+def test_transactions_keep_within_the_limits(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 10)
@@ -141,7 +141,7 @@ def test_limits_bound_each_transaction(
         while cluster.values(ORDERS) != numbers(0, 20):
             forwarder.step()
             most = max(most, forwarder.metrics().buffered_bytes)
-        assert forwarder.metrics().batch_count == 4, "three records of 66 bytes fit"
+        assert forwarder.metrics().batch_count == 4, "a batch has three records"
         assert most <= 200
     data.append("orders", b"x" * 1000)
     with Forwarder(data, cluster.client(), buffer_memory=200, fs=disk) as forwarder:
@@ -150,7 +150,7 @@ def test_limits_bound_each_transaction(
     assert cluster.values(ORDERS)[-1] == b"x" * 1000
 
 
-def test_topics_can_be_renamed_by_forwarding(
+def test_topics_are_renamed_if_requested(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 3)
@@ -207,7 +207,7 @@ def test_error_for_missing_topic_contains_the_command_to_create_it(
         Forwarder(data, cluster.client(), topics=["nothing"], fs=disk)
 
 
-def test_a_second_forwarder_fences_the_first(
+def test_second_forwarder_fences_the_first(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 1)
@@ -262,7 +262,7 @@ def test_interrupted_batch_is_sent_again(
     fill(data, 6)
     begun = ModelSender.start
 
-    def half(sender: ModelSender, batch: OutgoingBatch) -> None:
+    def send_half(sender: ModelSender, batch: OutgoingBatch) -> None:
         begun(sender, batch)
         del sender.left[3:]
         raise KeyboardInterrupt
@@ -270,7 +270,7 @@ def test_interrupted_batch_is_sent_again(
     with Forwarder(
         data, cluster.client(), at_least_once=at_least_once, fs=disk
     ) as forwarder:
-        monkeypatch.setattr(ModelSender, "start", half)
+        monkeypatch.setattr(ModelSender, "start", send_half)
         with pytest.raises(KeyboardInterrupt):
             forwarder.run()
         monkeypatch.undo()
@@ -278,7 +278,7 @@ def test_interrupted_batch_is_sent_again(
     assert set(cluster.values(ORDERS)) == set(numbers(0, 6))
 
 
-def test_a_second_forwarder_without_transactions_is_refused(
+def test_second_forwarder_without_transactions_is_refused(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     with Forwarder(data, cluster.client(), at_least_once=True, fs=disk):
@@ -323,7 +323,7 @@ def test_shipper_waits_for_an_unavailable_cluster(
             forwarder.step()
             attempts.append(forwarder.metrics().retry_count)
         found = forwarder.metrics()
-        assert (found.state, found.reason) == ("waiting", "the model is away")
+        assert (found.state, found.reason) == ("waiting", "the model is unavailable")
         assert attempts[10] >= 3, "the first retries have short intervals"
         assert attempts[-1] - attempts[500] in (4, 5, 6), (
             "later retries are ten seconds apart"
@@ -471,7 +471,7 @@ def test_records_deleted_before_they_were_shipped_stop_the_partition(
     assert cluster.values(ORDERS) == numbers(0, 10) + numbers(15, 20)
 
 
-def test_a_topic_that_is_created_again_stops_the_partition(
+def test_recreated_topic_stops_the_partition(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     """The forwarder continued at its position in the old topic, and skipped the first
@@ -513,8 +513,7 @@ def test_truncated_log_that_grew_again_stops_the_partition(
     at_least_once: bool,
 ) -> None:
     """If appends do not wait for the disk, a power cut may leave other records at
-    offsets that were shipped. A forwarder that continued after them would skip them
-    silently.
+    offsets that were shipped. The forwarder would skip these records without an error.
     """
     fill(data, 10)
     with Forwarder(
@@ -536,7 +535,7 @@ def test_truncated_log_that_grew_again_stops_the_partition(
     assert cluster.values(ORDERS) == numbers(0, 10)
 
 
-def test_shipped_records_may_be_deleted(
+def test_forwarder_continues_after_shipped_records_are_deleted(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     fill(data, 10)
@@ -609,7 +608,7 @@ def test_progress_that_the_cluster_has_lost_stops_the_partition(
     assert cluster.values(ORDERS) == (numbers(10, 15) if on_lost == "noted" else values)
 
 
-def test_progress_moves_between_the_directory_and_the_cluster(
+def test_progress_is_moved_between_directory_and_cluster(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:
     for turn, at_least_once in enumerate([True, False, True, False]):
@@ -662,7 +661,7 @@ def test_forwarder_on_a_read_only_directory_stores_nothing(
 # -- kills and lost connections --------------------------------------------------------
 
 
-def live(seed: int, at_least_once: bool) -> None:
+def ship_despite_interruptions(seed: int, at_least_once: bool) -> None:
     """Run forwarders that are killed or disconnected at any step, until all records are
     shipped.
     """
@@ -704,12 +703,13 @@ def live(seed: int, at_least_once: bool) -> None:
             if not at_least_once:
                 assert found == wanted
             else:
-                assert repeated_in_order(found) == len(wanted)
+                assert count_repetitions(found) == len(wanted)
 
 
-def repeated_in_order(found: list[bytes | None]) -> int:
-    """Check that each repetition starts at an earlier record and continues from there;
-    return the number of repetitions.
+def count_repetitions(found: list[bytes | None]) -> int:
+    """Return how often records were sent again.
+
+    Each repetition must start at an earlier record, and continue without a gap.
     """
     reached = 0
     before = -1
@@ -733,12 +733,12 @@ def test_every_record_arrives_despite_kills_and_lost_connections(
 ) -> None:
     for seed in range(rounds):
         try:
-            live(seed, at_least_once)
+            ship_despite_interruptions(seed, at_least_once)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def test_stored_progress_is_read_as_written(
+def test_stored_progress_equals_the_saved_progress(
     data: logcore.LogDir, disk: SimulatedDisk
 ) -> None:
     notes = ProgressStore(disk, data.path, "edge")

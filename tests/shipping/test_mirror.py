@@ -1,5 +1,5 @@
-"""Mirroring from a modelled cluster, with kept or with new offsets: each record arrives
-once, wherever the mirror or the connection fails.
+"""Tests of mirroring from a modelled cluster, with kept or with new offsets. Each record
+arrives once, even if the mirror or the connection fails at any step.
 
 LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
 tries 2,000.
@@ -65,7 +65,7 @@ def fill(source: ModelSource, count: int) -> None:
         log.append(b"%d in epoch %d" % (log.end, log.epoch))
 
 
-def mirrored(data: logcore.LogDir, source: ModelSource, **options: Any) -> Any:
+def run_mirror(data: logcore.LogDir, source: ModelSource, **options: Any) -> Any:
     """Run a mirror to the end, and return its metrics."""
     fs = source.disk
     with Mirror(data, source, topics=["orders"], fs=fs, **options) as mirror:
@@ -73,12 +73,12 @@ def mirrored(data: logcore.LogDir, source: ModelSource, **options: Any) -> Any:
         return mirror.metrics()
 
 
-def here(data: logcore.LogDir, topic: str = "orders") -> list[Record]:
+def local_records(data: logcore.LogDir, topic: str = "orders") -> list[Record]:
     log = data.partition(topic, 0)
     return list(log.read(log.log_start_offset, isolation="read_committed"))
 
 
-def there(source: ModelSource) -> list[Record]:
+def remote_records(source: ModelSource) -> list[Record]:
     return [record.record for record in source.logs[ORDERS].records]
 
 
@@ -99,33 +99,33 @@ def test_offsets_gaps_and_epochs_are_kept(
     log.epoch = 4
     log.append(b"behind a gap, of another leader", gap=3)
     log.append(b"last")
-    assert mirrored(data, source).record_count == 13
-    assert here(data) == there(source)
+    assert run_mirror(data, source).record_count == 13
+    assert local_records(data) == remote_records(source)
     assert epochs(data)[-1] == 4
     assert data.partition(*ORDERS).leader_epoch == 4
     fill(source, 3)
     log.mark()
-    found = mirrored(data, source)
+    found = run_mirror(data, source)
     assert (found.record_count, found.lag_records) == (3, 0), (
         "a marker at the end does not count as a waiting record"
     )
-    assert here(data) == there(source)
+    assert local_records(data) == remote_records(source)
 
 
 def test_empty_log_begins_at_the_start_of_the_remote_log(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     source.logs[ORDERS].delete_below(6)
-    mirrored(data, source)
+    run_mirror(data, source)
     log = data.partition(*ORDERS)
     assert (log.log_start_offset, log.log_end_offset) == (6, 10)
-    assert here(data) == there(source)
+    assert local_records(data) == remote_records(source)
 
 
 def test_mirrored_topic_refuses_other_writers(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    mirrored(data, source)
+    run_mirror(data, source)
     log = data.partition(*ORDERS)
     writes = [
         lambda: log.append(b"x"),
@@ -140,7 +140,7 @@ def test_mirrored_topic_refuses_other_writers(
             match="the topic is a mirror, which `logcore mirror` alone writes",
         ):
             write()
-    assert here(data) == there(source)
+    assert local_records(data) == remote_records(source)
 
 
 def test_mirror_writes_only_to_mirrored_topics(
@@ -148,18 +148,18 @@ def test_mirror_writes_only_to_mirrored_topics(
 ) -> None:
     data.create_topic("orders")
     with pytest.raises(DivergedError, match="exists already and is not a mirror"):
-        mirrored(data, source)
-    mirrored(data, source, rename=lambda name: f"copy-of-{name}")
-    assert here(data, "copy-of-orders") == there(source)
+        run_mirror(data, source)
+    run_mirror(data, source, rename=lambda name: f"copy-of-{name}")
+    assert local_records(data, "copy-of-orders") == remote_records(source)
 
 
-def test_partitions_that_are_added_are_mirrored(
+def test_added_partitions_are_mirrored(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    mirrored(data, source)
+    run_mirror(data, source)
     log = source.logs["orders", 1] = type(source.logs[ORDERS])()
     log.append(b"in another partition")
-    mirrored(data, source)
+    run_mirror(data, source)
     assert [record.value for record in data.partition("orders", 1).read(0)] == [
         b"in another partition"
     ]
@@ -168,75 +168,75 @@ def test_partitions_that_are_added_are_mirrored(
 def test_remote_retention_beyond_the_mirror_stops_the_partition(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    mirrored(data, source)
+    run_mirror(data, source)
     fill(source, 10)
     source.logs[ORDERS].delete_below(15)
     with pytest.raises(
         ShippingGapError,
         match="the cluster deleted offsets 10 to 14 before they were mirrored",
     ):
-        mirrored(data, source)
-    before = here(data)
-    assert mirrored(data, source, on_gap="skip").skipped_offsets == 5
-    assert here(data) == before + there(source)
+        run_mirror(data, source)
+    before = local_records(data)
+    assert run_mirror(data, source, on_gap="skip").skipped_offsets == 5
+    assert local_records(data) == before + remote_records(source)
     log = data.partition(*ORDERS)
     log.close()
-    assert here(data) == before + there(source), (
+    assert local_records(data) == before + remote_records(source), (
         "the gap is stored, so opening does not report it as damage"
     )
 
 
 @pytest.mark.parametrize("regrown", [0, 1, 2, 9])
-def test_a_remote_log_that_lost_its_end_stops_the_partition(
+def test_remote_log_without_its_last_records_stops_the_partition(
     data: logcore.LogDir, source: ModelSource, regrown: int
 ) -> None:
     """The last local records are compared, even if the remote log has grown to the local
     end again, or beyond it.
     """
-    mirrored(data, source)
-    before = here(data)
+    run_mirror(data, source)
+    before = local_records(data)
     source.logs[ORDERS].lose_records_from(8)
     fill(source, regrown)
     with pytest.raises(DivergedError, match="on_divergence='truncate'"):
-        mirrored(data, source)
-    assert here(data) == before
+        run_mirror(data, source)
+    assert local_records(data) == before
     asked: list[str] = []
     with pytest.raises(DivergedError):
-        mirrored(
+        run_mirror(
             data,
             source,
             on_divergence="truncate",
             confirm=lambda text: bool(asked.append(text)),
         )
     assert asked == ["truncate orders-0 from offset 10 to 8?"]
-    assert here(data) == before, "a refused truncation must not change the log"
-    mirrored(data, source, on_divergence="truncate")
-    assert here(data) == there(source)
+    assert local_records(data) == before, "a refused truncation must not change the log"
+    run_mirror(data, source, on_divergence="truncate")
+    assert local_records(data) == remote_records(source)
     assert epochs(data)[-1] == (1 if regrown else 0)
 
 
 def test_lost_record_with_a_marker_at_its_offset_is_detected(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    mirrored(data, source)
+    run_mirror(data, source)
     log = source.logs[ORDERS]
     log.lose_records_from(9)
     log.mark()
     fill(source, 3)
     with pytest.raises(DivergedError, match="the two logs differ at offset 9"):
-        mirrored(data, source)
+        run_mirror(data, source)
 
 
 def test_local_log_is_emptied_on_request_if_the_remote_log_is_empty(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    mirrored(data, source)
+    run_mirror(data, source)
     source.logs[ORDERS].lose_records_from(0)
-    mirrored(data, source, on_divergence="truncate")
-    assert here(data) == []
+    run_mirror(data, source, on_divergence="truncate")
+    assert local_records(data) == []
     fill(source, 4)
-    mirrored(data, source)
-    assert here(data) == there(source)
+    run_mirror(data, source)
+    assert local_records(data) == remote_records(source)
 
 
 def test_divergence_is_detected_while_the_mirror_runs(
@@ -255,39 +255,39 @@ def test_log_that_begins_after_the_remote_end_is_not_truncated(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     source.logs[ORDERS].delete_below(8)
-    mirrored(data, source)
+    run_mirror(data, source)
     source.logs[ORDERS] = type(source.logs[ORDERS])()
     with pytest.raises(DivergedError, match="the remote log ends below the local log"):
-        mirrored(data, source, on_divergence="truncate")
+        run_mirror(data, source, on_divergence="truncate")
 
 
-def test_recreated_topic_is_another_topic(
+def test_recreated_topic_stops_the_mirror(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    mirrored(data, source)
+    run_mirror(data, source)
     source.make("orders")
     fill(source, 20)
     with pytest.raises(DivergedError, match="deleted and created again"):
-        mirrored(data, source, on_divergence="truncate")
+        run_mirror(data, source, on_divergence="truncate")
 
 
 def test_remote_compaction_is_not_a_divergence(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    mirrored(data, source)
-    before = here(data)
+    run_mirror(data, source)
+    before = local_records(data)
     source.compacted.add("orders")
     source.logs[ORDERS].compact(lambda record: record.offset % 3 == 0)
     fill(source, 5)
-    mirrored(data, source)
-    assert here(data) == before + there(source)[-5:]
+    run_mirror(data, source)
+    assert local_records(data) == before + remote_records(source)[-5:]
 
 
 def test_groups_are_mirrored_with_their_offsets(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     source.groups["billing"] = {ORDERS: 7}
-    mirrored(data, source, groups=["billing"])
+    run_mirror(data, source, groups=["billing"])
     assert data.committed_offsets(*ORDERS) == {"billing": 7}
     consumer = data.consumer(group_id="billing", enable_auto_commit=False)
     consumer.subscribe(["orders"])
@@ -302,15 +302,17 @@ def test_records_and_progress_are_one_transaction(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     source.logs[ORDERS].delete_below(4)
-    assert mirrored(data, source, offsets="new").record_count == 6
+    assert run_mirror(data, source, offsets="new").record_count == 6
     fill(source, 5)
-    assert mirrored(data, source, offsets="new").record_count == 5
-    found = [(record.value, record.timestamp_ms) for record in here(data)]
-    assert found == [(record.value, record.timestamp_ms) for record in there(source)]
+    assert run_mirror(data, source, offsets="new").record_count == 5
+    found = [(record.value, record.timestamp_ms) for record in local_records(data)]
+    assert found == [
+        (record.value, record.timestamp_ms) for record in remote_records(source)
+    ]
     assert data.committed_offsets(*ORDERS) == {"logcore-mirror-model-default": 15}
     source.make("orders")
     with pytest.raises(DivergedError, match="was deleted and created again"):
-        mirrored(data, source, offsets="new")
+        run_mirror(data, source, offsets="new")
 
 
 def test_several_topics_are_mirrored_to_one(
@@ -325,7 +327,7 @@ def test_several_topics_are_mirrored_to_one(
     }
     with Mirror(data, source, offsets="new", **options) as mirror:
         mirror.run(until_end=True)
-    assert len(here(data, "all")) == 11
+    assert len(local_records(data, "all")) == 11
     with pytest.raises(InvalidConfigError, match="which needs offsets='new'"):
         Mirror(data, source, offsets="keep", **options)
 
@@ -341,14 +343,14 @@ def test_shipper_waits_for_an_unavailable_cluster(
         for _ in range(200):
             mirror.step()
         found = mirror.metrics()
-        assert (found.state, found.reason) == ("waiting", "the model is away")
+        assert (found.state, found.reason) == ("waiting", "the model is unavailable")
         assert 5 < found.retry_count < 20
         source.is_unavailable = False
         mirror.run(until_end=True)
-    assert here(data) == there(source)
+    assert local_records(data) == remote_records(source)
 
 
-def test_a_missing_topic_is_an_error(data: logcore.LogDir, source: ModelSource) -> None:
+def test_missing_topic_is_an_error(data: logcore.LogDir, source: ModelSource) -> None:
     with (
         Mirror(data, source, topics=["nothing"], fs=source.disk) as mirror,
         pytest.raises(RemoteTopicError),
@@ -370,24 +372,24 @@ def test_unstorable_record_stops_its_partition_or_is_quarantined(
             RecordRefusedError,
             match="offset 10: a record of orders-0 cannot be stored here",
         ):
-            mirrored(data, source, offsets=offsets)
-        assert [record.value for record in here(data)] == [
-            record.value for record in there(source)[:10]
+            run_mirror(data, source, offsets=offsets)
+        assert [record.value for record in local_records(data)] == [
+            record.value for record in remote_records(source)[:10]
         ]
         assert (
-            mirrored(
+            run_mirror(
                 data, source, offsets=offsets, on_error="quarantine"
             ).quarantined_count
             == 1
         )
-        wanted = [record for record in there(source) if record.offset != 10]
-        assert [record.value for record in here(data)] == [
+        wanted = [record for record in remote_records(source) if record.offset != 10]
+        assert [record.value for record in local_records(data)] == [
             record.value for record in wanted
         ]
         (kept,) = data.read("orders.dlq")
         assert dict(kept.headers)["logcore.offset"] == b"10"
         assert (
-            mirrored(
+            run_mirror(
                 data, source, offsets=offsets, on_error="quarantine"
             ).quarantined_count
             == 0
@@ -407,14 +409,16 @@ def test_fetched_records_that_were_not_stored_are_fetched_again(
                 mirror.step()
         data.partition(*ORDERS).append_as_follower = stored  # type: ignore[method-assign]
         mirror.run(until_end=True)
-    assert here(data) == there(source)
+    assert local_records(data) == remote_records(source)
 
 
 def _interrupted(_: object) -> Any:
     raise KeyboardInterrupt
 
 
-def test_settings_are_checked(data: logcore.LogDir, source: ModelSource) -> None:
+def test_invalid_settings_are_refused(
+    data: logcore.LogDir, source: ModelSource
+) -> None:
     bad: list[dict[str, Any]] = [
         {"topics": []},
         {"topics": "orders"},
@@ -441,7 +445,7 @@ def test_common_end_is_found_at_every_offset() -> None:
 # -- kills and lost connections --------------------------------------------------------
 
 
-def live(seed: int, offsets: str) -> None:
+def mirror_despite_interruptions(seed: int, offsets: str) -> None:
     """Run mirrors that are killed or disconnected at any step, while the log grows,
     until all records are mirrored.
     """
@@ -465,7 +469,7 @@ def live(seed: int, offsets: str) -> None:
                     mirror.step()
                 mirror.close()
             except Killed:
-                pass  # the next mirror fences the producer of the killed one
+                pass  # the next mirror fences the producer of the killed mirror
         source.faults = Faults()
         with Mirror(data, source, **options) as last:
             last.run(until_end=True)
@@ -490,15 +494,16 @@ def test_every_record_is_mirrored_once_despite_interruptions(
 ) -> None:
     for seed in range(rounds):
         try:
-            live(seed, offsets)
+            mirror_despite_interruptions(seed, offsets)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def lose(seed: int) -> None:
-    """Truncate, extend and compact remote logs, and delete their first records. A
-    mirror with on_divergence="truncate" follows. A mirror without that option never has
-    records that the remote log lacks.
+def mirror_a_log_that_loses_records(seed: int) -> None:
+    """Truncate, extend and compact remote logs, and delete their first records.
+
+    A mirror with on_divergence="truncate" removes the records that the remote log lost. A
+    mirror without that option never has records that the remote log lacks.
     """
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)
@@ -535,15 +540,15 @@ def lose(seed: int) -> None:
         for _ in range(
             data.partition(*ORDERS).log_start_offset if "orders" in data else 0
         ):
-            log.append(b"a log cannot be cut to before its beginning")
+            log.append(b"a log cannot be truncated below its start")
         seen.update(record.record for record in log.records)
         with Mirror(data, source, **options) as last:
             last.run(until_end=True)
-        found = here(data)
+        found = local_records(data)
         assert set(found) <= seen, "every mirrored record exists in the remote log"
         start = max(log.start, data.partition(*ORDERS).log_start_offset)
         assert [record for record in found if record.offset >= start] == [
-            record for record in there(source) if record.offset >= start
+            record for record in remote_records(source) if record.offset >= start
         ]
 
 
@@ -551,7 +556,7 @@ def lose(seed: int) -> None:
 def test_mirror_follows_a_remote_log_that_loses_records(rounds: int) -> None:
     for seed in range(rounds):
         try:
-            lose(seed)
+            mirror_a_log_that_loses_records(seed)
         except (LogcoreError, AssertionError, StopIteration) as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
@@ -561,5 +566,5 @@ def test_records_without_an_epoch_get_the_last_known_epoch(
 ) -> None:
     log = source.logs[ORDERS]
     log.records = [RemoteRecord(record.record, -1) for record in log.records]
-    mirrored(data, source)
-    assert here(data) == there(source)
+    run_mirror(data, source)
+    assert local_records(data) == remote_records(source)

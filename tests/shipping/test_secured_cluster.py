@@ -1,4 +1,4 @@
-"""Forwarder, Mirror and Spark's reader connect to a cluster with TLS, users and rules."""
+"""Tests that Forwarder, Mirror and Spark's reader connect to a cluster with TLS and users."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The power fails during forwarding or mirroring: every shipped record still exists
-locally, and a restarted forwarder or mirror continues without a gap or a repetition.
+"""Tests of power failures during forwarding and mirroring. Every shipped record still
+exists locally, and the restarted forwarder or mirror neither skips nor repeats records.
 
 LOGCORE_SHIPPING_ROUNDS=n tries n schedules of each kind instead of 20; `make slow`
 tries 2,000.
@@ -29,9 +29,9 @@ ORDERS = ("orders", 0)
 
 
 def after_power(disk: SimulatedDisk, chance: random.Random) -> SimulatedDisk:
-    """Return one of the disks that the crash may leave."""
+    """Return one of the possible states of the disk after a power failure."""
     left = chance.choice(list(disk.after_crash(limit=12, seed=chance.randrange(10**6))))
-    left.seed = chance.randrange(10**6)  # a restart draws other random ids
+    left.seed = chance.randrange(10**6)  # a restart creates other random ids
     return left
 
 

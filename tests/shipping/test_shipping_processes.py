@@ -1,5 +1,5 @@
-"""Real forwarders and mirrors are killed at random while they use a netshim broker:
-each record arrives once, in order.
+"""Tests that kill processes of forwarders and mirrors at random. They use a netshim broker,
+and each record must arrive once, in order.
 
 LOGCORE_SHIPPING_KILLS=n sets the number of kills, 2 by default; `make slow` uses 25.
 The same test with Apache Kafka is tests/interop/test_interop_shipping.py.
@@ -28,7 +28,7 @@ from support.shippers import (
 
 pytest.importorskip("confluent_kafka")
 
-#: Retention uses the timestamps of the records, which are old.
+#: The records have old timestamps, and retention would delete them.
 KEEPS_ALL = {"retention.ms": -1}
 KILLS = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "1"))
 MANY = int(os.environ.get("LOGCORE_SHIPPING_KILLS", "25"))
@@ -115,7 +115,7 @@ def test_killed_mirror_continues(
 def test_shipper_waits_for_a_restarted_broker(
     tmp_path: Path, at_least_once: bool
 ) -> None:
-    """Tests the forwarder, and a mirror of the shipped records."""
+    """A forwarder ships the records, and a mirror copies them back."""
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(
             logcore.open_dir(tmp_path / "data", create=True, durability="os")

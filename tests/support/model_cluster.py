@@ -94,7 +94,7 @@ class ModelCluster:
         if drawn < self.faults.kill:
             raise Killed
         if self.is_unavailable or drawn < self.faults.kill + self.faults.lose:
-            raise RemoteUnavailableError("the model is away")
+            raise RemoteUnavailableError("the model is unavailable")
 
     def is_slow(self) -> bool:
         return self.chance.random() < self.faults.wait
@@ -334,7 +334,7 @@ class ModelSource:
         if drawn < self.faults.kill:
             raise Killed
         if self.is_unavailable or drawn < self.faults.kill + self.faults.lose:
-            raise RemoteUnavailableError("the model is away")
+            raise RemoteUnavailableError("the model is unavailable")
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
         self.step()
