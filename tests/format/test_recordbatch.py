@@ -243,7 +243,7 @@ def test_incomplete_tail_ends_reading_without_an_error() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_bit_flip_of_a_vector_is_detected_or_harmless(
+def test_each_bit_flip_of_a_vector_is_detected_or_harmless(
     name: str, step: int
 ) -> None:
     """The CRC does not cover base offset, length, leader epoch and magic (v2), offset

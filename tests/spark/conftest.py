@@ -1,4 +1,4 @@
-"""One Spark for all tests that need a JVM, and one S3 server for all that need one."""
+"""Fixtures: one Spark session for all tests that need a JVM, and one S3 server."""
 
 from __future__ import annotations
 

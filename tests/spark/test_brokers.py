@@ -1,5 +1,5 @@
-"""Reading through a broker: the same rows as from its directory, and the behavior when
-the broker or its topics change between plan and task.
+"""Tests of reads through a broker. The rows equal the rows of its directory, and
+changes of the broker or of its topics between plan and task are reported.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ KEPT = {"retention.ms": -1}
 
 
 @pytest.fixture(autouse=True)
-def no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGCORE_PATH", raising=False)
 
 
-def through(servers: Kafka | str, **given: object) -> LogcoreDataSource:
+def source_through(servers: Kafka | str, **given: object) -> LogcoreDataSource:
     # Spark passes names in lower case, and values as text.
     texts = {name.lower(): str(value) for name, value in given.items()}
     address = servers if isinstance(servers, str) else servers.bootstrap_servers
     return LogcoreDataSource({"kafka.bootstrap.servers": address, **texts})
 
 
-def rows(made: LogcoreDataSource) -> list[tuple[Any, ...]]:
-    """Read as Spark does: the plan and the tasks go through pickle."""
-    reader = made.reader(made.schema())
+def rows_of(data_source: LogcoreDataSource) -> list[tuple[Any, ...]]:
+    """Return the rows of a read. The plan and the tasks are pickled, as in Spark."""
+    reader = data_source.reader(data_source.schema())
     found: list[tuple[Any, ...]] = []
     for part in reader.partitions():
         task = pickle.loads(pickle.dumps((reader, part)))
@@ -73,8 +73,10 @@ def transaction(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Batches of all codecs and sizes, headers, gaps, times of the log, transactions."""
+def source_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create topics with all codecs and batch sizes, headers, gaps, log append times and
+    transactions.
+    """
     path = tmp_path_factory.mktemp("brokers") / "data"
     chance = random.Random(7)
     with logcore.open_dir(path, create=True) as directory:
@@ -103,9 +105,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def data(made: Path, tmp_path: Path) -> Path:
+def data(source_directory: Path, tmp_path: Path) -> Path:
     """Return a copy that the test may change."""
-    return Path(shutil.copytree(made, tmp_path / "data"))
+    return Path(shutil.copytree(source_directory, tmp_path / "data"))
 
 
 @pytest.fixture
@@ -125,25 +127,27 @@ def test_rows_equal_the_rows_of_the_directory(
         "includeHeaders": "true",
         "kafka.isolation.level": isolation,
     }
-    assert rows(through(kafka, **given)) == rows(
+    assert rows_of(source_through(kafka, **given)) == rows_of(
         LogcoreDataSource({"path": str(data), **given})
     )
 
 
-def test_the_rows_are_those_that_a_kafka_broker_wrote(tmp_path: Path) -> None:
+def test_rows_equal_the_records_of_a_kafka_broker(tmp_path: Path) -> None:
     data = tmp_path / "kafka"
     shutil.copytree(KAFKA, data)
-    expected = rows(LogcoreDataSource({"path": str(data), "subscribe": "orders"}))
+    expected = rows_of(LogcoreDataSource({"path": str(data), "subscribe": "orders"}))
     broker = start(data, config=KEPT)
     try:
-        assert rows(through(broker, subscribe="orders")) == expected
+        assert rows_of(source_through(broker, subscribe="orders")) == expected
     finally:
         broker.stop()
     assert len(expected) > 100
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_aborted_transactions(tmp_path: Path, isolation: str) -> None:
+def test_isolation_option_selects_committed_records(
+    tmp_path: Path, isolation: str
+) -> None:
     data = tmp_path / "data"
     with logcore.open_dir(data, create=True) as directory:
         directory.create_topic("t", config=KEPT)
@@ -156,8 +160,10 @@ def test_aborted_transactions(tmp_path: Path, isolation: str) -> None:
     try:
         values = [
             row[1]
-            for row in rows(
-                through(broker, subscribe="t", **{"kafka.isolation.level": isolation})
+            for row in rows_of(
+                source_through(
+                    broker, subscribe="t", **{"kafka.isolation.level": isolation}
+                )
             )
         ]
     finally:
@@ -191,44 +197,48 @@ def test_aborted_transactions(tmp_path: Path, isolation: str) -> None:
         {"maxRecordsPerPartition": 1_000},
     ],
 )
-def test_offsets_times_and_tasks_are_chosen_as_for_a_directory(
+def test_offsets_times_and_tasks_equal_those_of_a_directory(
     kafka: Kafka, data: Path, given: dict[str, object]
 ) -> None:
     texts = {name.lower(): str(value) for name, value in given.items()}
-    expected = rows(
+    expected = rows_of(
         LogcoreDataSource({"path": str(data), "subscribe": "plain", **texts})
     )
-    assert sorted(rows(through(kafka, subscribe="plain", **given)), key=str) == sorted(
-        expected, key=str
-    )
+    assert sorted(
+        rows_of(source_through(kafka, subscribe="plain", **given)), key=str
+    ) == sorted(expected, key=str)
 
 
-def test_a_pattern_and_an_assignment(kafka: Kafka) -> None:
+def test_pattern_and_assignment_select_topics_and_partitions(kafka: Kafka) -> None:
     assert {
-        row[2] for row in rows(through(kafka, subscribePattern="(plain|stamp.*)"))
+        row[2]
+        for row in rows_of(source_through(kafka, subscribePattern="(plain|stamp.*)"))
     } == {"plain", "stamped"}
     assert {
-        row[3] for row in rows(through(kafka, assign=json.dumps({"plain": [2]})))
+        row[3]
+        for row in rows_of(source_through(kafka, assign=json.dumps({"plain": [2]})))
     } == {2}
 
 
 def test_unknown_topic_is_reported_by_name(kafka: Kafka) -> None:
     with pytest.raises(TopicNotFoundError, match="there is no topic 'nothing'"):
-        rows(through(kafka, subscribe="nothing"))
+        rows_of(source_through(kafka, subscribe="nothing"))
 
 
 def test_responses_of_one_record_are_read_completely(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = rows(through(kafka, subscribe="plain"))
+    expected = rows_of(source_through(kafka, subscribe="plain"))
     monkeypatch.setattr(brokers, "_FETCH_BYTES", 1)
-    assert rows(through(kafka, subscribe="plain")) == expected
+    assert rows_of(source_through(kafka, subscribe="plain")) == expected
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_records_deleted_between_plan_and_task(kafka: Kafka, fails: str) -> None:
-    made = through(kafka, subscribe="stamped", failOnDataLoss=fails)
-    reader = made.reader(made.schema())
+def test_records_deleted_between_plan_and_task_are_reported(
+    kafka: Kafka, fails: str
+) -> None:
+    data_source = source_through(kafka, subscribe="stamped", failOnDataLoss=fails)
+    reader = data_source.reader(data_source.schema())
     parts = reader.partitions()
     kafka.logdir.partition("stamped", 0).delete_records(4)
     if fails == "true":
@@ -245,12 +255,12 @@ def test_records_deleted_between_plan_and_task(kafka: Kafka, fails: str) -> None
             ] == [4, 5, 6, 7, 8, 9]
 
 
-def test_a_log_that_ends_before_the_plan(
+def test_log_that_ends_before_the_plan_is_a_loss(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brokers, "_CATCH_UP_SECONDS", 0.0)
-    made = through(kafka, subscribe="stamped")
-    reader = made.reader(made.schema())
+    data_source = source_through(kafka, subscribe="stamped")
+    reader = data_source.reader(data_source.schema())
     (part,) = reader.partitions()
     assert isinstance(part, RangePartition)
     kafka.logdir.partition("stamped", 0).truncate(6)
@@ -259,8 +269,8 @@ def test_a_log_that_ends_before_the_plan(
 
 
 def test_recreated_topic_is_a_loss(kafka: Kafka) -> None:
-    made = through(kafka, subscribe="stamped")
-    reader = made.reader(made.schema())
+    data_source = source_through(kafka, subscribe="stamped")
+    reader = data_source.reader(data_source.schema())
     parts = reader.partitions()
     kafka.logdir.delete_topic("stamped")
     with pytest.raises(DataLossError, match="there is no topic"):
@@ -270,23 +280,23 @@ def test_recreated_topic_is_a_loss(kafka: Kafka) -> None:
         list(reader.read(parts[0]))
 
 
-def test_another_cluster_at_the_address_is_an_error_in_any_case(
+def test_another_cluster_at_the_address_is_always_an_error(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    made = through(kafka, subscribe="stamped", failOnDataLoss="false")
-    reader = made.reader(made.schema())
+    data_source = source_through(kafka, subscribe="stamped", failOnDataLoss="false")
+    reader = data_source.reader(data_source.schema())
     parts = reader.partitions()
     other = start(tmp_path / "other")
     try:
         other.logdir.create_topic("stamped")
-        reader.options = through_options(other.bootstrap_servers)
+        reader.options = options_of_broker(other.bootstrap_servers)
         with pytest.raises(OtherClusterError, match="another cluster"):
             list(reader.read(parts[0]))
     finally:
         other.stop()
 
 
-def through_options(servers: str, **given: str) -> Any:
+def options_of_broker(servers: str, **given: str) -> Any:
     return parse_read(
         {"kafka.bootstrap.servers": servers, "subscribe": "stamped", **given}
     )
@@ -296,18 +306,20 @@ def test_error_names_the_address_if_no_broker_responds() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    made = through(address, subscribe="t", **{"kafkaConsumer.pollTimeoutMs": "300"})
+    data_source = source_through(
+        address, subscribe="t", **{"kafkaConsumer.pollTimeoutMs": "300"}
+    )
     with pytest.raises(BrokerError) as met:
-        made.reader(made.schema()).partitions()
+        data_source.reader(data_source.schema()).partitions()
     assert address in str(met.value)
 
 
 @pytest.mark.long
-def test_request_is_repeated_when_a_broker_returns(data: Path) -> None:
+def test_request_is_repeated_until_a_broker_responds(data: Path) -> None:
     broker = start(data)
     port = broker.port
-    made = through(broker, subscribe="plain")
-    reader = made.reader(made.schema())
+    data_source = source_through(broker, subscribe="plain")
+    reader = data_source.reader(data_source.schema())
     parts = reader.partitions()
     expected = sum(batch.num_rows for batch in reader.read(parts[0]))
     tasks = reader.read(parts[0])
@@ -326,14 +338,14 @@ def test_request_is_repeated_when_a_broker_returns(data: Path) -> None:
 
 
 def settings(**given: str) -> Any:
-    found = through_options(
+    found = options_of_broker(
         "broker:9093",
         **{f"kafka.{name.replace('_', '.')}": text for name, text in given.items()},
     )
     return found.brokers.settings
 
 
-def test_security_settings_are_those_of_kafkas_clients() -> None:
+def test_security_settings_equal_those_of_kafkas_clients() -> None:
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p w";'
     assert settings(
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=login
@@ -365,13 +377,13 @@ def test_unsupported_security_settings_are_errors(name: str, value: str) -> None
         settings(**{name: value})
 
 
-def test_a_password_is_in_no_message() -> None:
+def test_errors_contain_no_password() -> None:
     login = 'x.PlainLoginModule required username="ann" password="secret" bad'
     with pytest.raises(InvalidConfigError) as met:
         settings(sasl_jaas_config=login)
     assert "secret" not in str(met.value)
     assert "secret" not in repr(
-        through_options("broker:9093", **{"kafka.sasl.password": "secret"})
+        options_of_broker("broker:9093", **{"kafka.sasl.password": "secret"})
     )
 
 
@@ -384,6 +396,6 @@ def test_security_options_of_a_directory_are_still_errors(tmp_path: Path) -> Non
         )
 
 
-def test_writing_needs_the_directory() -> None:
+def test_write_through_a_broker_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="the log directory is missing"):
         parse_write({"kafka.bootstrap.servers": "broker:9092", "topic": "t"})

@@ -1,4 +1,4 @@
-"""The data source in a session of Spark Connect, whose driver is another process."""
+"""Tests of the data source with Spark Connect, whose driver runs in another process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ spark.stop()
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_reads_writes_and_streams(tmp_path: Path) -> None:
+def test_spark_connect_reads_writes_and_streams(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     if importlib.util.find_spec("grpc_status") is None:
         pytest.skip("needs pip install 'pyspark[connect]'")
@@ -57,7 +57,7 @@ def test_reads_writes_and_streams(tmp_path: Path) -> None:
         directory.create_topic("orders", 2)
         for value in values:
             directory.append("orders", value, key=value)
-    # The server runs the Python of this variable, not the client.
+    # The server starts the Python of this variable.
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(data)],

@@ -1,4 +1,4 @@
-"""The helpers that pyspark_logcore provides for tests of Spark jobs."""
+"""Tests of the helpers that pyspark_logcore provides for tests of Spark jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_kafka_job_runs_unchanged(spark: SparkSession, data: Path) -> None:
+def test_kafka_job_runs_unchanged_with_the_alias(
+    spark: SparkSession, data: Path
+) -> None:
     with kafka_alias(data):
         kafka_job.totals(spark, "orders", "totals", kafka_job.SECURITY)
     assert dict(pairs(data, "totals-0")) == {b"anna": b"8", b"ben": b"14"}
@@ -66,7 +68,7 @@ def test_kafka_job_is_migrated_by_two_edits(
     assert pairs(data, "copy-0")[4:] == [(b"carl", b"1")]
 
 
-def test_the_alias_is_undone(data: Path) -> None:
+def test_alias_ends_with_its_block(data: Path) -> None:
     before = DataFrameReader.format
     with pytest.raises(ZeroDivisionError), kafka_alias(data):
         assert DataFrameReader.format is not before
@@ -84,7 +86,7 @@ def test_security_options_are_ignored_only_on_request(data: Path) -> None:
 
 
 @pytest.mark.slow  # tests/spark/test_local.py tests this in a job
-def test_a_task_that_fails_is_tried_again(spark: SparkSession, data: Path) -> None:
+def test_failed_task_is_retried(spark: SparkSession, data: Path) -> None:
     rows = spark.range(40).selectExpr("cast(id as string) as value").repartition(2)
     faulty = rows.mapInArrow(failing(task=1, attempts=2), rows.schema)
     faulty.write.format("logcore").mode("append").option("topic", "copy").save(
@@ -94,7 +96,7 @@ def test_a_task_that_fails_is_tried_again(spark: SparkSession, data: Path) -> No
         assert sorted(int(record.value) for record in log.read(0)) == list(range(40))
 
 
-def test_forgetting_a_commit(tmp_path: Path) -> None:
+def test_forget_commit_removes_the_file_of_a_batch(tmp_path: Path) -> None:
     commits = tmp_path / "commits"
     with pytest.raises(LogNotFoundError, match="no such batch"):
         forget_commit(tmp_path)

@@ -1,12 +1,12 @@
-"""Kills of a real Spark job: its JVM, all of its processes, one of its Python
-processes, or the broker that holds the directory.
+"""Tests that kill a Spark job: its JVM, all of its processes, one of its Python processes,
+or the broker that has the directory open.
 
-A job (tests/support/killed_job.py) copies a topic twice, by a stream and by named batch
-writes. It is killed at a chosen step of one of them, or at any moment, and started
-again. A process that outlives its JVM continues its commit beside the next JVM. At the
-end, each row is in both copies once, in the order of its partition.
+The job (tests/support/killed_job.py) copies a topic twice, by a stream and by named batch
+writes. The job is killed at a chosen step of one copy, or at any moment, and started
+again. A Python process that survives its JVM continues its commit while the next JVM runs.
+At the end, both copies have each row once, in the order of its partition.
 
-LOGCORE_TEST_SEED repeats the choices, but not the moments.
+LOGCORE_TEST_SEED repeats the random choices, but not the moments of the kills.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class Round:
                 directory.create_topic(topic, PARTITIONS)
 
     def append(self) -> None:
-        """Append rows to copy. A process that outlived a kill may hold the directory
-        for a moment.
+        """Append rows to copy. Retry while a process that survived a kill holds the
+        directory.
         """
         deadline = time.monotonic() + 120
         while True:
@@ -162,7 +162,7 @@ class Round:
                 time.sleep(0.05)
 
     def wait_for(self, moment: str, job: Job, rng: random.Random) -> None:
-        """Wait until the job runs, with a randomly chosen copy, or has ended."""
+        """Wait until a randomly chosen copy has reached `moment`, or the job has ended."""
         topic = rng.choice(TOPICS)
         before = self._unfinished(topic)
         until = time.monotonic() + rng.uniform(0, 30)
@@ -180,7 +180,7 @@ class Round:
         wanted.unlink(missing_ok=True)
 
     def _unfinished(self, topic: str) -> set[str]:
-        """Return the batches whose offsets are planned and which are not committed."""
+        """Return the batches that are planned and not committed."""
         planned = {path.name for path in (self.work / topic / "offsets").glob("[0-9]*")}
         done = {path.name for path in (self.work / topic / "commits").glob("[0-9]*")}
         return planned - done
@@ -208,7 +208,7 @@ class Round:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Round]:
+def kill_round(tmp_path: Path) -> Iterator[Round]:
     try:
         pyspark_logcore.ensure_java()
     except pyspark_logcore.JavaNotFoundError as error:
@@ -216,7 +216,7 @@ def scene(tmp_path: Path) -> Iterator[Round]:
     yield Round(tmp_path)
 
 
-def test_fifty_kills(scene: Round) -> None:
+def test_killed_jobs_copy_each_row_once(kill_round: Round) -> None:
     rng = random.Random(SEED)
     kills: Counter[tuple[str, str]] = Counter()
     wanted = int(os.environ.get("LOGCORE_TEST_KILLS", "50"))
@@ -230,11 +230,11 @@ def test_fifty_kills(scene: Round) -> None:
                 if broker is not None:
                     broker.kill()
                     broker = None
-                scene.append()
-                job = Job(scene.path, scene.work)
+                kill_round.append()
+                job = Job(kill_round.path, kill_round.work)
             if victim == "broker" and broker is None:
-                broker = Broker(scene.path)
-            scene.wait_for(moment, job, rng)
+                broker = Broker(kill_round.path)
+            kill_round.wait_for(moment, job, rng)
             if job.has_ended():
                 continue
             if victim == "jvm":
@@ -254,12 +254,12 @@ def test_fifty_kills(scene: Round) -> None:
             broker.kill()
         if job is not None and not job.has_ended():
             job.kill_all()
-    scene.append()
-    # Spark itself occasionally ends a query when two queries of one session send tasks
-    # at the same moment.
-    ends = (Job(scene.path, scene.work).process.wait() == 0 for _ in range(5))
-    assert any(ends), (scene.work / "said.txt").read_text()[-4000:]
-    scene.check()
+    kill_round.append()
+    # Spark occasionally ends a query if two queries of one session send tasks at the same
+    # moment.
+    ends = (Job(kill_round.path, kill_round.work).process.wait() == 0 for _ in range(5))
+    assert any(ends), (kill_round.work / "said.txt").read_text()[-4000:]
+    kill_round.check()
     print(
         f"seed {SEED}:",
         *(

@@ -1,6 +1,4 @@
-"""Local writes in Spark: the behavior that needs a JVM. test_local_plain.py has the
-tests without a JVM.
-"""
+"""Tests of local writes that need a JVM. test_local_plain.py has the other tests."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from support.simulated_local_writes import values
 
 
 @pytest.mark.slow
-def test_a_stream_and_a_batch_job_write_locally_and_are_gathered_once(
+def test_local_writes_of_stream_and_batch_job_are_gathered_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:

@@ -1,9 +1,9 @@
-"""Every disk that a power cut may leave of local writes that are gathered: each batch
-is stored once and completely.
+"""Tests of power cuts during local writes and gather(), with every possible state of the
+disk. Each batch is stored once and completely.
 
 Tasks and gather() run on one simulated disk. The rows of a returned receipt are durable
-on that disk. Each remaining disk is opened as by the next process, read, and gathered
-again.
+on that disk. After a power cut, the next process opens and reads the log, and gathers the
+receipts again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from support.simulated_local_writes import rows, values, write
 from support.simulated_spark import frame
 
 BATCHES = 2
-#: Rows of each task, and their sizes: a part that is carried in a message, and a
-#: segment that is moved.
+#: The number of rows of each task, and their size: the first task sends its rows in a
+#: message, and the second task leaves a segment that gather() moves.
 SHARES = ((4, 20), (12, 60))
 WHOLE = [
     [
@@ -89,7 +89,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
 
     def recover(disk: SimulatedDisk) -> Found:
         shown = values("/into", fs=disk).get(0, [])
-        assert shown in WHOLE, f"a part of a batch is shown: {len(shown)}"
+        assert shown in WHOLE, f"a part of a batch is visible: {len(shown)}"
         reopen(disk)
         before = values("/into", fs=disk).get(0, [])
         for receipt in receipts:
@@ -109,9 +109,11 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
         return Found(before, after, len(receipts) // len(SHARES))
 
     def check(found: Found, kind: Kind) -> None:
-        assert found.before in WHOLE, f"a part of a batch is there: {len(found.before)}"
+        assert found.before in WHOLE, (
+            f"a part of a batch is stored: {len(found.before)}"
+        )
         assert WHOLE.index(found.before) >= done[0], (
-            f"batch {done[0] - 1} was gathered and is gone"
+            f"batch {done[0] - 1} was gathered and is lost"
         )
         assert found.after == WHOLE[found.batches], (
             f"after the repeated gather: {len(found.after)}"
@@ -151,7 +153,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
         ),
     ],
 )
-def test_a_gather_that_lost_power_at_any_step_is_repeated(
+def test_gather_is_repeated_after_a_power_cut_at_any_step(
     names: Names, limit: int, remove: bool
 ) -> None:
     report = explored(names=names, remove=remove, limit=limit)

@@ -1,4 +1,4 @@
-"""Local writes and gather() without a JVM. test_local.py has the tests that need Spark."""
+"""Tests of local writes and gather() without a JVM. test_local.py has the tests with Spark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.simulated_local_writes import facts, rows, values, write, writer
 from support.simulated_spark import frame
 
 
-def everything(batches: int, tasks: int = 2) -> list[bytes]:
+def all_values(batches: int, tasks: int = 2) -> list[bytes]:
     return [
         value
         for batch in range(batches)
@@ -40,7 +40,7 @@ def everything(batches: int, tasks: int = 2) -> list[bytes]:
     ]
 
 
-def test_each_task_leaves_a_complete_log_directory(tmp_path: Path) -> None:
+def test_each_task_writes_a_complete_log_directory(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
     assert [
         (
@@ -131,7 +131,7 @@ def test_first_of_two_attempts_to_finish_wins(tmp_path: Path) -> None:
     assert os.listdir(os.path.dirname(won[0].path)) == ["0"]
 
 
-def test_an_attempt_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_attempt_leaves_no_files(tmp_path: Path) -> None:
     def failing() -> Any:
         yield frame(value=[b"a"])
         raise ZeroDivisionError
@@ -145,7 +145,7 @@ def test_repeated_batch_replaces_the_earlier_run(
     tmp_path: Path,
 ) -> None:
     first = write(tmp_path, 0, [frame(value=[b"a"])])
-    Path(f"{first[0].path}.0123.7.part").mkdir()  # the remains of a killed attempt
+    Path(f"{first[0].path}.0123.7.part").mkdir()  # left by a killed attempt
     second = write(tmp_path, 0, [frame(value=[b"b"])])
     assert second[0].path == first[0].path
     assert values(second[0].path) == {0: [b"b"]}
@@ -166,18 +166,18 @@ def test_gather_stores_batches_once_and_in_order(tmp_path: Path) -> None:
         (1, 40, True),
     ]
     assert not any(result.is_new for result in gather(receipts, str(tmp_path / "into")))
-    assert values(tmp_path / "into") == {0: everything(2)}
+    assert values(tmp_path / "into") == {0: all_values(2)}
     assert [
         os.path.basename(name) for name in os.listdir(f"{tmp_path}/into.staging")
     ] == ["write_local%20job%20t%20t.state"]
 
 
-def test_gather_into_another_topic_of_a_log_that_has_records(tmp_path: Path) -> None:
+def test_gather_appends_to_a_topic_that_has_records(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "into", create=True) as directory:
         directory.create_topic("all", 2)
         directory.partition("all", 0).append(b"before")
     gather(write(tmp_path / "local"), str(tmp_path / "into"), topic="all")
-    assert values(tmp_path / "into", "all") == {0: [b"before", *everything(1)], 1: []}
+    assert values(tmp_path / "into", "all") == {0: [b"before", *all_values(1)], 1: []}
 
 
 def test_empty_tasks_and_batches_are_gathered(tmp_path: Path) -> None:
@@ -229,10 +229,10 @@ def test_gather_by_paths_needs_the_number_of_tasks(tmp_path: Path) -> None:
         gather([tmp_path / "nowhere"], str(tmp_path / "into"), tasks=2)
     gather(str(tmp_path / "local"), str(tmp_path / "into"), tasks=2)
     gather([receipt.path for receipt in receipts], str(tmp_path / "into"), tasks=2)
-    assert values(tmp_path / "into") == {0: everything(1)}
+    assert values(tmp_path / "into") == {0: all_values(1)}
 
 
-def test_of_two_attempts_on_two_machines_one_is_gathered(tmp_path: Path) -> None:
+def test_only_one_of_two_attempts_is_gathered(tmp_path: Path) -> None:
     planned = writer(tmp_path / "a", partitions=2)
     other = attrs.evolve(
         planned, options=attrs.evolve(planned.options, path=str(tmp_path / "b"))
@@ -263,10 +263,10 @@ def test_gather_times_out_and_leaves_a_held_directory_unchanged(
             if not name.startswith("logcore")
         ]
     gather(receipts, into)
-    assert values(into) == {0: everything(1)}
+    assert values(into) == {0: all_values(1)}
 
 
-def test_memory_of_a_shipment_is_bounded(
+def test_gather_limits_the_memory_of_carried_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shipping, "_HELD_BYTES", 2000)
@@ -397,10 +397,10 @@ def test_gather_names_host_and_path_of_missing_files(tmp_path: Path) -> None:
         return receipt.path.replace(str(tmp_path / "local"), str(tmp_path / "brought"))
 
     gather(receipts, str(tmp_path / "into"), located=located)
-    assert values(tmp_path / "into") == {0: everything(1)}
+    assert values(tmp_path / "into") == {0: all_values(1)}
 
 
-def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
+def test_gather_detects_damage_and_swapped_directories(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
     into = str(tmp_path / "into")
     swapped = [attrs.evolve(receipts[0], path=receipts[1].path), receipts[1]]
@@ -424,17 +424,17 @@ def test_gather_notices_damage_and_swapped_directories(tmp_path: Path) -> None:
     content[70] ^= 1
     segment.write_bytes(content)
     gather(receipts, into)
-    assert values(into) == {0: everything(1)}
+    assert values(into) == {0: all_values(1)}
 
 
-def test_a_damaged_report_is_an_error(tmp_path: Path) -> None:
+def test_report_with_damage_is_an_error(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
     Path(receipts[0].path, local.REPORT_FILE).write_bytes(b"{}")
     with pytest.raises(CorruptLogError, match="report of a task"):
         gather(receipts, str(tmp_path / "into"))
 
 
-def test_directories_are_removed_when_they_are_gathered(tmp_path: Path) -> None:
+def test_gathered_directories_are_removed_if_requested(tmp_path: Path) -> None:
     receipts = write(tmp_path / "local")
     into = str(tmp_path / "into")
     gather(receipts, into, remove=True)
@@ -445,7 +445,7 @@ def test_directories_are_removed_when_they_are_gathered(tmp_path: Path) -> None:
     assert all(os.path.exists(receipt.path) for receipt in again), (
         "the directories belong to another run"
     )
-    assert values(into) == {0: everything(1)}
+    assert values(into) == {0: all_values(1)}
 
 
 def test_compacted_topic_accepts_only_records_with_keys(

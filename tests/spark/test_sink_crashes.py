@@ -1,10 +1,10 @@
-"""Every disk that a power cut may leave during the writes of a stream. Each batch must
-be stored completely or not at all.
+"""Tests of power cuts during the writes of a stream, with every possible state of the
+disk. Each batch must be stored completely or not at all.
 
-The stream's writer itself runs on the simulated disk, called as by Spark. The rows of
-its tasks arrive in messages (carried), in files that they staged, and in both. Each
-remaining disk is opened as by the restarted query, and read. Then all batches are
-written again with another number of tasks. Only the missing batches are added.
+The stream's writer runs on the simulated disk, and the test calls it like Spark. The rows
+of its tasks are sent in messages (carried), in staged files, or in both. After a power cut,
+the restarted query opens and reads the log. Then the test writes all batches again, with
+another number of tasks. Only the missing batches are added.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def explored(
 
     def check(found: Found, kind: Kind) -> None:
         assert found.before in WHOLE, (
-            f"a part of a batch is there: {[len(row) for row in found.before]}"
+            f"a part of a batch is stored: {[len(row) for row in found.before]}"
         )
         assert WHOLE.index(found.before) >= done[0], (
-            f"batch {done[0] - 1} was committed and is gone"
+            f"batch {done[0] - 1} was committed and is lost"
         )
         assert found.after == WHOLE[-1], (
             f"after the replay: {[len(row) for row in found.after]}"
@@ -104,8 +104,8 @@ def explored(
         raise
 
 
-#: Number of checked disks for each moment, and the fraction of openings during which the
-#: power is cut again.
+#: The durability of names, the number of checked states of the disk at each moment, and n:
+#: in one of n openings, the power is cut again.
 SLICE = ("posix", 1, 60)
 ALL = [("posix", 200, 5), ("journal", 200, 5)]
 LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -124,7 +124,7 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
         ),
     ],
 )
-def test_each_disk_a_power_cut_may_leave_of_a_stream(
+def test_power_cut_during_a_stream_leaves_complete_batches(
     stream: Stream, config: str, names: Names, limit: int, again_every: int
 ) -> None:
     report = explored(stream, config, names=names, limit=limit, again_every=again_every)
@@ -134,11 +134,11 @@ def test_each_disk_a_power_cut_may_leave_of_a_stream(
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit", [1, pytest.param(2000, marks=pytest.mark.slow)])
-def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
+def test_power_cut_during_a_write_without_a_name_leaves_all_or_nothing(
     stream: Stream, limit: int
 ) -> None:
-    """The state of a write is deleted when it is done. Otherwise, a manifest that a
-    power cut restored kept all logs closed.
+    """The state of a completed write is deleted. If a power cut then restored the manifest
+    of the write, no log could be opened.
     """
     done = [0]
 
@@ -152,10 +152,10 @@ def test_each_disk_a_power_cut_may_leave_of_a_write_without_a_name(
 
     def check(found: Content, kind: Kind) -> None:
         assert found in WHOLE, (
-            f"a part of a write is there: {[len(row) for row in found]}"
+            f"a part of a write is stored: {[len(row) for row in found]}"
         )
         assert WHOLE.index(found) >= done[0], (
-            f"write {done[0] - 1} was committed and is gone"
+            f"write {done[0] - 1} was committed and is lost"
         )
 
     live = SimulatedDisk()

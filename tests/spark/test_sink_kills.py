@@ -1,13 +1,13 @@
-"""The driver of a stream is killed, is stopped, or gets a full disk at each of its
-changes of the disk. The files are real, and the kills are SIGKILL.
+"""Tests in which the driver of a stream is killed or stopped, or the disk becomes full, at
+each change of the disk. The files are on a real disk, and the kills are SIGKILL.
 
-Each driver is a process of its own. It plans, stages and commits three batches like
-Spark, and reports over a pipe which batches are committed. The remaining files are
-checked. Then another driver replays the batches that were not committed, with other
-tasks. At the end, every row is stored once, and in order.
+Each driver is another process, which plans, stages and commits three batches like Spark.
+The driver reports over a pipe which batches are committed. The test checks the remaining
+files. Then another driver replays the batches that were not committed, with other tasks.
+At the end, every row is stored once, and in order.
 
-`make check` tests some places of the fault. `make slow` tests all of them, and random
-places of drivers that follow one another. LOGCORE_TEST_SEED repeats a run.
+`make check` tests some changes of the disk. `make slow` tests all of them, and random
+changes during several drivers in succession. LOGCORE_TEST_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Driver:
         status = 1
         try:
             os.close(reading)
-            os.chdir(path.parent)  # which StrikingFS takes for the disk
+            os.chdir(path.parent)  # StrikingFS counts changes below this directory
             fs = StrikingFS(strike)
             stream = Stream(path, query=query, publishTimeout=wait)
             stream.use(fs)
@@ -134,9 +134,9 @@ def check(path: Path, done: int) -> None:
     """Check the partitions after a crash, before and after the directory is opened for
     writing.
 
-    The partitions become visible one after the other, once all files are in place.
-    After a crash between two of them, each partition contains whole batches, but not
-    the same number, until the directory is opened.
+    The partitions become visible one after the other, when all files are in place. A crash
+    between two partitions leaves complete batches in each partition, but not the same
+    number, until the directory is opened.
     """
     stream = Stream(path)
     shown = []
@@ -162,7 +162,7 @@ def end(path: Path, done: int, tasks: int = 3) -> None:
     assert not [verdict for verdict in verify(str(path)) if verdict.status == "damaged"]
 
 
-def changes_of_a_life(ram: Path, config: str) -> int:
+def count_changes(ram: Path, config: str) -> int:
     path = created(ram / "whole" / "data", config)
     driver = Driver(path, 0)
     assert driver.wait() == 0
@@ -175,10 +175,10 @@ ALL = pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(360
 @pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(71, id="some"), ALL])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_driver_killed_at_any_change_keeps_whole_batches(
+def test_driver_killed_at_any_change_stores_complete_batches(
     ram: Path, config: str, step: int
 ) -> None:
-    count = changes_of_a_life(ram, config)
+    count = count_changes(ram, config)
     assert count > 200
     rng = random.Random(SEED)
     for at in range(rng.randrange(step), count, step):
@@ -194,7 +194,7 @@ def test_driver_killed_at_any_change_keeps_whole_batches(
     "rounds",
     [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_drivers_killed_one_after_the_other_keep_whole_batches(
+def test_drivers_killed_in_succession_store_complete_batches(
     ram: Path, rounds: int
 ) -> None:
     rng = random.Random(SEED)
@@ -222,11 +222,13 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(83, id="some"), ALL])
-def test_replaced_driver_that_continues_late(ram: Path, step: int) -> None:
+def test_replaced_driver_that_continues_late_stores_no_row_twice(
+    ram: Path, step: int
+) -> None:
     """A stopped driver releases no lock. Its successor succeeds or fails. Then the
     stopped driver continues.
     """
-    count = changes_of_a_life(ram, "moved")
+    count = count_changes(ram, "moved")
     outcomes = set()
     for at in range(5 % step, count, step):
         path = created(ram / f"at{at}" / "data", "moved")
@@ -246,7 +248,7 @@ def test_replaced_driver_that_continues_late(ram: Path, step: int) -> None:
 
 
 class FullFS(StrikingFS):
-    """A full disk: from one change on, no file can grow. Existing bytes can be
+    """Simulates a full disk: from one change on, no file can grow. Existing bytes can be
     overwritten.
     """
 
@@ -273,11 +275,11 @@ class FullFS(StrikingFS):
     [pytest.param(59, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_disk_that_fills_up(
+def test_full_disk_fails_the_batch_and_a_later_driver_writes_it(
     ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int
 ) -> None:
-    """The batch fails and is aborted. The next driver writes it when there is room."""
-    count = changes_of_a_life(ram, config)
+    """The batch fails and is aborted. The next driver has enough space and writes it."""
+    count = count_changes(ram, config)
     failed = 0
     for at in range(0, count, step):
         path = created(ram / f"at{at}" / "data", config)
@@ -298,7 +300,7 @@ def test_a_disk_that_fills_up(
     assert failed
 
 
-def test_two_queries_that_write_one_topic(ram: Path) -> None:
+def test_two_queries_write_one_topic_batch_by_batch(ram: Path) -> None:
     path = created(ram / "disk" / "data", "moved")
     names = ("one", "two")
     drivers = [Driver(path, 0, query=name) for name in names]
@@ -317,7 +319,7 @@ def test_two_queries_that_write_one_topic(ram: Path) -> None:
         assert turns == len(names) * len(BATCHES), "the rows of a batch are adjacent"
 
 
-def test_a_directory_that_another_program_holds(ram: Path) -> None:
+def test_program_that_holds_the_directory_applies_the_batches(ram: Path) -> None:
     """The writer that holds the directory applies the batches in its tick(). Until
     then, the query fails and leaves no files.
     """

@@ -1,5 +1,5 @@
-"""The stream writer without Spark: the tests call it as Spark does, for runs and
-replays of batches.
+"""Tests of the stream writer without Spark. They call the writer like Spark, for batches
+and replays of batches.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Task.current = None
 
 
-def made(path: Path, **given: object) -> LogcoreStreamWriter:
+def writer_for(path: Path, **given: object) -> LogcoreStreamWriter:
     return source(path, **{"topic": "t", **given}).streamWriter(
         spark_types(frame(value=[b""], key=[b""])), False
     )
@@ -87,7 +87,7 @@ def run(
     **given: object,
 ) -> list[Any]:
     """Run the tasks of one batch, and return their messages."""
-    planned = pickle.dumps(made(path, **given))
+    planned = pickle.dumps(writer_for(path, **given))
     messages = []
     for number, values in enumerate(parts):
         Task.current = Task(number, attempt * 100 + number, batch_id, query)
@@ -103,7 +103,7 @@ def batch(
     path: Path, batch_id: int, parts: Sequence[Sequence[bytes]], **given: Any
 ) -> None:
     messages = run(path, batch_id, parts, **given)
-    made(path).commit(messages, batch_id)
+    writer_for(path).commit(messages, batch_id)
 
 
 def content(path: Path) -> list[bytes]:
@@ -117,7 +117,7 @@ def content(path: Path) -> list[bytes]:
         ]
 
 
-def left(path: Path) -> list[str]:
+def remaining_files(path: Path) -> list[str]:
     return sorted(
         name
         for name in os.listdir(staging_path(str(path)))
@@ -131,23 +131,23 @@ def test_batches_are_written_once(tmp_path: Path) -> None:
     batch(path, 1, [[b"d"]])
     batch(path, 1, [[b"d"]])
     assert sorted(content(path)) == [b"a", b"b", b"c", b"d"]
-    assert left(path) == []
+    assert remaining_files(path) == []
 
 
-def test_a_replay_with_other_tasks_and_rows_is_dropped(tmp_path: Path) -> None:
+def test_replay_with_other_tasks_and_rows_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "data"
     batch(path, 0, [[b"a", b"b"], [b"c"]])
     batch(path, 0, [[b"a"], [b"b"], [b"c", b"x"]], attempt=1)
     assert sorted(content(path)) == [b"a", b"b", b"c"]
-    assert left(path) == []
+    assert remaining_files(path) == []
 
 
-def test_a_batch_without_rows_writes_nothing_and_a_later_one_does(
+def test_batch_without_rows_writes_nothing(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "data"
     batch(path, 0, [[], []])
-    assert (content(path), left(path)) == ([], [])
+    assert (content(path), remaining_files(path)) == ([], [])
     batch(path, 1, [[b"a"]])
     batch(path, 2, [])
     assert content(path) == [b"a"]
@@ -167,9 +167,9 @@ def test_late_commit_of_a_replaced_driver_stores_no_row_twice(tmp_path: Path) ->
     path = tmp_path / "data"
     late = run(path, 0, [[b"a"], [b"b"]])
     batch(path, 0, [[b"a", b"b"]], attempt=1)
-    made(path).commit(late, 0)
+    writer_for(path).commit(late, 0)
     assert sorted(content(path)) == [b"a", b"b"]
-    assert left(path) == []
+    assert remaining_files(path) == []
 
 
 @pytest.mark.parametrize("kind", ["stream", "batch"])
@@ -188,16 +188,16 @@ def test_replay_does_not_depend_on_the_earlier_attempt(
             batch(path, 0, [[b"a"]])
         else:
             write(path, frame(value=[b"a"]), **given)
-    (txid,) = [name for name in left(path) if not name.endswith(".json")]
+    (txid,) = [name for name in remaining_files(path) if not name.endswith(".json")]
     shutil.rmtree(os.path.join(staging_path(str(path)), txid))
     with logcore.open_dir(path):
         pass
-    assert [name for name in left(path) if name.endswith(".refused")]
+    assert [name for name in remaining_files(path) if name.endswith(".refused")]
     if kind == "stream":
         batch(path, 0, [[b"a"]], attempt=1)
     else:
         write(path, frame(value=[b"a"]), **given)
-    assert (content(path), left(path)) == ([b"a"], [])
+    assert (content(path), remaining_files(path)) == ([b"a"], [])
 
 
 def test_abort_after_the_publish_point_removes_nothing(
@@ -212,8 +212,8 @@ def test_abort_after_the_publish_point_removes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(staged, "carry_out", fails)
         with pytest.raises(LogcoreError, match="the driver fails"):
-            made(path).commit(messages, 0)
-    made(path).abort(messages, 0)
+            writer_for(path).commit(messages, 0)
+    writer_for(path).abort(messages, 0)
     with logcore.open_dir(path):
         pass
     assert content(path) == [b"a"]
@@ -224,9 +224,9 @@ def test_abort_after_the_publish_point_removes_nothing(
 def test_abort_before_the_publish_point_removes_staged_files(tmp_path: Path) -> None:
     path = tmp_path / "data"
     messages = run(path, 0, [[b"a"], [b"b"]])
-    made(path).abort([*messages, None], 0)
-    assert [name for name in left(path) if name != messages[0].txid] == []
-    assert (content(path), left(path)) == ([], [])
+    writer_for(path).abort([*messages, None], 0)
+    assert [name for name in remaining_files(path) if name != messages[0].txid] == []
+    assert (content(path), remaining_files(path)) == ([], [])
 
 
 def test_commit_of_tasks_of_two_queries_or_batches_is_refused(tmp_path: Path) -> None:
@@ -234,24 +234,24 @@ def test_commit_of_tasks_of_two_queries_or_batches_is_refused(tmp_path: Path) ->
     first = run(path, 0, [[b"a"]])
     other = run(path, 0, [[b"b"]], query="other")
     with pytest.raises(InvalidConfigError, match="do not belong together"):
-        made(path).commit([*first, *other], 0)
+        writer_for(path).commit([*first, *other], 0)
     with pytest.raises(InvalidConfigError, match="one query, batch 1"):
-        made(path).commit(first, 1)
+        writer_for(path).commit(first, 1)
     assert content(path) == []
 
 
 def test_task_outside_a_stream_fails(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"no streaming\.sql\.batchId"):
-        made(tmp_path / "data").write(iter([frame(value=[b"a"], key=[None])]))
+        writer_for(tmp_path / "data").write(iter([frame(value=[b"a"], key=[None])]))
     messages = run(tmp_path / "data", 0, [[b"a"]], query=None)
     with pytest.raises(InvalidConfigError, match="do not belong together"):
-        made(tmp_path / "data").commit(messages, 0)
+        writer_for(tmp_path / "data").commit(messages, 0)
 
 
 @pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
 def test_stream_refuses_options_that_name_its_writes(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidConfigError, match="a stream names its writes"):
-        made(tmp_path / "data", **{name: "1"})
+        writer_for(tmp_path / "data", **{name: "1"})
 
 
 @pytest.mark.long
@@ -270,16 +270,16 @@ def test_rows_without_a_key_may_change_the_partition_between_attempts(
         assert chosen == {batch_id % 3}
 
 
-def test_rows_without_arrow_for_streams(
+def test_stream_writes_rows_without_arrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_writer, "_HAS_ARROW", False)
     path = tmp_path / "data"
     row = pyspark.Row("value", "key")
-    planned = made(path)
+    planned = writer_for(path)
     Task.current = Task(0, 0, 0, QUERY)
     message = planned.write(iter([row(b"a", b"k"), row(None, None)]))
-    made(path).commit([message], 0)
+    writer_for(path).commit([message], 0)
     with logcore.open_dir(path, read_only=True) as directory:
         found = [
             (record.key, record.value) for record in directory.partition("t", 0).read(0)
@@ -292,7 +292,7 @@ def test_rows_without_arrow_for_streams(
 
 @pytest.mark.long
 @pytest.mark.parametrize("partitions", [1, 8, 64])
-def test_number_of_syncs_of_a_small_batch(
+def test_small_batch_needs_few_syncs(
     tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each partition needs syncs of the file that blocks readers and its name, the
@@ -318,7 +318,7 @@ def test_number_of_syncs_of_a_small_batch(
     assert len(content(path)) == partitions * 16
 
 
-def test_a_task_that_writes_little_leaves_no_file(tmp_path: Path) -> None:
+def test_small_task_carries_its_rows_without_a_file(tmp_path: Path) -> None:
     path = tmp_path / "data"
     (message,) = run(path, 0, [[b"a" * 1000]])
     assert (message.files, len(message.carried)) == ([], 1)
@@ -334,7 +334,7 @@ def test_carried_and_staged_rows_keep_the_order_of_tasks(
     parts = [[b"a"], [b"b" * 600, b"c"], [b"d"], [b"e"]]
     messages = run(path, 0, parts, carryBytes=500)
     assert [len(message.files) for message in messages] == [0, 1, 0, 0]
-    made(path).commit(list(reversed(messages)), 0)
+    writer_for(path).commit(list(reversed(messages)), 0)
     assert content(path) == [value for part in parts for value in part]
 
 
@@ -346,7 +346,7 @@ def test_task_without_access_to_the_directory_carries_all_rows(
     rows = [b"%d" % number * 100 for number in range(50)]
     messages = run(path, 0, [rows, rows], carryBytes=10)
     assert [message.files for message in messages] == [[], []]
-    made(path).commit(messages, 0)
+    writer_for(path).commit(messages, 0)
     assert content(path) == rows * 2
     monkeypatch.setattr("pyspark_logcore.rows._MAX_CARRIED", 500)
     with pytest.raises(
@@ -363,7 +363,7 @@ def test_carried_rows_damaged_in_transit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CorruptLogError, match="differs from the one that its task sent"
     ):
-        made(path).commit([message], 0)
+        writer_for(path).commit([message], 0)
     assert content(path) == []
 
 
@@ -392,7 +392,7 @@ def test_stored_rows_corrupted_before_apply_are_refused(
     assert content(path) == []
 
 
-def test_apply_on_a_full_disk_names_the_full_disk() -> None:
+def test_apply_on_a_full_disk_raises_the_disk_full_error() -> None:
     """Opening the directory failed while it placed the batch. The error then lacked its
     cause.
     """

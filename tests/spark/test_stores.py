@@ -1,6 +1,4 @@
-"""Reads from object stores in Spark: the behavior that needs a JVM.
-test_stores_plain.py has the other tests.
-"""
+"""Tests of reads from object stores that need a JVM. test_stores_plain.py has the others."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from support.s3 import SECRET, upload
 
 
 @pytest.mark.slow  # without a JVM it is in test_stores_plain.py
-def test_spark_reads_an_archive_and_shows_no_secret(
+def test_spark_reads_an_archive_and_logs_no_secret(
     spark: SparkSession, s3_server: dict[str, str], tmp_path: Path
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:

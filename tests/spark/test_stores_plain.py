@@ -1,5 +1,5 @@
-"""Reads from object stores without a JVM: over a local file system of pyarrow's, and
-over a real S3 server.
+"""Tests of reads from object stores without a JVM. The stores are a local file system of
+pyarrow and an S3 server.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the URI refer to the directory."""
+    """Let the URI refer to the directory."""
     monkeypatch.setattr(
         stores, "open_store", lambda url: (arrow_fs.LocalFileSystem(), str(data))
     )
@@ -125,7 +125,7 @@ def test_rows_equal_the_rows_of_the_directory(
     assert found
 
 
-def test_scan_requests_large_ranges_and_keeps_few(
+def test_scan_requests_large_ranges_and_caches_few(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -189,7 +189,7 @@ def test_search_by_time_reads_few_older_bytes(
     st.integers(1, 64),
     st.integers(1, 16),
 )
-def test_ranges_are_those_of_the_object(
+def test_cached_ranges_equal_the_object(
     content: bytes, reads: list[tuple[int, int, int]], ahead: int, apart: int
 ) -> None:
     system = arrow_fs._MockFileSystem()
@@ -212,7 +212,7 @@ def test_ranges_are_those_of_the_object(
             fs.close(handle)
 
 
-def test_missing_objects(
+def test_missing_objects_are_errors(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LogcoreError, match="nosuch"):
@@ -230,7 +230,7 @@ def test_missing_objects(
 
 
 def refusing(text: str) -> Any:
-    """A store that fails with an error text of pyarrow."""
+    """Return a store that fails with an error text of pyarrow."""
 
     class Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -320,7 +320,7 @@ def test_copy_made_during_writes_that_lacks_the_end_is_an_error(
     assert caught.value.path == f"{URI}/packed-0"
 
 
-def test_damage_is_named_by_object_and_position(store: Path) -> None:
+def test_damage_is_reported_with_object_and_position(store: Path) -> None:
     path = segment(store, "plain-1", 1)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -333,7 +333,7 @@ def test_damage_is_named_by_object_and_position(store: Path) -> None:
     assert caught.value.offset is not None
 
 
-def test_an_object_that_changes_after_it_was_listed_is_an_error(store: Path) -> None:
+def test_object_changed_after_it_was_listed_is_an_error(store: Path) -> None:
     path = segment(store, "plain-0", 0)
     fs = StoreFS(STORE, (arrow_fs.LocalFileSystem(), str(store)))
     handle = fs.open(f"{URI}/plain-0/{path.name}")
@@ -349,7 +349,7 @@ def test_an_object_that_changes_after_it_was_listed_is_an_error(store: Path) -> 
     fs.close(gone)
 
 
-def test_a_task_that_sees_another_archive_fails(store: Path) -> None:
+def test_task_with_another_archive_at_the_path_fails(store: Path) -> None:
     data_source = source(Path("x"), subscribe="plain")
     data_source.options["path"] = URI
     reader = data_source.reader(data_source.schema())
@@ -362,7 +362,7 @@ def test_a_task_that_sees_another_archive_fails(store: Path) -> None:
         list(reader.read(planned[0]))
 
 
-def test_nothing_is_written_or_followed(store: Path) -> None:
+def test_writes_and_streams_of_object_stores_are_refused(store: Path) -> None:
     data_source = source(Path("x"), topic="t", subscribe="t")
     for path in (URI, "gs://bucket/logs", "abfs://container@account/logs"):
         data_source.options["path"] = path
@@ -425,7 +425,7 @@ def test_store_accepts_only_its_own_options() -> None:
 
 
 @pytest.mark.slow  # this test starts a server; the tests above cover other kinds of stores
-def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> None:
+def test_archive_on_an_s3_server_is_read(s3_server: dict[str, str], data: Path) -> None:
     system = upload(s3_server, data, "bucket/logs")
     for asked in (
         {"subscribePattern": "p.*"},

@@ -1,6 +1,4 @@
-"""Streams in Spark: the behavior that needs a JVM. test_streams_plain.py has the tests
-without a JVM.
-"""
+"""Tests of streams that need a JVM. test_streams_plain.py has the other tests."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ def test_stream_continues_from_its_checkpoint(
 
 
 @pytest.mark.slow  # test_streams_plain.py tests this without a JVM
-def test_a_first_batch_that_fails_loses_no_record(
+def test_failed_first_batch_loses_no_record(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     offsets: list[int] = []
@@ -122,7 +120,7 @@ def test_a_first_batch_that_fails_loses_no_record(
 
 
 @pytest.mark.slow  # half a minute
-def test_a_watermark_a_join_and_duplicates(
+def test_watermark_join_and_deduplication(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     frame = stream(spark, data, startingOffsets="earliest")
@@ -167,7 +165,7 @@ def test_a_watermark_a_join_and_duplicates(
     assert sorted(row["key"] for row in unique) == ["k0", "k1", "k2"]
 
 
-def written(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
+def values_in(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
     found = (
         spark.read.format("logcore")
         .schema("value BINARY")
@@ -179,7 +177,7 @@ def written(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
 
 
 @pytest.mark.slow  # takes eight seconds; test_sink_kills.py also continues with other tasks
-def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
+def test_batch_replayed_with_other_tasks_is_written_once(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "c"
@@ -203,13 +201,13 @@ def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
         [b"%d" % number for number in range(30)]
         + [b"%d" % number for number in range(20)]
     )
-    assert written(spark, data, "copy") == expected
+    assert values_in(spark, data, "copy") == expected
     assert forget_commit(checkpoint) == 2
     copy(3)
-    assert written(spark, data, "copy") == expected
+    assert values_in(spark, data, "copy") == expected
     append(data, 0, 5)
     copy(2)
-    assert len(written(spark, data, "copy")) == 55
+    assert len(values_in(spark, data, "copy")) == 55
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""The stream reader without Spark. The tests call its methods as Spark does, in the
+"""Tests of the stream reader without Spark. They call its methods like Spark, in the
 orders that docs/spark.md describes.
 
-`Query` simulates Spark: it stores offsets and commits, and is stopped between any two
-calls.
+`Query` simulates Spark: it stores offsets and commits, and can stop between any two calls.
 """
 
 from __future__ import annotations
@@ -62,15 +61,16 @@ def reader_of(path: Path | str, **given: object) -> LogcoreStreamReader:
     return made.streamReader(made.schema())
 
 
-def text(offsets: Any) -> Any:
-    """Return a value as it arrives through JSON, the form in which Spark transfers it."""
+def json_copy(offsets: Any) -> Any:
+    """Encode a value as JSON and decode it, as Spark does to transfer it."""
     return json.loads(json.dumps(offsets))
 
 
 class Query:
-    """One streaming query. `offsets` and `commits` are the content of its checkpoint.
-    `rows` are the (topic, partition, offset, value) that its sink has received, by
-    batch.
+    """One streaming query.
+
+    `offsets` and `commits` are the content of its checkpoint. `rows` are the rows that the
+    sink has received in each batch, as (topic, partition, offset, value).
     """
 
     def __init__(self, path: Path | str, **given: object) -> None:
@@ -87,12 +87,12 @@ class Query:
         self.reader = reader_of(self.path, **self.given)
 
     def begin(self, available_now: bool = False) -> None:
-        """Do the steps of Spark at the start of a query."""
+        """Call the methods that Spark calls at the start of a query."""
         if available_now:
             self.reader.prepareForTriggerAvailableNow()
         if len(self.offsets) > self.commits:  # an unfinished batch
             if self.commits == 0:
-                self.first = text(self.reader.initialOffset())
+                self.first = json_copy(self.reader.initialOffset())
             self.run(self.offsets[-1])
 
     def trigger(self, limit: Any = None) -> bool:
@@ -104,18 +104,18 @@ class Query:
         return True
 
     def plan(self, limit: Any = None) -> Offsets | None:
-        """Do the steps of a batch up to the log of offsets."""
+        """Plan a batch, and store its offsets."""
         if not self.offsets:
-            self.first = text(self.reader.initialOffset())
+            self.first = json_copy(self.reader.initialOffset())
         before = self.start()
         if limit is None:
             limit = self.reader.getDefaultReadLimit() if HAS_LIMITS else None
-        end = text(self.reader.latestOffset(before, limit))
+        end = json_copy(self.reader.latestOffset(before, limit))
         if end == before and self.offsets:
             return None  # Spark creates batch 0 even without records
         self.offsets.append(end)
         if len(self.offsets) == 1:
-            self.first = text(self.reader.initialOffset())
+            self.first = json_copy(self.reader.initialOffset())
         else:
             self.reader.commit(before)
         return end
@@ -179,7 +179,7 @@ def expected(
 # -- offsets and starts ----------------------------------------------------------------
 
 
-def test_offsets_are_kafkas_json(tmp_path: Path) -> None:
+def test_offsets_have_the_json_form_of_kafka(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("b", partitions=11)
         directory.create_topic("a")
@@ -200,7 +200,7 @@ def test_offsets_are_kafkas_json(tmp_path: Path) -> None:
         {"t": {"0": "1"}},
     ],
 )
-def test_offsets_that_are_none(wrong: Any) -> None:
+def test_invalid_offsets_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidConfigError, match="offsets of a checkpoint"):
         admission.from_json(wrong)
 
@@ -228,12 +228,12 @@ def test_offsets_that_are_none(wrong: Any) -> None:
         ),
     ],
 )
-def test_start_offsets_of_a_stream(
+def test_options_select_the_start_offsets(
     data: Path, asked: dict[str, str], first: tuple[int, int]
 ) -> None:
     query = Query(data, subscribe="orders", **asked)
     found = query.reader.initialOffset()
-    query.first = text(found)
+    query.first = json_copy(found)
     assert found == {"orders": {"0": first[0], "1": first[1]}}
     append(data, "orders", 0, 2)
     assert query.trigger()
@@ -256,7 +256,9 @@ def test_start_offsets_of_a_stream(
         ({"maxOffsetPerTrigger": "9"}, "did you mean maxOffsetsPerTrigger"),
     ],
 )
-def test_options_of_streams(data: Path, asked: dict[str, str], match: str) -> None:
+def test_unsupported_stream_options_are_errors(
+    data: Path, asked: dict[str, str], match: str
+) -> None:
     with pytest.raises(InvalidConfigError, match=match):
         reader_of(data, subscribe="orders", **asked)
 
@@ -343,9 +345,7 @@ def test_trigger_once_reads_all_records_despite_limits(
 @pytest.mark.parametrize(
     "asked", [{"maxOffsetsPerTrigger": 8}, {"minOffsetsPerTrigger": 1_000}, {}]
 )
-def test_available_now_reads_to_its_target_and_no_further(
-    data: Path, asked: dict[str, int]
-) -> None:
+def test_available_now_ends_at_its_target(data: Path, asked: dict[str, int]) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
     query.begin(available_now=True)
     with logcore.open_dir(data) as directory:
@@ -356,7 +356,7 @@ def test_available_now_reads_to_its_target_and_no_further(
     assert sorted(query.rows) == sorted(expected((0, 0, 30), (1, 0, 20)))
 
 
-def test_a_batch_waits_for_enough_records_or_long_enough(data: Path) -> None:
+def test_batch_waits_for_the_minimum_or_the_maximum_delay(data: Path) -> None:
     now = [0.0]
     query = Query(
         data,
@@ -379,9 +379,7 @@ def test_a_batch_waits_for_enough_records_or_long_enough(data: Path) -> None:
     assert sorted(query.rows) == sorted(expected((0, 0, 34), (1, 0, 27)))
 
 
-def test_limits_need_a_spark_that_has_them(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_need_spark_4_2(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark_logcore.stream_reader.HAS_LIMITS", False)
     with pytest.raises(InvalidConfigError, match=r"needs pyspark 4\.2"):
         reader_of(data, subscribe="orders", maxOffsetsPerTrigger=5)
@@ -389,7 +387,7 @@ def test_limits_need_a_spark_that_has_them(
     assert made.latestOffset() == {"orders": {"0": 30, "1": 20}}
 
 
-def test_the_lag_is_reported(data: Path) -> None:
+def test_lag_is_reported(data: Path) -> None:
     query = Query(
         data, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=100
     )
@@ -402,7 +400,7 @@ def test_the_lag_is_reported(data: Path) -> None:
 # -- restarts --------------------------------------------------------------------------
 
 
-def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
+def test_replayed_batch_reads_the_same_records(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
     append(data, "orders", 0, 3)
@@ -419,14 +417,14 @@ def test_a_batch_that_is_replayed_reads_the_same(data: Path) -> None:
 
 
 @pytest.mark.parametrize("grown", [0, 400])
-def test_a_first_batch_that_failed_loses_nothing(
+def test_failed_first_batch_loses_no_record(
     data: Path, grown: int, tmp_path: Path
 ) -> None:
     """Measured with Spark 4.3: after the restart, Spark requests the new start offsets,
     and combines them with the old end offsets.
     """
     query = Query(data, subscribe="orders", checkpointLocation=tmp_path / "checkpoint")
-    query.first = text(query.reader.initialOffset())
+    query.first = json_copy(query.reader.initialOffset())
     append(data, "orders", 0, 10)
     assert query.plan() == {"orders": {"0": 40, "1": 20}}
     append(data, "orders", 0, grown)
@@ -453,7 +451,7 @@ def test_failed_first_batch_without_a_checkpoint_location_is_an_error(
     with pytest.raises(FirstBatchError, match="batch 0"):
         query.begin()
     assert not (tmp_path / "late").exists(), (
-        "the present end is not stored as the start of batch 0"
+        "the current end is not stored as the start of batch 0"
     )
     query.given = {**query.given, "failOnDataLoss": "false"}
     query.restart()
@@ -465,7 +463,7 @@ def test_failed_first_batch_without_a_checkpoint_location_is_an_error(
     ]
 
 
-def test_a_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
+def test_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.plan()
     append(data, "orders", 0, 10)
@@ -475,7 +473,7 @@ def test_a_first_batch_from_fixed_offsets_is_replayed(data: Path) -> None:
 
 
 def first_offsets(path: Path, **given: object) -> Any:
-    """Stop a query at the moment in which Spark stores the end of batch 0."""
+    """Stop a query at the moment when Spark stores the end of batch 0."""
     reader = reader_of(path, **given)
     first = reader.initialOffset()
     reader.latestOffset(first)
@@ -485,7 +483,7 @@ def first_offsets(path: Path, **given: object) -> Any:
     return first
 
 
-def test_first_offsets_belong_to_the_options_that_chose_them(
+def test_first_offsets_are_computed_again_for_other_options(
     data: Path, tmp_path: Path
 ) -> None:
     where = {"checkpointLocation": f"file://{tmp_path / 'checkpoint'}"}
@@ -506,9 +504,7 @@ def test_first_offsets_belong_to_the_options_that_chose_them(
     assert len(os.listdir(tmp_path / "checkpoint" / "logcore")) == 2
 
 
-def test_first_offsets_that_are_damaged_are_an_error(
-    data: Path, tmp_path: Path
-) -> None:
+def test_damaged_first_offsets_are_an_error(data: Path, tmp_path: Path) -> None:
     first_offsets(data, subscribe="orders", checkpointLocation=tmp_path / "c")
     (kept,) = (tmp_path / "c" / "logcore").iterdir()
     kept.write_bytes(kept.read_bytes().replace(b"30", b"31"))
@@ -538,8 +534,8 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(data: Path) -> 
     )
 
 
-def losing(query: Query, loses: Callable[[], None], match: str) -> None:
-    """The loss ends the query, unless an option accepts it."""
+def check_loss(query: Query, loses: Callable[[], None], match: str) -> None:
+    """Check that a loss ends the query, unless an option accepts the loss."""
     loses()
     with pytest.raises(DataLossError, match=match):
         query.trigger()
@@ -549,7 +545,7 @@ def losing(query: Query, loses: Callable[[], None], match: str) -> None:
         query.trigger()
 
 
-def test_records_deleted_before_they_were_read(data: Path) -> None:
+def test_records_deleted_before_they_were_read_are_a_loss(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
 
@@ -558,7 +554,7 @@ def test_records_deleted_before_they_were_read(data: Path) -> None:
         with logcore.open_dir(data) as directory:
             directory.partition("orders", 0).delete_records(40)
 
-    losing(
+    check_loss(
         query,
         loses,
         "topic orders partition 0: the log begins at 40, and offset 30 is the next",
@@ -566,7 +562,7 @@ def test_records_deleted_before_they_were_read(data: Path) -> None:
     assert query.rows == expected((0, 0, 30), (1, 0, 20), (0, 40, 50))
 
 
-def test_log_that_ends_below_the_read_offset(data: Path) -> None:
+def test_log_that_ends_below_the_read_offset_is_a_loss(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
 
@@ -576,7 +572,7 @@ def test_log_that_ends_below_the_read_offset(data: Path) -> None:
             directory.create_topic("orders", partitions=2)
         append(data, "orders", 0, 5)
 
-    losing(query, loses, "topic orders partition [01]: .*made again")
+    check_loss(query, loses, "topic orders partition [01]: .*made again")
     assert query.rows[50:] == expected((0, 0, 5))
 
 
@@ -620,7 +616,7 @@ def test_recreated_topic_is_read_without_waiting_for_its_old_offsets(
     assert query.rows[50:] == expected((0, 0, 200))
 
 
-def test_deleted_partition(data: Path) -> None:
+def test_deleted_partition_is_a_loss(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         directory.create_topic("other")
     append(data, "other", 0, 3)
@@ -632,7 +628,7 @@ def test_deleted_partition(data: Path) -> None:
             directory.delete_topic("other")
         append(data, "orders", 1, 1)
 
-    losing(
+    check_loss(
         query,
         loses,
         "topic other partition 0: the partition was deleted; offset 3 was reached",
@@ -640,7 +636,7 @@ def test_deleted_partition(data: Path) -> None:
     assert query.rows[-1:] == expected((1, 20, 21))
 
 
-def test_a_partition_that_was_added_and_has_lost_its_first_records(data: Path) -> None:
+def test_added_partition_without_its_first_records_is_a_loss(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
 
@@ -651,7 +647,7 @@ def test_a_partition_that_was_added_and_has_lost_its_first_records(data: Path) -
         with logcore.open_dir(data) as directory:
             directory.partition("orders", 2).delete_records(2)
 
-    losing(
+    check_loss(
         query,
         loses,
         "partition 2: the partition was added, and its log begins at 2, not at 0",
@@ -659,7 +655,7 @@ def test_a_partition_that_was_added_and_has_lost_its_first_records(data: Path) -
     assert query.rows[50:] == expected((2, 2, 5))
 
 
-def test_records_deleted_between_plan_and_replay(data: Path) -> None:
+def test_records_deleted_between_plan_and_replay_are_a_loss(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.plan()
     with logcore.open_dir(data) as directory:
@@ -671,9 +667,7 @@ def test_records_deleted_between_plan_and_replay(data: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])
-def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(
-    data: Path, loss: str
-) -> None:
+def test_missing_or_other_directory_is_always_an_error(data: Path, loss: str) -> None:
     query = Query(
         data, subscribe="orders", startingOffsets="earliest", failOnDataLoss=loss
     )
@@ -695,7 +689,7 @@ def test_a_directory_that_is_missing_or_another_is_an_error_in_any_case(
 # -- visible records -------------------------------------------------------------------
 
 
-def test_transactions(tmp_path: Path) -> None:
+def test_streams_read_committed_or_all_transactions(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t")
@@ -736,7 +730,7 @@ def test_transactions(tmp_path: Path) -> None:
         assert len(committed.rows) == 3
 
 
-def test_check_without_changes_reads_no_log(
+def test_trigger_without_changes_reads_no_log(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -751,7 +745,7 @@ def test_check_without_changes_reads_no_log(
     )
     query.trigger()
     assert looks, (
-        "times of files have steps, so the files are read again soon after a change"
+        "modification times are coarse, so the files are read again soon after a change"
     )
     now[0] += 2
     looks.clear()
@@ -790,7 +784,7 @@ def test_offsets_are_committed_to_a_group(
     assert "not committed to group 'g'" in str(warned.message)
 
 
-def test_through_a_broker(data: Path) -> None:
+def test_stream_reads_through_a_broker(data: Path) -> None:
     broker = start_broker(data)
     try:
         query = Query(
