@@ -124,13 +124,13 @@ class Driver:
         return os.WIFSTOPPED(status)
 
 
-def created(path: Path, config: str) -> Path:
+def create_directory(path: Path, config: str) -> Path:
     path.parent.mkdir()
     Stream(path).create(OS, CONFIGS[config])
     return path
 
 
-def check(path: Path, done: int) -> None:
+def check_partitions(path: Path, done: int) -> None:
     """Check the partitions after a crash, before and after the directory is opened for
     writing.
 
@@ -154,7 +154,7 @@ def check(path: Path, done: int) -> None:
     )
 
 
-def end(path: Path, done: int, tasks: int = 3) -> None:
+def finish(path: Path, done: int, tasks: int = 3) -> None:
     """Run the query again without a fault, and check that every row is stored once."""
     last = Driver(path, done, tasks=tasks)
     assert last.wait() == 0
@@ -163,7 +163,7 @@ def end(path: Path, done: int, tasks: int = 3) -> None:
 
 
 def count_changes(ram: Path, config: str) -> int:
-    path = created(ram / "whole" / "data", config)
+    path = create_directory(ram / "whole" / "data", config)
     driver = Driver(path, 0)
     assert driver.wait() == 0
     return driver.changes
@@ -182,11 +182,11 @@ def test_driver_killed_at_any_change_stores_complete_batches(
     assert count > 200
     rng = random.Random(SEED)
     for at in range(rng.randrange(step), count, step):
-        path = created(ram / f"at{at}" / "data", config)
+        path = create_directory(ram / f"at{at}" / "data", config)
         driver = Driver(path, 0, Strike(at, part=rng.choice([0.0, 0.5])))
         assert driver.wait() == -signal.SIGKILL, at
-        check(path, driver.done)
-        end(path, driver.done)
+        check_partitions(path, driver.done)
+        finish(path, driver.done)
 
 
 @pytest.mark.long
@@ -200,7 +200,9 @@ def test_drivers_killed_in_succession_store_complete_batches(
     rng = random.Random(SEED)
     kills = 0
     for number in range(rounds):
-        path = created(ram / f"round{number}" / "data", rng.choice(list(CONFIGS)))
+        path = create_directory(
+            ram / f"round{number}" / "data", rng.choice(list(CONFIGS))
+        )
         done = 0
         for _ in range(rng.randrange(2, 8)):
             driver = Driver(
@@ -208,8 +210,8 @@ def test_drivers_killed_in_succession_store_complete_batches(
             )
             kills += driver.wait() == -signal.SIGKILL
             done = driver.done
-            check(path, done)
-        end(path, done)
+            check_partitions(path, done)
+        finish(path, done)
     print(f"{kills} kills, seed {SEED}")
     assert kills
 
@@ -231,7 +233,7 @@ def test_replaced_driver_that_continues_late_stores_no_row_twice(
     count = count_changes(ram, "moved")
     outcomes = set()
     for at in range(5 % step, count, step):
-        path = created(ram / f"at{at}" / "data", "moved")
+        path = create_directory(ram / f"at{at}" / "data", "moved")
         late = Driver(path, 0, Strike(at, trouble=stop))
         assert late.wait_until_stopped(), at
         successor = Driver(path, 0, tasks=1, wait=0.1)
@@ -240,8 +242,8 @@ def test_replaced_driver_that_continues_late_stores_no_row_twice(
         outcomes.add(status)
         os.kill(late.pid, signal.SIGCONT)
         assert late.wait() in (0, FAILED), at
-        check(path, max(late.done, successor.done))
-        end(path, min(late.done, successor.done))
+        check_partitions(path, max(late.done, successor.done))
+        finish(path, min(late.done, successor.done))
     assert outcomes == {0, FAILED}, (
         "the stopped driver held the directory in some runs only"
     )
@@ -282,7 +284,7 @@ def test_full_disk_fails_the_batch_and_a_later_driver_writes_it(
     count = count_changes(ram, config)
     failed = 0
     for at in range(0, count, step):
-        path = created(ram / f"at{at}" / "data", config)
+        path = create_directory(ram / f"at{at}" / "data", config)
         with monkeypatch.context() as patch:
             patch.chdir(path.parent)
             fs = FullFS()
@@ -295,13 +297,13 @@ def test_full_disk_fails_the_batch_and_a_later_driver_writes_it(
                     stream.write(batch_id, 2)
                     done += 1
             failed += done < len(BATCHES)
-        check(path, done)
-        end(path, done)
+        check_partitions(path, done)
+        finish(path, done)
     assert failed
 
 
 def test_two_queries_write_one_topic_batch_by_batch(ram: Path) -> None:
-    path = created(ram / "disk" / "data", "moved")
+    path = create_directory(ram / "disk" / "data", "moved")
     names = ("one", "two")
     drivers = [Driver(path, 0, query=name) for name in names]
     assert [driver.wait() for driver in drivers] == [0, 0]
@@ -323,7 +325,7 @@ def test_program_that_holds_the_directory_applies_the_batches(ram: Path) -> None
     """The writer that holds the directory applies the batches in its tick(). Until
     then, the query fails and leaves no files.
     """
-    path = created(ram / "disk" / "data", "appended")
+    path = create_directory(ram / "disk" / "data", "appended")
     with logcore.open_dir(path) as holder:
         driver = Driver(path, 0, wait=0.1)
         assert (driver.wait(), driver.done) == (FAILED, 0)
