@@ -1,6 +1,4 @@
-"""An Avro schema and a value of it, in the form in which a schema registry stores and
-frames them.
-"""
+"""An Avro schema and an encoded value of the schema, as a schema registry stores them."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ SESSION = ClientSession("127.0.0.1", 9092, "127.0.0.1")
 
 
 class BrokerHarness:
-    """A broker that handles requests without sockets. If at_once is false, submitted
-    work waits for run().
+    """A broker that handles requests without sockets.
+
+    Without `at_once`, submitted work waits for run().
     """
 
     def __init__(
@@ -58,17 +59,15 @@ class BrokerHarness:
     def send(
         self, api: Any, version: int, request: Any, client_id: str = "test"
     ) -> Any:
-        """Return the pieces of the response, or the PendingResponse that will hold
-        them.
-        """
+        """Return the parts of the response, or a PendingResponse that will have them."""
         frame = bytearray(wire.encode_request(api, version, 1, client_id, request))
         reply = self._handle(memoryview(frame)[4:], self.now_ms)
-        # The buffer of a connection already holds the next request at this moment.
+        # The next request of a connection overwrites the buffer.
         frame[:] = b"\xee" * len(frame)
         return reply
 
     def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
-        """Return the response. The work that it waits for must be finished."""
+        """Return the response to a request whose work is finished."""
         return self.read(api, version, self.send(api, version, request, client_id))
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Cancel a coroutine at each of its awaits.
 
 cancelled(make, at, late) runs a coroutine in a task, and cancels the task at its await
-number `at`. It does so at once, or with `late` after the awaited future is done and
+number `at`. With `late`, the task is cancelled after the awaited future is done and
 before the task resumes.
 """
 
@@ -51,10 +51,9 @@ class Cancelling:
 async def cancelled(
     make: Callable[[], Awaitable[Any]], at: int, *, late: bool
 ) -> tuple[bool, Any]:
-    """Return the result of the coroutine, or whether the task was cancelled before its
-    end.
+    """Return whether the task was cancelled before its end, and the result otherwise.
 
-    Raises every exception of the coroutine.
+    Other exceptions of the coroutine are raised.
     """
     cancelling = Cancelling(make(), at, late=late)
 
@@ -70,8 +69,9 @@ async def cancelled(
 
 
 async def at_each_await(trial: Callable[[int, bool], Awaitable[bool]]) -> int:
-    """Call trial(at, late) until it cancels nothing more, and return the number of
-    awaits. `trial` returns whether it has cancelled something.
+    """Call trial(at, late) for each await, and return the number of awaits.
+
+    `trial` returns whether it has cancelled its task.
     """
     for late in (False, True):
         at = 0

@@ -32,7 +32,7 @@ def consume(servers: str, topic: str, count: int, members: int, **more: Any) -> 
 
 
 def copy_in_transactions(servers: str, source: str, target: str) -> None:
-    """Copy records in transactions. The second one is aborted."""
+    """Copy records in transactions. The second transaction is aborted."""
     settings = {"bootstrap.servers": servers}
     producer = confluent_kafka.Producer({**settings, "transactional.id": "copier"})
     producer.init_transactions()

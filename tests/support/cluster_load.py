@@ -25,7 +25,7 @@ QUICK = {
 
 
 class Load:
-    """A producer with acks=all that sends until its end, and the acknowledged records."""
+    """A producer with acks=all that sends until end(), and its acknowledged records."""
 
     def __init__(
         self, cluster: Cluster, topic: str, *, padding: bytes = b"", **settings: Any
@@ -99,7 +99,7 @@ class Load:
 
 
 class Offsets:
-    """A client that commits ever larger offsets, and one that reads them.
+    """A client that commits increasing offsets, and another client that reads them.
 
     A read never returns less than a commit that was acknowledged before it began, or
     than another read that ended before it began (R13 of docs/replication.md).
@@ -180,7 +180,7 @@ class Offsets:
 
 
 def read_all(cluster: Cluster, topic: str) -> dict[tuple[int, int], int]:
-    """Return the value at each place of a topic that is read to its end."""
+    """Read a topic to its end. Return the value at each (partition, offset)."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": cluster.bootstrap_servers,
@@ -218,7 +218,7 @@ def check_load(cluster: Cluster, topic: str, load: Load) -> None:
 def check_records(
     cluster: Cluster, topic: str, acknowledged: dict[int, tuple[int, int | None]]
 ) -> None:
-    """Check that each acknowledged record is at its place, and that no record is stored
+    """Check that each acknowledged record is at its offset, and that no record is stored
     twice.
     """
     found = read_all(cluster, topic)
@@ -245,7 +245,7 @@ def check_records(
 def describe_batches(
     cluster: Cluster, topic: str, places: dict[int, list[tuple[int, int]]]
 ) -> dict[int, list[str]]:
-    """Return the batch at each place: whether a client repeated it in a new epoch."""
+    """Describe the batches of values that are stored twice, with their producer epochs."""
     found: dict[int, list[str]] = {}
     for value, each in [*places.items()][:5]:
         for number, offset in each:

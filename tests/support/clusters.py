@@ -228,7 +228,7 @@ class Cluster:
     def partition(self, topic: str, index: int = 0, number: int | None = None) -> Any:
 
         def found() -> Any:
-            # A new topic reaches the other brokers a moment later.
+            # The other brokers apply the creation of a topic a moment later.
             partitions = self.metadata(topic, number).partitions
             return next(
                 (
@@ -239,7 +239,7 @@ class Cluster:
                 None,
             )
 
-        return until(found, f"a broker knows {topic}-{index}")
+        return until(found, f"a broker reports {topic}-{index}")
 
     def create(
         self,

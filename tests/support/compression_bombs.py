@@ -1,4 +1,4 @@
-"""Compressed bodies built by hand, including small ones that inflate to a gibibyte."""
+"""Builds compressed bodies byte by byte, including bodies that inflate to a gibibyte."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def lz4_frame(
     extra: bytes = b"",
     tail: bytes = b"",
 ) -> bytes:
-    """Return a frame around given blocks. Its header checksum comes from an independent
-    XXH32 (see xxh32).
-    """
+    """Return a frame of the given blocks. xxh32() calculates the header checksum."""
     head = bytes((flags, descriptor)) + extra
     return (
         b"\x04\x22\x4d\x18"
@@ -61,14 +59,14 @@ def zstd_rle(count: int, size: int = 128 * 1024, last: bool = True) -> bytes:
 
 
 def bombs(size: int = 1 << 30) -> dict[str, tuple[Codec, bytes]]:
-    """Return bodies that would inflate to `size` zeros. Each repeats one chunk, so it
-    is built fast.
+    """Return bodies that inflate to `size` zeros. Each body repeats one compressed chunk,
+    so that building it is fast.
     """
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     # Each mebibyte is compressed alone and refers to no earlier data.
     mebibyte = deflate.compress(bytes(MIB)) + deflate.flush(zlib.Z_FULL_FLUSH)
     gzip_head = b"\x1f\x8b\x08" + bytes(7)
-    # A larger one is refused before its CRC is checked.
+    # A larger body is refused before its CRC is checked.
     crc = zlib.crc32(bytes(size)) if size <= 4 * MIB else 0
     gzip_tail = deflate.flush() + struct.pack("<II", crc, size)
 

@@ -51,7 +51,7 @@ def consumer(kafka: Kafka | ServerHandle, group: str, **settings: Any) -> Any:
 
 
 def read(client: Any, count: int) -> list[bytes]:
-    """Read this many values, and at most the further values of the same poll."""
+    """Read `count` values or more: all values of the last poll are returned."""
     found: list[bytes] = []
     end_s = time.monotonic() + LIMIT_S
     while len(found) < count:

@@ -1,8 +1,8 @@
-"""Random histories of several consumers over one directory on the simulated disk, with its
-clock, in one process.
+"""Random histories of several consumers of one directory. They run in one process, on a
+simulated disk with a simulated clock.
 
-They poll, process, commit, pause for long, close, and end abruptly; topics grow. After
-each step a model checks the invariants.
+The consumers poll, process, commit, pause, close and end abruptly, and the topics grow.
+After each step, a model checks the invariants.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Worker:
     def __init__(self, consumer: Consumer, *, is_automatic: bool) -> None:
         self.consumer = consumer
         self.is_automatic = is_automatic
-        #: Records that it has received and not processed.
+        #: Records that the consumer has received and not processed.
         self.unprocessed: list[Any] = []
         self.polled_ms = -1
 
@@ -226,7 +226,7 @@ class ConsumerHistory:
         stored = self.stored()
         for partition, offset in self.committed.items():
             assert stored.get(partition, -1) >= offset, (
-                f"a commit of {partition} is gone: {stored}, {self.committed}"
+                f"a commit of {partition} is lost: {stored}, {self.committed}"
             )
         for partition, offset in stored.items():
             missing = [
@@ -235,7 +235,7 @@ class ConsumerHistory:
                 if not self.processed[partition, number]
             ]
             assert not missing, (
-                f"committed past records that no member has processed: {partition}, {missing}"
+                f"committed beyond records that no member has processed: {partition}, {missing}"
             )
 
     def stored(self) -> dict[int, int]:

@@ -1,9 +1,8 @@
-"""A coordinator of consumer groups (KIP-848) with its time, its disk, its topics and
-its waiting requests.
+"""A coordinator of consumer groups (KIP-848) with a simulated clock, disk and topics.
 
-Requests are answered at once unless `holds` is set: then records wait until disk() is
-called, as on a slow disk. The durable records are kept batch by batch, so a power cut
-leaves a prefix of the batches.
+Records are durable at once. With `holds`, they wait until disk() is called, as on a slow
+disk. The durable records are kept batch by batch, so a power cut leaves a prefix of the
+batches.
 """
 
 from __future__ import annotations
@@ -130,9 +129,7 @@ class CoordinatorSimulation:
             self.disk()
 
     def disk(self) -> None:
-        """Finish the write of the first waiting records. It fails if there is a
-        disk_error.
-        """
+        """Finish the write of the first waiting records, or fail it with `disk_error`."""
         effect = self.stores.pop(0)
         if self.disk_error is None:
             self.batches.append(effect.records)

@@ -16,7 +16,7 @@ from support.environments import ROOT
 
 @functools.cache
 def program(name: str, *packages: str) -> tuple[str, ...]:
-    """Return the command of a program: an installed one, or one of Debian packages.
+    """Return the command of an installed program, or of a program in Debian packages.
 
     `packages` are the package of the program and the packages of its libraries. The
     test is skipped if a package cannot be downloaded.

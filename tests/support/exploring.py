@@ -37,7 +37,7 @@ def explored(actions: Sequence[str], durability: str, **options: Any) -> Report:
     try:
         return program.run(actions)
     except BaseException as error:
-        program.disk.crash()  # objects that were not closed are dropped silently
+        program.disk.crash()  # objects that were not closed emit no warnings
         error.add_note(
             f"program: durability {durability!r}, {options.get('config', CONFIG)}, {list(actions)}"
         )

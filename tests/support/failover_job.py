@@ -1,4 +1,4 @@
-"""A client of a cluster in a process of its own, by kafka-python or aiokafka.
+"""A client of a cluster in its own process, with kafka-python or aiokafka.
 
     python failover_job.py CLIENT produce|consume ADDRESS TOPIC GROUP
 

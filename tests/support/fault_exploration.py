@@ -1,13 +1,12 @@
-"""Explore the failure of one call of the disk in the middle of a program that
-continues.
+"""Explore the failure of one call of the disk during a program that continues.
 
-A scenario prepares a disk, and works on it while one call fails. It retries as the error
-advises, and records each acknowledgement. Afterwards the disk works again, or its power
-is cut. `check_disk` opens each disk and compares it with the records.
+A scenario prepares a disk, and uses the disk while one call fails. The scenario retries as the
+error advises, and records each acknowledgement. Afterwards the disk works again, or its
+power is cut. check_disk() opens each disk and compares it with the acknowledgements.
 
-A program may get only errors of the library's own tree. The log then contains every
-acknowledged value in order. A value whose append failed is stored at most once for each
-attempt. The log contains no other value.
+A program may get only errors of the library. The log must contain every acknowledged
+value in order. A value whose append failed is stored at most once for each attempt. The
+log contains no other value.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from logcore.fs import FS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
-#: Errors that a disk or a system reports: a defect, no room, no quota, no descriptors, no memory.
+#: Errors of a disk or a system: a defect, a full disk, no quota, no descriptors, no memory.
 ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
-#: Number of attempts at one step. The first attempt meets the fault, and the second one
-#: its consequences.
+#: Number of attempts at one step. The fault occurs in the first attempt, and may affect
+#: the second attempt.
 ATTEMPTS: Final = 4
 
 
 @attrs.define
 class Ledger:
-    """The values that a program attempted to append to each partition, and the acknowledged
-    ones.
+    """The values that a program attempted to append to each partition, and the values whose
+    append was acknowledged.
     """
 
     attempted: dict[str, list[bytes]] = attrs.Factory(dict)
@@ -44,8 +43,9 @@ class Ledger:
     def append(
         self, place: str, values: Sequence[bytes], work: Callable[[], object]
     ) -> None:
-        """Run `work`, which appends values to a place. The attempt is recorded before
-        it, and the acknowledgement after it.
+        """Run `work`, which appends values to a place.
+
+        The attempt is recorded before the call, and the acknowledgement after it.
         """
         self.attempted.setdefault(place, []).extend(values)
         work()
@@ -67,7 +67,7 @@ class Ledger:
         counts = Counter(found)
         for value, count in counts.items():
             assert value is not None and count <= attempted[value], (
-                f"{place}: {value!r} is there {count} times"
+                f"{place}: {value!r} is stored {count} times"
             )
         if lost:
             return
@@ -85,7 +85,7 @@ class Ledger:
 class Scenario(Protocol):
     """A program that continues after a failed call."""
 
-    # How much was acknowledged.
+    # The number of acknowledged steps.
     @property
     def acknowledged_count(self) -> int: ...
 
@@ -119,8 +119,9 @@ def persist(
 
 
 class BusyDisk(SimulatedDisk):
-    """A disk on which time passes while programs wait. Each reading of the monotonic
-    clock takes 100 ms.
+    """A disk whose clock advances by 100 ms with each reading of the monotonic clock.
+
+    So programs that wait reach their timeouts.
     """
 
     def monotonic_ms(self) -> int:
@@ -171,10 +172,10 @@ def explore(
     first: int = 0,
     times: int | None = 1,
 ) -> int:
-    """Run a scenario with each fault. Check it on the disk that works again, and on disks
+    """Run a scenario with each fault. Check the disk that works again, and the possible disks
     after a power cut.
 
-    `times` consecutive calls fail. Returns the number of checked disks.
+    `times` consecutive calls fail. Return the number of checked disks.
     """
     checked = 0
     for fault in faults(calls(make), step=step, first=first):
@@ -194,7 +195,7 @@ def explore(
                 where = f"{where.partition(';')[0]}; {state.kind}: {state.what}"
                 scenario.check_disk(state.disk(), is_crash=True)
                 checked += 1
-            gc.collect()  # a directory that was not closed warns when it is dropped
+            gc.collect()  # a directory that was not closed emits a warning
         except Exception as error:
             error.add_note(where)
             raise

@@ -26,8 +26,8 @@ CONFIG: Final = {"segment.bytes": 400, "index.interval.bytes": 100}
 
 
 class LogScenario:
-    """Appends to one log, rolls it, deletes from its front, runs its maintenance and
-    opens it again.
+    """Appends to one log, rolls the log, deletes its first records, runs its maintenance
+    and opens it again.
     """
 
     def __init__(self, durability: str = "group") -> None:
@@ -286,7 +286,7 @@ class ProducerScenario:
 
 class CommitScenario:
     """A member of a group reads and commits. The committed position belongs to an
-    attempted commit, and is never older than the last acknowledged one.
+    attempted commit, and is never lower than the last acknowledged position.
     """
 
     def __init__(self, shared: bool = False, group: str = "g") -> None:
@@ -435,8 +435,8 @@ class TransactionScenario:
 
 
 class RegistryScenario:
-    """Creates and replaces nodes of a registry. A value is the last acknowledged one,
-    or belongs to a later attempt.
+    """Creates and replaces nodes of a registry. The value of a node is the last
+    acknowledged value, or the value of a later attempt.
     """
 
     def __init__(self, name: str = "a") -> None:
@@ -489,8 +489,8 @@ class RegistryScenario:
 
 
 class MirrorScenario:
-    """A mirror copies a topic. It is started again until it has copied all records.
-    Each record exists once, at its offset.
+    """A mirror copies a topic, and is started again until all records are copied. The
+    copy has each record once, at its offset.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
-"""Clients under the faults of a broker: the jobs, the faults and the table.
+"""Runs clients with faults of a broker, and writes the table of their outcomes.
 
-Each job runs in a client of its own with a broker of its own:
+Each job runs in its own client, with its own broker:
 - `produce` sends one record to partition 0 of the topic t, and waits for its delivery.
   `produce-idempotent` does so with an idempotent producer.
 - `consume` reads the topic t in the group g until its last record, and commits.
 
-The limits of time are long, so that a slow machine gives the same table. Only rows with
-a silent broker have requests that time out soon.
+Timeouts are long, so that a slow machine creates the same table. Only rows with a silent
+broker have requests with short timeouts.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def _kafka_python_consumes(common: Mapping[str, Any]) -> str:
         auto_offset_reset="earliest",
         enable_auto_commit=False,
     )
-    # kafka-python 3.0.12 never ends a second rebalance if a poll() times out within it.
-    # The first one suffices if the partitions are known.
+    # kafka-python 3.0.12 never ends a second rebalance if a poll() times out within it. The
+    # first rebalance suffices if the client has the metadata of the topic.
     consumer.partitions_for_topic("t")
     found: list[str] = []
     result = "committed"
@@ -256,8 +256,8 @@ class FaultRow:
     name: str
     job: str
     add: AddRule
-    #: Number of hits after which the rule is removed, for a rule without `times` or one
-    #: that holds requests.
+    #: Number of hits after which the rule is removed, for a rule without `times` and for a
+    #: rule that holds requests.
     removed_after: int | None = None
     #: Whether a request that fails may have stored its record.
     may_store: bool = False
@@ -607,7 +607,7 @@ def shown_lines() -> dict[str, str]:
 
 
 def write_line(row: FaultRow, text: str) -> None:
-    """Replace or add the line of a row on the page, and drop those of unknown rows."""
+    """Replace or add the line of a row on the page, and remove lines of unknown rows."""
     lines = {**shown_lines(), row.name: text}
     page = PAGE.read_text("utf-8")
     before, _, rest = page.partition(heading())

@@ -1,8 +1,8 @@
-"""A broker's groups without sockets: time is a number, and the test decides when the
-disk finishes a sync.
+"""A broker's groups without sockets. The test sets the time, and decides when a sync of
+the disk ends.
 
-Requests and responses pass through their wire forms in the version that a client would
-use, so a value that a version cannot express fails here too.
+Requests and responses are encoded and decoded in the version of a client, so a value that
+the version cannot encode fails the test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ SESSION_MS = 10_000
 REBALANCE_MS = 20_000
 
 
-#: For tests that must also pass if other processes may write the broker's directory.
+#: Runs a test with an exclusive directory, and with a directory that other processes may
+#: write.
 in_both_homes = pytest.mark.parametrize(
     "group_harness", [False, True], ids=["alone", "shared"], indirect=True
 )
@@ -143,9 +144,7 @@ class GroupHarness:
     def send(
         self, api: Any, version: int, request: Any, *, client_id: str = "cli"
     ) -> PendingResponse:
-        """Send a request, and return its PendingResponse. Request and response pass
-        through their wire forms.
-        """
+        """Send a request, and return its PendingResponse. Both are encoded and decoded."""
         frame = memoryview(wire.encode_request(api, version, 7, client_id, request))[4:]
         header = wire.decode_header(frame)
         call = Call(self.session, api.key, version, header.client_id, self.now_ms)

@@ -1,9 +1,9 @@
-"""Random histories of groups of the consumer protocol: realistic members, and events that
-happen to them and to a coordinator that loses power.
+"""Random histories of groups of the consumer protocol, with members like real clients and
+a coordinator that may lose power.
 
-A random generator chooses the next event. A Client handles responses as real clients
-do. After each step, the partitions that clients use are compared with each other and
-with the state of the coordinator.
+A random generator chooses the next event. A Client handles responses like a real client.
+After each step, the partitions that clients use are compared with each other and with the
+state of the coordinator.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ MAX_CLIENTS = 5
 
 
 class Client:
-    """One member with the behavior of a client. It stops using a partition that is no
-    longer assigned before it reports that, and uses new partitions only afterwards.
+    """One member with the behavior of a client.
+
+    The member stops using a partition before it reports that it has released the partition.
+    It uses new partitions only after that.
     """
 
     def __init__(
@@ -58,9 +60,7 @@ class Client:
     # -- actions of a client
 
     def take_next_step(self) -> None:
-        """Send a heartbeat. If the response to an earlier heartbeat is lost, the
-        heartbeat is complete.
-        """
+        """Send a heartbeat. If the response to an earlier heartbeat is lost, send all fields."""
         fields: dict[str, Any] = {"instance_id": self.instance_id}
         if self.waiter is not None or self.assignment is None:
             self.assignment = None
@@ -107,7 +107,7 @@ class Client:
                 raise AssertionError(f"{self}: {error}")
 
     def use_assignment(self) -> None:
-        """Stop using partitions that are no longer assigned, then use the new ones."""
+        """Stop using partitions that are no longer assigned, then use the new partitions."""
         if self.assignment is not None and self.assignment != self.owned:
             self.owned = self.assignment
             self.must_report_owned = True
@@ -340,7 +340,7 @@ class RandomHistory:
         return error is None
 
     def run(self) -> None:
-        """Run all steps, and then the quiet end."""
+        """Run all steps, and then run until nothing changes."""
         for _ in range(STEPS):
             self.step()
         self.end_faults()
