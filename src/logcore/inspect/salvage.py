@@ -567,10 +567,7 @@ class _Staged:
             path = os.path.join(self.path, name)
             if fs.is_directory(path) and name not in accounted:
                 left_out.append(
-                    Part(
-                        path=path,
-                        reason="staged files of a write that was not published",
-                    )
+                    Part(path=path, reason="staged files of an unpublished write")
                 )
         if not self.kept:
             return
@@ -688,10 +685,7 @@ class _Partition:
         copy = _Copy(fs, self.work, self._producers(start, end), self.losses)
         for base, parts in segments.items():
             copy.write(base, parts)
-        self.lost += [
-            Part(path=self.source, reason=reason)
-            for reason in copy.transaction_warnings()
-        ]
+        self.lost += [Part(path=self.source, reason=text) for text in copy.warnings()]
         epochs = value_or([], checkpoint.read_epochs, fs, self.source) or copy.epochs
         checkpoint.write_epochs(
             fs,
@@ -777,8 +771,7 @@ class _Partition:
         for base, next_base in itertools.pairwise(self.bases):
             if next_base <= start:
                 self._record_left_out(
-                    file_name(base, LOG),
-                    "all its records are below the log start offset",
+                    file_name(base, LOG), "all records are below the log start offset"
                 )
                 found = [extent for extent in found if extent.base != base]
         self.found = found
@@ -990,11 +983,9 @@ class _Partition:
         if name not in self.retired_extents_by_name:
             source = self.spares[name] = self.spares[name] or self._open(name)
             low = leading_offset(name) or 0
-            spare_extents: list[Extent] = []
+            spares: list[Extent] = []
             if source is not None:
-                spare_extents = Search(
-                    source, low, low, _limit(low), is_marked=True
-                ).extents
+                spares = Search(source, low, low, _limit(low), is_marked=True).extents
             # Only a name <base>.<position of the truncation>.quarantine has a position.
             cut = quarantined_position(name)
             was_written_again = cut is not None and any(
@@ -1002,20 +993,16 @@ class _Partition:
                 for extent in self.found
             )
             is_same_log = True
-            if not self.gaps.dense_from and spare_extents:
-                log_extents = [
-                    extent for extent in self.found if isinstance(extent, Extent)
-                ]
-                known = _crcs(
-                    log_extents, spare_extents[0].first, spare_extents[-1].next_offset
-                )
-                crcs = _crcs(spare_extents, low, _limit(low))
+            if not self.gaps.dense_from and spares:
+                own = [extent for extent in self.found if isinstance(extent, Extent)]
+                known = _crcs(own, spares[0].first, spares[-1].next_offset)
+                crcs = _crcs(spares, low, _limit(low))
                 is_same_log = all(
                     known.get(offset, crc) == crc for offset, crc in crcs.items()
                 )
             if was_written_again or not is_same_log:
-                spare_extents = []
-            self.retired_extents_by_name[name] = spare_extents
+                spares = []
+            self.retired_extents_by_name[name] = spares
         return self.retired_extents_by_name[name]
 
     def _record_lost(
@@ -1152,7 +1139,7 @@ class _Copy:
             self.losses = self.losses[bisect_right(self.losses, offset) :]
             self.doubtful |= dict.fromkeys(self.transactions.open.items())
 
-    def transaction_warnings(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return the warnings about transactions, after all segments were written."""
         self._mark_doubtful(INT64_MAX)
         said = []
