@@ -982,19 +982,19 @@ MISTAKES: Final = (
         "next_batch_of_an_old_epoch", "logcore/partition/producers.py",
         "        if known is None or known.epoch != epoch or known.open_offset >= 0:\n            return False\n",
         "        if known is None or known.open_offset >= 0:\n            return False\n",
-        "kernels/test_appending.py::test_the_next_batch_of_a_producer_is_accepted",
+        "kernels/test_appending.py::test_next_batch_of_a_producer_is_accepted",
     ),
     Mistake(
         "next_batch_outside_its_transaction", "logcore/partition/producers.py",
         "        if known is None or known.epoch != epoch or known.open_offset >= 0:\n            return False\n",
         "        if known is None or known.epoch != epoch:\n            return False\n",
-        "kernels/test_appending.py::test_a_batch_of_a_producer_outside_its_transaction_is_refused",
+        "kernels/test_appending.py::test_batch_of_a_producer_outside_its_transaction_is_refused",
     ),
     Mistake(
         "fast_append_is_not_added_to_its_producer", "logcore/partition/producer_state.py",
         "        self.known().add(producer_id, epoch, batch, is_transactional=False)\n",
         "        del batch\n",
-        "kernels/test_appending.py::test_the_next_batch_of_a_producer_is_accepted",
+        "kernels/test_appending.py::test_next_batch_of_a_producer_is_accepted",
     ),
     Mistake(
         "aborted_transactions_are_not_named", "netshim/fast_path.py",

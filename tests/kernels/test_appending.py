@@ -1,9 +1,9 @@
-"""The compiled fast paths of append() and append_batch() against the path in Python: the
-appends that they accept, and their results.
+"""Tests that the compiled fast paths of append() and append_batch() have the same results
+as the general path in Python, and that they accept only usual appends.
 
-Two logs get the same operations, one on OsFS and one on a subclass of it. The subclass
-never uses the fast path, and its clock repeats the times of the other log's receipts.
-Files and fields must be equal.
+Two logs get the same operations, one on OsFS and one on a subclass of OsFS. The log on the
+subclass never uses the fast path, and its clock repeats the times of the other log's
+receipts. Files and fields must be equal.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ WRITER_FIELDS = (
 )
 
 
-class Shown(OsFS):
-    """The operating system's files by way of Python alone, with a clock that is set."""
+class ClockedFS(OsFS):
+    """The operating system's files without fast paths, and with a clock that the test sets."""
 
     clock_ms: int | None = None
 
@@ -92,7 +92,7 @@ def files(log: logcore.Log) -> dict[str, bytes]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[logcore.Log]:
-    """A log whose next plain append uses the fast path."""
+    """Create a log whose next plain append uses the fast path."""
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         log.append(b"first")
         yield log
@@ -101,7 +101,7 @@ def log(tmp_path: Path) -> Iterator[logcore.Log]:
 def quickly(
     log: logcore.Log, value: object = b"v", key: object = b"k", **given: object
 ) -> logcore.Receipt | None:
-    """The result of an append by the fast path alone."""
+    """Return the result of the fast path of append(), None if it refuses the append."""
     names = ("headers", "timestamp_ms", "durability", "expected_offset")
     found = {"headers": (), **given}
     return log.host.writer.append_fast(value, key, *(found.get(name) for name in names))
@@ -131,7 +131,7 @@ def batch_of(
 
 
 def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
-    """The result of append_request() with a batch."""
+    """Return the result of append_request() for a batch."""
     batch = batch_of() if batch is None else batch
     frame = memoryview(
         wire.encode_request(
@@ -146,7 +146,7 @@ def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
 
 
 def encoded(log: logcore.Log, batch: object = None) -> int | None:
-    """The first offset of append_encoded() with a batch."""
+    """Return the first offset of append_encoded() for a batch."""
     receipt = log.host.writer.append_encoded(batch_of() if batch is None else batch)
     if receipt is None:
         return None
@@ -190,17 +190,17 @@ def test_plain_append_takes_the_fast_path(log: logcore.Log) -> None:
     assert log.get(1).timestamp_ms == receipt.timestamp_ms
 
 
-def test_only_plain_appends_with_an_index_entry_take_the_general_path(
+def test_only_indexed_plain_appends_take_the_general_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[bool] = []
 
-    def noted(writer: Writer, *given: object) -> logcore.Receipt | None:
+    def counted(writer: Writer, *given: object) -> logcore.Receipt | None:
         receipt = Appender.append_fast(writer, *given)
         taken.append(receipt is not None)
         return receipt
 
-    monkeypatch.setattr(Writer, "append_fast", noted)
+    monkeypatch.setattr(Writer, "append_fast", counted)
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         for _ in range(100):
             log.append(bytes(100), key=bytes(16))
@@ -248,9 +248,7 @@ def test_unusual_records_take_the_general_path(
     ],
     ids=["compressed", "transaction", "unknown producer", "damaged", "large"],
 )
-def test_an_unusual_batch_takes_the_general_path(
-    log: logcore.Log, batch: bytes
-) -> None:
+def test_unusual_batch_takes_the_general_path(log: logcore.Log, batch: bytes) -> None:
     refused(log, lambda: requested(log, batch))
 
 
@@ -281,7 +279,7 @@ def test_times_near_the_clock_are_accepted(
         assert (requested(log, batch) is not None) == is_accepted
 
 
-def test_the_next_batch_of_a_producer_is_accepted(log: logcore.Log) -> None:
+def test_next_batch_of_a_producer_is_accepted(log: logcore.Log) -> None:
     log.append_batch(batch_of(2, producer=(7, 3, 0)))
     assert requested(log, batch_of(3, producer=(7, 3, 2))) == 3
     for sequence, epoch in ((2, 3), (4, 3), (6, 3), (5, 2), (0, 4), (5, 4)):
@@ -295,7 +293,7 @@ def test_the_next_batch_of_a_producer_is_accepted(log: logcore.Log) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_a_batch_is_not_stored_twice_after_an_interrupt(
+def test_batch_is_not_stored_twice_after_an_interrupt(
     log: logcore.Log, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interrupt comes after the write, before the state of the producer changes."""
@@ -319,7 +317,7 @@ def test_a_batch_is_not_stored_twice_after_an_interrupt(
 
 
 class ChangingLock:
-    """The lock of a log. Another thread has it just before it is acquired here."""
+    """The lock of a log. Another thread changes the log just before the lock is acquired."""
 
     def __init__(self, lock: Any, change: Callable[[], None]) -> None:
         self.lock = lock
@@ -343,10 +341,10 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_settings_that_change_during_the_checks_are_obeyed(
+def test_fast_path_applies_settings_that_change_during_the_checks(
     log: logcore.Log, kind: str
 ) -> None:
-    """Otherwise a replica that began to follow would store a record of its own."""
+    """Otherwise a log that became a follower during the checks would append a record."""
     state = log.host.writer.state
     batch = batch_of(key=None)
     lock = state.lock
@@ -362,7 +360,7 @@ def test_settings_that_change_during_the_checks_are_obeyed(
     assert log.log_end_offset == 2
 
 
-def test_a_batch_of_a_producer_outside_its_transaction_is_refused(
+def test_batch_of_a_producer_outside_its_transaction_is_refused(
     log: logcore.Log,
 ) -> None:
     log.append_batch(batch_of(1, producer=(7, 0, 0)))
@@ -372,7 +370,7 @@ def test_a_batch_of_a_producer_outside_its_transaction_is_refused(
         log.append_batch(batch_of(1, producer=(7, 0, 2)))
 
 
-def test_a_batch_beyond_the_unsynced_limit_takes_the_general_path(
+def test_batch_beyond_the_unsynced_limit_takes_the_general_path(
     tmp_path: Path,
 ) -> None:
     policy = Durability("group", max_bytes=500)
@@ -390,7 +388,7 @@ def test_a_batch_beyond_the_unsynced_limit_takes_the_general_path(
 
 
 def refused(log: logcore.Log, append: Callable[[], object]) -> None:
-    """The fast path declines, and nothing has changed."""
+    """Check that the fast path refuses an append, and changes nothing."""
     before = facts(log), files(log)
     assert append() is None
     assert (facts(log), files(log)) == before
@@ -441,7 +439,7 @@ def test_appends_to_unusual_logs_take_the_general_path(
     ],
 )
 @BATCH_WAYS
-def test_an_unusual_log_takes_the_general_path(
+def test_batches_for_unusual_logs_take_the_general_path(
     log: logcore.Log, owner: str, field: str, value: object, way: Any
 ) -> None:
     is_refused(log, way, owner, field, value)
@@ -485,7 +483,7 @@ def test_batch_that_just_fits_the_segment_takes_the_fast_path(
 
 
 @WAYS
-def test_a_fast_path_does_not_wait_for_the_lock(log: logcore.Log, way: Any) -> None:
+def test_fast_path_does_not_wait_for_the_lock(log: logcore.Log, way: Any) -> None:
     with log.host.writer.state.lock:
         refused(log, lambda: way(log))
     assert way(log) is not None
@@ -517,7 +515,7 @@ def test_settings_with_further_work_take_the_general_path(
         assert way(log) is not None
 
 
-def test_a_compacted_topic_takes_keys_alone(tmp_path: Path) -> None:
+def test_compacted_topic_accepts_only_records_with_keys(tmp_path: Path) -> None:
     config = {"cleanup.policy": "compact"}
     with logcore.open(
         tmp_path / "t-0", create=True, durability="os", config=config, fs=OsFS()
@@ -545,7 +543,7 @@ def test_other_policies_take_the_general_path(tmp_path: Path, durability: Any) -
 
 @pytest.mark.parametrize(
     "how",
-    [{"shared": True}, {"replicated": True}, {"fs": Shown()}],
+    [{"shared": True}, {"replicated": True}, {"fs": ClockedFS()}],
     ids=["shared", "replicated", "watched"],
 )
 def test_shared_copied_and_watched_logs_take_the_general_path(
@@ -563,7 +561,7 @@ def test_shared_copied_and_watched_logs_take_the_general_path(
             assert log.high_watermark == 0
 
 
-def test_a_simulated_disk_sees_each_append() -> None:
+def test_appends_to_a_simulated_disk_take_the_general_path() -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"first")
         assert log.host.writer.fast_path_bytes == 0
@@ -595,7 +593,7 @@ def test_append_batch_takes_the_fast_path_with_each_type(
 
 
 def of_four_bytes() -> memoryview:
-    """A batch as a view with items of four bytes."""
+    """Return a batch as a view with items of four bytes."""
     sizes = (batch_of(value=bytes(size)) for size in range(1, 5))
     return memoryview(next(size for size in sizes if len(size) % 4 == 0)).cast("I")
 
@@ -617,7 +615,7 @@ UNUSUAL_BYTES = {
 
 @pytest.mark.parametrize("data", UNUSUAL_BYTES.values(), ids=UNUSUAL_BYTES)
 def test_unusual_bytes_take_the_general_path(log: logcore.Log, data: object) -> None:
-    # From now on, producers are expected.
+    # The log has a producer before the test.
     log.append_batch(batch_of(producer=(8, 0, 0)))
     refused(log, lambda: encoded(log, data))
 
@@ -631,7 +629,7 @@ def test_append_batch_that_waits_takes_the_general_path(
     assert log.append_batch(batch_of(), durability="os", check_sequence=False)
 
 
-def test_a_tail_is_woken_by_each_append(log: logcore.Log) -> None:
+def test_each_append_wakes_a_tail(log: logcore.Log) -> None:
     ends: list[int] = []
     forget = listen_to(log, lambda: ends.append(log.high_watermark))
     for _ in range(3):
@@ -688,7 +686,7 @@ CONFIG = {"retention.ms": "-1", "segment.ms": "1000000"}
 
 
 class LogPair:
-    """A log, and the steps done to it."""
+    """A log, and the operations that run on it."""
 
     def __init__(self, directory: str, fs: OsFS, durability: str) -> None:
         self.path = Path(directory, "t-0")
@@ -771,11 +769,11 @@ class LogPair:
 
 @pytest.mark.long
 @given(st.lists(steps, max_size=30), st.sampled_from(["os", "os", "group"]))
-def test_both_ways_leave_the_same_files(
+def test_both_paths_write_the_same_files(
     program: list[tuple[Any, ...]], durability: str
 ) -> None:
     directories = [tempfile.mkdtemp(), tempfile.mkdtemp()]
-    other = Shown()
+    other = ClockedFS()
     other.clock_ms = OsFS().now_ms()
     twins = [
         LogPair(directories[0], OsFS(), durability),
@@ -825,7 +823,7 @@ copy_steps = st.one_of(
 
 
 class Copy(LogPair):
-    """A log that follows another one."""
+    """A log that follows another log."""
 
     def open(self) -> logcore.Log:
         log = logcore.open(
@@ -892,14 +890,14 @@ def led_log(path: Path, program: list[tuple[Any, ...]]) -> logcore.Log:
     st.lists(copy_steps, max_size=40),
     st.sampled_from(["os", "os", "group"]),
 )
-def test_both_ways_leave_the_same_copy(
+def test_both_paths_write_the_same_copy(
     program: list[tuple[Any, ...]], steps: list[tuple[Any, ...]], durability: str
 ) -> None:
     directories = [tempfile.mkdtemp() for _ in range(3)]
     leader = led_log(Path(directories[2], "t-0"), program)
     copies = [
         Copy(directories[0], OsFS(), durability),
-        Copy(directories[1], Shown(), durability),
+        Copy(directories[1], ClockedFS(), durability),
     ]
     try:
         for step in steps:
@@ -931,7 +929,7 @@ def test_both_ways_leave_the_same_copy(
             shutil.rmtree(directory)
 
 
-def test_a_batch_of_the_leader_takes_the_fast_path(tmp_path: Path) -> None:
+def test_batch_of_the_leader_takes_the_fast_path(tmp_path: Path) -> None:
     program = [("plain", 1, True), ("plain", 2, False), ("compressed", 2, True)]
     with led_log(tmp_path / "leader" / "t-0", program) as leader:
         copy = Copy(str(tmp_path / "copy"), OsFS(), "group")
@@ -940,7 +938,7 @@ def test_a_batch_of_the_leader_takes_the_fast_path(tmp_path: Path) -> None:
         writer = copy.log.host.writer
         for start, last in ((1, 2), (3, 4)):
             (batch,) = leader.stored(start, last + 1, max_bytes=1)
-            with writer.state.lock:  # another thread has it
+            with writer.state.lock:  # as if another thread held the lock
                 assert writer.append_stored(batch) is None
             receipt = writer.append_stored(batch)
             assert receipt == logcore.Receipt(
@@ -977,11 +975,11 @@ class PlainSegment(ActiveSegment):
     config={"index.interval.bytes": 0, "segment.index.bytes": 24},
     first=1,
 )
-def test_both_kernels_note_the_same_of_a_batch(
+def test_both_kernels_record_the_same_state_of_a_batch(
     batches: list[tuple[int, int]], config: dict[str, int], first: int
 ) -> None:
-    """first: the number of batches that are recorded singly, before the rest together."""
-    noted = list[list[Any]]()
+    """The first `first` batches are recorded one by one, and the others together."""
+    counted = list[list[Any]]()
     for kind in (ActiveSegment, PlainSegment):
         disk = SimulatedDisk({"t-0": None})
         segment = kind(disk, "t-0", 7, LogConfig.parse(config), create=True)
@@ -1007,11 +1005,11 @@ def test_both_kernels_note_the_same_of_a_batch(
                 if not path.endswith(".log")
             }
         )
-        noted.append(reported)
-    assert noted[0] == noted[1]
+        counted.append(reported)
+    assert counted[0] == counted[1]
 
 
-def test_appends_by_threads_each_get_an_offset_of_their_own(log: logcore.Log) -> None:
+def test_appends_by_threads_get_distinct_offsets(log: logcore.Log) -> None:
     found: list[int] = []
 
     def work(number: int) -> None:
@@ -1037,8 +1035,9 @@ def test_appends_by_threads_each_get_an_offset_of_their_own(log: logcore.Log) ->
 
 @pytest.fixture
 def file_limit() -> Iterator[Callable[[int], None]]:
-    """Sets how long a file of this process may get; the system then writes less, or
-    refuses.
+    """Return a function that limits the size of files of this process.
+
+    Above the limit, the system shortens or refuses writes.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -1049,7 +1048,7 @@ def file_limit() -> Iterator[Callable[[int], None]]:
 
 @WAYS
 @pytest.mark.parametrize("room", [0, 1, 50])
-def test_a_write_that_is_short_leaves_no_byte(
+def test_short_write_leaves_no_bytes(
     log: logcore.Log, file_limit: Callable[[int], None], room: int, way: Any
 ) -> None:
     way(log)
@@ -1067,7 +1066,7 @@ def test_a_write_that_is_short_leaves_no_byte(
 
 
 @pytest.mark.parametrize("way", [lambda log: log.append(b"v"), requested])
-def test_a_write_that_cannot_be_cut_back_poisons_the_log(
+def test_write_that_cannot_be_truncated_poisons_the_log(
     log: logcore.Log, tmp_path: Path, way: Any
 ) -> None:
     quickly(log)
@@ -1095,7 +1094,7 @@ def test_a_write_that_cannot_be_cut_back_poisons_the_log(
 @pytest.mark.parametrize(
     "size", [*range(40), 300, 959, 960, 961, 1000, 1023, 1024, 1025, 4000, 70_000]
 )
-def test_a_checksum_is_the_same_by_the_processor_and_by_the_library(size: int) -> None:
+def test_checksums_of_the_processor_and_the_library_are_equal(size: int) -> None:
     value = bytes(number * 7 % 251 for number in range(size))
     found = [
         entry.encode_one(
@@ -1109,7 +1108,7 @@ def test_a_checksum_is_the_same_by_the_processor_and_by_the_library(size: int) -
     )
 
 
-def test_a_receipt_behaves_as_a_named_tuple() -> None:
+def test_receipt_behaves_like_a_named_tuple() -> None:
     for kind in (layout.Receipt, compiled.Receipt):
         receipt = kind(3, 4, 5, "os", "t", 1)
         offset, last_offset, timestamp_ms, durability, topic, partition = receipt

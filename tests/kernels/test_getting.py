@@ -1,5 +1,5 @@
-"""The compiled fast path to one record against a full read: its results, and the
-records that it leaves to the slow path.
+"""Tests that the compiled fast path to one record returns the record of a full read, or
+leaves the record to the general path.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def rows(count: int, at: int = 0) -> list[tuple[Any, ...]]:
 
 
 def agree(log: logcore.Log) -> int:
-    """Check that each offset returns the record of a full read, the first time and
-    later; return the number of fast results.
+    """Check that each offset returns the record of a full read, at the first and at later
+    reads. Return the number of results of the fast path.
     """
     expected = {record.offset: record for record in log.read(log.log_start_offset)}
     fast = 0
     offsets = [*range(-1, log.log_end_offset + 2), 2**63, -(2**63), 2**70]
     random.Random(len(expected)).shuffle(offsets)
-    for _ in range(4):  # the first read checks, the third notes where the records begin
+    for _ in range(4):  # the first read checks, the third read stores record positions
         fast = 0
         for offset in offsets:
             found = kernel.get_fast(log._state, offset)
@@ -56,7 +56,7 @@ def agree(log: logcore.Log) -> int:
 
 @pytest.fixture
 def log() -> Iterator[logcore.Log]:
-    """A log of several segments."""
+    """Create a log of several segments."""
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open(
         PATH, create=True, durability="os", config=CONFIG, fs=disk
@@ -67,7 +67,7 @@ def log() -> Iterator[logcore.Log]:
 
 
 @runs_compiled
-def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
+def test_plain_records_take_the_fast_path(log: logcore.Log) -> None:
     assert len(log._state.segments) > 5
     assert agree(log) == 300
     with logcore.open(PATH, read_only=True, fs=log._fs) as reader:
@@ -78,9 +78,9 @@ def test_plain_records_are_found_quickly(log: logcore.Log) -> None:
 
 
 @runs_compiled
-def test_read_without_a_cached_answer_takes_the_general_path(log: logcore.Log) -> None:
+def test_read_without_cached_segment_takes_the_general_path(log: logcore.Log) -> None:
     assert kernel.get_fast(log._state, 0) is None, (
-        "no segment is held before it was read from"
+        "a segment is cached only after a read"
     )
     log.get(0)
     assert kernel.get_fast(log._state, 0) is not None
@@ -111,7 +111,7 @@ steps = st.lists(
 
 
 @given(steps, st.sampled_from(["os", "group"]))
-def test_records_are_the_same_one_by_one(
+def test_each_record_equals_the_record_of_a_full_read(
     program: list[tuple[Any, ...]], durability: str
 ) -> None:
     disk = SimulatedDisk(now_ms=T0)
@@ -171,8 +171,8 @@ def log_record(offset: int) -> logcore.Record:
 
 @runs_compiled
 def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
-    """Small batches that begin near each other: of the second the CRC is wrong, of the
-    first it was checked.
+    """Batches are small, so that they begin near each other. The CRC of one batch was
+    checked, and the CRC of its neighbour is wrong.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         for _ in range(4):
@@ -181,7 +181,7 @@ def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
     path = tmp_path / FIRST
     data = bytearray(path.read_bytes())
     size = len(data) // 4
-    assert size < 2 * 64, "they share pieces of 64 bytes with their neighbours"
+    assert size < 2 * 64, "two batches begin in the same 64 bytes"
     data[2 * size + 30] ^= 1
     path.write_bytes(data)
     with logcore.open(tmp_path / PATH) as log:
@@ -194,8 +194,8 @@ def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
 @runs_compiled
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> None:
-    """Two batches are in the first 4 KiB. Only the third, which continues after them,
-    is checked once for all.
+    """Two batches are in the first 4 KiB. Only the third batch, which continues after them,
+    is indexed and therefore checked only once.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         for at in range(0, 60, 20):
@@ -219,9 +219,9 @@ def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> Non
 
 
 @runs_compiled
-def test_batches_of_another_program_are_checked(tmp_path: Path) -> None:
-    """A writer believes only the batches that it has appended itself in this life of
-    the segment.
+def test_batches_written_by_another_program_are_checked(tmp_path: Path) -> None:
+    """A writer skips the check only for batches that it has appended itself since it
+    opened the segment.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         log.append_many(rows(300))
@@ -229,7 +229,7 @@ def test_batches_of_another_program_are_checked(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     with logcore.open(tmp_path / PATH, durability="os") as log:
-        path.write_bytes(data)  # without its writer
+        path.write_bytes(data)  # not through the writer
         log.append_many(rows(300, 300))
         for _ in range(2):
             assert log.get(300 + 7) == log_record(307)
@@ -240,8 +240,9 @@ def test_batches_of_another_program_are_checked(tmp_path: Path) -> None:
 @runs_compiled
 @pytest.mark.parametrize("size", [0, 1, 20, 100, 1000, 20_000])
 def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
-    """By where they would be if all were as long: here they are, or each is longer than
-    all before, or only one is.
+    """The fast path estimates the position of a record as if all records had the same
+    size. Here all sizes are equal, or each record is longer than the previous records, or
+    only one record is longer.
     """
     shapes = (
         [size] * 300,
@@ -276,11 +277,11 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
 
 
 @runs_compiled
-def test_truncated_batches_are_not_found(
+def test_truncated_batches_are_not_returned(
     log: logcore.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupt after the write of a batch. Other batches then replace it, in the
-    same bytes of the file.
+    """After an interrupt, a written batch is truncated. Other batches then replace it, in
+    the same bytes of the file.
     """
 
     def interrupt(*_: object) -> None:
@@ -300,7 +301,9 @@ def test_truncated_batches_are_not_found(
 
 
 def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
-    """A writer of a shared log trusts only its own appends since the last of another."""
+    """A writer of a shared log skips the check only for its own appends since the last
+    append of another process.
+    """
     how: Any = {"create": True, "shared": True, "durability": "os"}
     with (
         logcore.open(tmp_path / PATH, fs=OsFS(), **how) as mine,
@@ -322,7 +325,7 @@ def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
 
 @runs_compiled
 def test_records_with_unordered_offsets_take_the_general_path(tmp_path: Path) -> None:
-    """The header promises no gaps, and two of the records are exchanged."""
+    """The header declares dense offsets, but two of the records are swapped."""
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         log.append_many([(None, b"%d" % number) for number in range(30)])
         log.roll()

@@ -1,8 +1,9 @@
-"""The compiled kernels against the plain ones, and both against other people's codecs.
+"""Tests that the compiled kernels equal the plain kernels, and that both agree with the
+codecs of other clients.
 
 The plain module is the specification. Every function gets the same arguments in both
-forms, over sound batches and over batches with a flipped bit or a cut, and must give
-the same result or the same error.
+modules, for valid, changed and truncated batches, and must return the same result or
+raise the same error.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def encode(
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """A result in a form that can be compared, or the error's type and words."""
+    """Return the result of a call for comparison, or the type and text of its error."""
     try:
         result = call()
     except LogcoreError as error:
@@ -135,16 +136,14 @@ def test_both_kernels_write_the_same_bytes(
 
 @needs_compiler
 @given(records, st.sampled_from([1, 200, 1 << 20]))
-def test_both_kernels_read_the_same_from_sound_batches(
-    rows: Any, batch_bytes: int
-) -> None:
+def test_both_kernels_decode_valid_batches_equally(rows: Any, batch_bytes: int) -> None:
     data = encode(plain, rows, batch_bytes=batch_bytes)
     assert everything(plain, data) == everything(compiled, data)
 
 
 @needs_compiler
 @given(records, st.data())
-def test_both_kernels_say_the_same_of_damaged_batches(
+def test_both_kernels_report_damaged_batches_equally(
     rows: Any, draw: st.DataObject
 ) -> None:
     data = bytearray(encode(plain, rows, batch_bytes=300))
@@ -157,11 +156,11 @@ def test_both_kernels_say_the_same_of_damaged_batches(
 
 @needs_compiler
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=20), st.data())
-def test_both_kernels_say_the_same_of_bodies_with_any_byte_changed(
+def test_both_kernels_treat_bodies_with_a_changed_byte_equally(
     values: list[bytes], draw: st.DataObject
 ) -> None:
-    """The records themselves, without a CRC before them that would catch the change
-    first.
+    """The CRC is not checked here, because it would detect the change before the records
+    are decoded.
     """
     body = bytearray(
         encode(plain, [(b"k", value, (("h", b"1"),)) for value in values])[
@@ -199,11 +198,11 @@ def with_crc(batch: bytearray) -> bytes:
 
 @needs_compiler
 @given(records.filter(len), st.integers(-1, 45), st.integers(0, 2**40), st.data())
-def test_both_kernels_find_the_same_record_even_in_bytes_that_lie(
+def test_both_kernels_find_the_same_record_with_wrong_headers(
     rows: Any, before: int, base_offset: int, draw: st.DataObject
 ) -> None:
-    """If the header promises dense offsets, records may be skipped by their lengths.
-    Both may be wrong.
+    """If the header declares dense offsets, records are skipped by their lengths. The
+    declaration and the lengths may be wrong.
     """
     batch = bytearray(encode(plain, rows, base_offset=base_offset))
     for _ in range(draw.draw(st.integers(0, 3))):
@@ -244,13 +243,13 @@ def test_each_record_is_found_by_its_offset(
         assert tuple(found) == tuple(record)
         assert tuple(
             kernel.read_one(data, 0, size, record.offset, "f", end + 1)
-        ) == tuple(record), "a gap behind it"
+        ) == tuple(record), "a gap follows"
     last = int(facts["position"][-1])
     for more in ((), (-1, True), (end - 1,), (end + 1, True)):
         assert (
             kernel.get_one(index, len(facts), data, size, 1000, end - 1, "f", *more)
             == last
-        ), "nothing bears it out"
+        ), "the offset is not confirmed by the next batch"
     assert (
         kernel.get_one(index, len(facts), data, size, 1000, end, "f", end, True) == size
     )
@@ -258,9 +257,9 @@ def test_each_record_is_found_by_its_offset(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dense", [True, False])
-def test_an_offset_is_held_against_the_next_batch(kernel: Any, dense: bool) -> None:
-    """No CRC covers the offset in a head: with one bit turned, the batch would answer
-    for the offsets of others.
+def test_offset_is_compared_with_the_next_batch(kernel: Any, dense: bool) -> None:
+    """No CRC covers the offset in the head of a batch. With a flipped bit, a search for
+    offsets of other batches would find this batch.
     """
     batches = [
         encode(plain, [(None, b"%d" % at)] * 8, base_offset=1000 + 8 * at)
@@ -337,8 +336,8 @@ mixed = (
 def test_rows_of_all_kinds_are_split_into_the_same_batches(
     rows: Any, batch_bytes: int, max_bytes: int, compress: Any, room: int
 ) -> None:
-    """The fast paths for plain rows and the general path alternate inside one batch, and
-    the buffer grows in between.
+    """The fast path for plain rows and the general path alternate inside one batch, and the
+    buffer grows between them.
     """
 
     def written(kernel: Any) -> Any:
@@ -364,7 +363,7 @@ def test_rows_of_all_kinds_are_split_into_the_same_batches(
     st.integers(0, 7),
     st.integers(0, 300),
 )
-def test_columns_of_all_kinds_are_cut_into_the_same_batches(
+def test_columns_of_all_kinds_are_split_into_the_same_batches(
     rows: Any, batch_bytes: int, max_bytes: int, parts: int, room: int
 ) -> None:
     def column(cells: list[bytes | None], with_nulls: bool) -> Any:
@@ -396,7 +395,9 @@ def test_columns_of_all_kinds_are_cut_into_the_same_batches(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=20), st.integers(0, 5000))
-def test_pieces_are_cut_out(kernel: Any, cells: list[bytes | None], gap: int) -> None:
+def test_slices_are_copied_out(
+    kernel: Any, cells: list[bytes | None], gap: int
+) -> None:
     data = b"".join(b"-" * gap + (cell or b"") for cell in cells)
     sizes = np.array([-1 if cell is None else len(cell) for cell in cells], np.int32)
     positions = np.cumsum([gap, *(gap + len(cell or b"") for cell in cells)])[
@@ -545,7 +546,7 @@ def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> Non
         ([(b"k", bytes(2000))], RecordTooLargeError),
     ],
 )
-def test_a_record_that_cannot_be_stored_is_named(
+def test_error_names_the_record_that_cannot_be_stored(
     kernel: Any, rows: Any, error: type[LogcoreError]
 ) -> None:
     with pytest.raises(error, match=r"record 1"):
@@ -560,7 +561,7 @@ def test_a_record_that_cannot_be_stored_is_named(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_sequence_wraps_between_batches(kernel: Any) -> None:
+def test_sequence_wraps_between_batches(kernel: Any) -> None:
     data = encode(
         kernel,
         [(b"k", b"v")] * 3,
@@ -587,9 +588,7 @@ def test_index_search_finds_the_last_entry_at_or_below(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=20))
-def test_gather_copies_pieces_one_after_the_other(
-    kernel: Any, pieces: list[bytes | None]
-) -> None:
+def test_gather_copies_slices_in_order(kernel: Any, pieces: list[bytes | None]) -> None:
     data = b"".join(b"-" + (piece or b"") for piece in pieces)
     sizes = np.array(
         [-1 if piece is None else len(piece) for piece in pieces], np.int32
@@ -609,12 +608,12 @@ def test_gather_copies_pieces_one_after_the_other(
 
 
 @given(st.binary(max_size=70))
-def test_all_kernels_hash_a_key_as_kafka_does(key: bytes) -> None:
+def test_all_kernels_hash_keys_like_kafka(key: bytes) -> None:
     for kernel in KERNELS:
         assert kernel.murmur2(key) == reference_murmur2(key)
 
 
-def test_a_record_behaves_as_a_named_tuple() -> None:
+def test_record_behaves_like_a_named_tuple() -> None:
     kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
     for kind in kinds:
         row = kind(3, T0, b"k", None, (("h", b"1"),))
@@ -645,7 +644,7 @@ def test_a_record_behaves_as_a_named_tuple() -> None:
             _ = row < 3
 
 
-def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
+def test_topic_record_behaves_like_a_named_tuple() -> None:
     kinds = (
         [layout.TopicRecord]
         if compiled is None
@@ -697,7 +696,7 @@ def test_a_record_of_a_topic_behaves_as_a_named_tuple() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickled_record_is_read_by_either_kernel(protocol: int) -> None:
+def test_pickled_record_is_read_by_both_kernels(protocol: int) -> None:
     """A process with compiled kernels may send records to one without."""
     kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
     for kind in kinds:

@@ -1,8 +1,8 @@
-"""The compiled fast path of send() against the path in Python: the records that it
-accepts, and their results.
+"""Tests that the compiled fast path of send() has the same results as the general path in
+Python, and accepts only usual records.
 
-Two producers get the same records. One of them never uses the fast path. Their queues,
-memory and futures must be equal, and so must the logs.
+Two producers get the same records, and one of the producers never uses the fast path. The
+queues, memory, futures and logs of both must be equal.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
 
 @pytest.fixture
 def producer(directory: logcore.LogDir) -> Iterator[Producer]:
-    """A producer whose next plain record uses the fast path, with a key or to partition
-    0.
+    """Create a producer whose next plain record uses the fast path, if the record has a
+    key or is for partition 0.
     """
     with directory.producer(**SETTINGS) as producer:
         for number in range(3):
@@ -75,7 +75,7 @@ def send_on_fast_path(
 
 
 def facts(producer: Producer, topic: str) -> dict[str, Any]:
-    """The changes of a send, without times."""
+    """Return the state that a send changes, without times."""
     accumulator = producer._accumulator
     found: dict[str, Any] = {
         "used": accumulator.used_bytes,
@@ -145,7 +145,7 @@ def test_plain_record_takes_the_fast_path(
         {"topic": b"t"},
     ],
 )
-def test_an_unusual_record_changes_nothing_on_the_fast_path(
+def test_fast_path_refuses_unusual_records_without_changes(
     producer: Producer, given: dict[str, Any]
 ) -> None:
     before = facts(producer, "t")
@@ -153,7 +153,7 @@ def test_an_unusual_record_changes_nothing_on_the_fast_path(
     assert facts(producer, "t") == before
 
 
-def test_a_producer_with_its_own_ways_sends_the_slow_way(
+def test_producer_with_interceptors_takes_the_general_path(
     directory: logcore.LogDir,
 ) -> None:
     class Interceptor:
@@ -181,7 +181,7 @@ def test_a_producer_with_its_own_ways_sends_the_slow_way(
         assert send_on_fast_path(producer, partition=0) is None
 
 
-def test_a_simulated_clock_sends_the_slow_way() -> None:
+def test_producer_with_a_simulated_clock_takes_the_general_path() -> None:
     with (
         logcore.open_dir("data", create=True, fs=SimulatedDisk()) as directory,
         directory.producer(**SETTINGS) as producer,
@@ -203,7 +203,7 @@ def test_fast_path_yields_to_waiters_and_to_the_lock_holder(
     assert send_on_fast_path(producer, partition=0) is not None
 
 
-def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
+def test_full_memory_and_closed_producers_take_the_general_path(
     directory: logcore.LogDir,
 ) -> None:
     with directory.producer(
@@ -239,7 +239,7 @@ def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(
     partitioner=st.sampled_from(PARTITIONERS),
     ignores_keys=st.booleans(),
 )
-def test_both_ways_leave_the_same(
+def test_both_paths_have_the_same_results(
     tmp_path_factory: pytest.TempPathFactory,
     sends: list[dict[str, Any]],
     seed: int,
@@ -261,7 +261,7 @@ def test_both_ways_leave_the_same(
             directory.create_topic(topic, partitions=3)
         sides: list[tuple[str, Producer]] = []
         for topic in ("t", "u"):
-            patch.setattr(module, "_random_number_below", drawing(seed))
+            patch.setattr(module, "_random_number_below", seeded_partitioner(seed))
             sides.append((topic, directory.producer(**settings, batch_size=batch_size)))
         sides[1][1]._uses_fast_path = False
         for send in sends:
@@ -284,8 +284,8 @@ def test_both_ways_leave_the_same(
             assert records[0] == records[1]
 
 
-def drawing(seed: int) -> Callable[[object, int], int]:
-    """The same sticky partitions for each producer that is made with it."""
+def seeded_partitioner(seed: int) -> Callable[[object, int], int]:
+    """Return a function that chooses the same sticky partitions for each producer."""
     chance = random.Random(seed)
     return lambda fs, below: chance.randrange(below)
 
@@ -346,7 +346,7 @@ def test_threads_lose_no_record_and_each_keeps_its_order(
         max_size=20,
     )
 )
-def test_the_sizes_of_plain_rows_are_those_of_all_rows(rows: list[Any]) -> None:
+def test_sizes_of_plain_rows_equal_the_general_sizes(rows: list[Any]) -> None:
     measured = kernel.plain_rows(rows)
     # A tuple instead of a list is measured without the kernel.
     keys, sizes = bulk.keys_and_sizes(tuple(rows))
