@@ -24,7 +24,7 @@ from logcore.fs import FS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
-#: Errors of a disk or a system: a defect, a full disk, no quota, no descriptors, no memory.
+#: Errors in the order: a defect, a full disk, a full quota, no descriptors, no memory.
 ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
 #: Number of attempts at one step. The fault occurs in the first attempt, and may affect
 #: the second attempt.
