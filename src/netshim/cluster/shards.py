@@ -137,6 +137,12 @@ class Shards(Generic[_Shard]):
         else:
             self._after_load.setdefault(number, []).append(action)
 
+    def after_load(self, action: Callable[[_Shard], None]) -> None:
+        """Call action() with each coordinator that is being loaded, once it is loaded."""
+        for number, shard in self._shards.items():
+            if not shard.is_loaded:
+                self.when_loaded(number, action)
+
     def loaded(self) -> list[_Shard]:
         """Return the coordinators that are loaded."""
         return [shard for shard in self._shards.values() if shard.is_loaded]
@@ -272,6 +278,13 @@ class GroupShards(GroupService):
         for shard in self.shards.loaded() if group_topics else ():
             remaining += 1
             shard.topics_deleted(group_topics, now_ms, finish_one)
+        # A coordinator that is being loaded may have read the offsets already. It
+        # deletes them before its first request, so callback() does not wait for the
+        # load, which may take as long as too few replicas are in sync.
+        if group_topics:
+            self.shards.after_load(
+                lambda shard: shard.topics_deleted(group_topics, self._state.now_ms)
+            )
         finish_one(None)
 
     def stop(self, now_ms: int) -> None:
