@@ -10,11 +10,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from netshim.faults.control import ActiveRule
 from netshim.http.control import ROUTES, ControlApi
 from netshim.http.host import HttpHost, application
 from netshim.testing import Kafka
@@ -120,6 +122,40 @@ def test_invalid_rule_is_refused(control: Ask, rule: Any) -> None:
     status, answer = control("POST", "/faults", rule)
     assert status == 400
     assert answer["error"]
+
+
+def test_state_is_read_while_a_rule_is_added(
+    control: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state was read in another thread than the one that adds rules, and failed with
+    "dictionary changed size during iteration".
+    """
+    rule = {"action": "observe", "api": "Fetch"}
+    for _ in range(2):
+        control("POST", "/faults", rule)
+    adding: list[Thread] = []
+
+    def hits(_: ActiveRule) -> int:
+        if not adding:
+            adding.append(Thread(target=control, args=("POST", "/faults", rule)))
+            adding[0].start()
+            adding[0].join(0.5)
+        return 7
+
+    monkeypatch.setattr(ActiveRule, "hits", property(hits))
+    status, state = control("GET", "/state")
+    assert (status, state["faults"]) == (200, {"1": 7, "2": 7})
+    adding[0].join(DEADLINE_S)
+    assert control("GET", "/faults/3")[0] == 200
+
+
+def test_state_omits_a_topic_that_is_deleted_while_it_is_read(
+    kafka: Kafka, control: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka.create_topic("t")
+    monkeypatch.setattr(kafka.server.logdir, "topics", lambda: ["deleted", "t"])
+    status, state = control("GET", "/state")
+    assert (status, state["topics"]) == (200, {"t": {"0": 0}})
 
 
 def test_limits_of_bodies_and_rules(control: Ask) -> None:

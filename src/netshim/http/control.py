@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import re
@@ -27,7 +28,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import logcore
-from logcore.errors import InvalidConfigError, InvalidNameError, LogcoreError
+from logcore.errors import (
+    InvalidConfigError,
+    InvalidNameError,
+    LogcoreError,
+    TopicNotFoundError,
+)
 from netshim.faults.control import ActiveRule, DiskRule, FaultControl
 from netshim.faults.plan import MAX_RULES
 from netshim.faults.requests import ANY_API, ObservedRequest
@@ -101,7 +107,8 @@ class ControlApi:
         self._kafka = Kafka(handle, clock=clock)
         #: Numbers that identify rules and snapshots in later calls.
         self._numbers = itertools.count(1)
-        #: The rules by their numbers.
+        #: The rules by their numbers. Like _snapshots, only the event loop uses them: a
+        #: loop over them in another thread would fail when a request adds one.
         self._rules: dict[int, _Rules] = {}
         #: The snapshots by their numbers.
         self._snapshots: dict[int, DirectorySnapshot] = {}
@@ -220,18 +227,20 @@ class ControlApi:
 
     async def state(self, _: Request) -> Any:
         """Return topics with their ends, groups, connections and rules."""
-        return await asyncio.to_thread(self._state)
+        hits = {str(number): rules.hits for number, rules in self._rules.items()}
+        return {**await asyncio.to_thread(self._state), "faults": hits}
 
     def _state(self) -> dict[str, Any]:
         server = self._handle.server
         logdir = self._handle.logdir
-        topics = {
-            name: {
-                str(number): logdir.partition(name, number).high_watermark
-                for number in logdir.partitions(name)
-            }
-            for name in logdir.topics()
-        }
+        topics = {}
+        for name in logdir.topics():
+            # A client may delete the topic while this thread reads it.
+            with contextlib.suppress(TopicNotFoundError):
+                topics[name] = {
+                    str(number): logdir.partition(name, number).high_watermark
+                    for number in logdir.partitions(name)
+                }
 
         def groups() -> dict[str, str]:
             group_service = server.broker.state.groups
@@ -246,7 +255,6 @@ class ControlApi:
             "topics": topics,
             "groups": self._handle.call(groups),
             "connections": self._handle.call(lambda: dict(server.connections())),
-            "faults": {str(number): rule.hits for number, rule in self._rules.items()},
         }
 
     async def add_faults(self, request: Request) -> Any:
@@ -259,9 +267,13 @@ class ControlApi:
             raise InvalidConfigError(
                 "too many rules", expected=f"at most {MAX_RULES}", found=count
             )
-        return await asyncio.to_thread(self._add_faults, rules)
+        added = await asyncio.to_thread(self._add_faults, rules)
+        # Numbers are not used again, so a late call cannot change another rule.
+        number = next(self._numbers)
+        self._rules[number] = added
+        return {"fault": number}
 
-    def _add_faults(self, descriptions: list[Any]) -> dict[str, Any]:
+    def _add_faults(self, descriptions: list[Any]) -> _Rules:
         control = self._kafka.faults()
         try:
             rules = [_add_rule(control, rule) for rule in descriptions]
@@ -269,10 +281,7 @@ class ControlApi:
             # A list of rules is added whole or not at all.
             control.clear()
             raise
-        # Numbers are not used again, so a late call cannot change another rule.
-        number = next(self._numbers)
-        self._rules[number] = _Rules(control, rules)
-        return {"fault": number}
+        return _Rules(control, rules)
 
     def _rules_of(self, request: Request) -> tuple[int, _Rules]:
         number = request.path_params["number"]
