@@ -23,6 +23,7 @@ from netshim.request_log import quoted
 from netshim.scheduling import PendingResponse, without_tracebacks
 from netshim.settings import TOPIC_DEFAULTS
 from netshim.state import BrokerState, Call
+from netshim.topology import Placement
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -132,7 +133,10 @@ def _describe_configs(
                 result.configs = list(_cluster_configs(resource, request, state))
             elif resource.resource_type == _BROKER_RESOURCE:
                 result.error_code = codes.INVALID_REQUEST
-                result.error_message = f"the only broker is {state.node_id}"
+                # Each broker describes only itself, as in Kafka.
+                result.error_message = (
+                    f"expected {state.node_id}, the id of this broker, or an empty name"
+                )
             elif resource.resource_type == _GROUP_RESOURCE and resource.resource_name:
                 result.configs = list(_group_configs(resource, request, state))
             elif resource.resource_type == _GROUP_RESOURCE:
@@ -208,7 +212,8 @@ def _broker_configs(
         # Kafka can forbid deletions. This broker cannot.
         "delete.topic.enable": (True, "boolean"),
         "num.partitions": (settings.num_partitions, "int"),
-        "default.replication.factor": (1, "int"),
+        # Always 1 without a cluster.
+        "default.replication.factor": (state.topology.factor_of(Placement()), "int"),
         "offsets.topic.num.partitions": (settings.offsets_partitions, "int"),
         "offset.metadata.max.bytes": (settings.offset_metadata_max_bytes, "int"),
         "group.initial.rebalance.delay.ms": (settings.rebalance_delay_ms, "int"),
@@ -595,10 +600,11 @@ def list_config_resources(
     # As in KafkaApis.handleListConfigResources (KIP-1142).
     if not _RESOURCES.issuperset(requested_types):
         return response_type(error_code=codes.UNSUPPORTED_VERSION)
+    brokers = [str(broker.node_id) for broker in state.topology.brokers(call.session)]
     names: dict[int, list[str]] = {
         _TOPIC_RESOURCE: state.logdir.topics(),
-        _BROKER_RESOURCE: [str(state.node_id)],
-        _LOGGERS_RESOURCE: [str(state.node_id)],
+        _BROKER_RESOURCE: brokers,
+        _LOGGERS_RESOURCE: brokers,
     }
     if state.group_settings is not None:
         names[_GROUP_RESOURCE] = state.group_settings.names()

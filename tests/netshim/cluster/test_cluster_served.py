@@ -125,6 +125,32 @@ def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:
     calm.create("t", expected=codes.TOPIC_ALREADY_EXISTS)
 
 
+def test_settings_of_brokers_are_those_of_the_cluster(calm: Cluster) -> None:
+    """The default factor was reported as 1, and the brokers as one."""
+    request = wire.DESCRIBE_CONFIGS.Request
+    resources = [
+        request.Resource(
+            resource_type=4,
+            resource_name=name,
+            configuration_keys=["default.replication.factor"],
+        )
+        for name in ("2", "1")
+    ]
+    own, other = calm.ask(
+        2, wire.DESCRIBE_CONFIGS, request(resources=resources)
+    ).results
+    assert [config.value for config in own.configs] == ["3"]
+    assert other.error_code == codes.INVALID_REQUEST
+    assert other.error_message == "expected 2, the id of this broker, or an empty name"
+    listed = calm.ask(
+        2,
+        wire.LIST_CONFIG_RESOURCES,
+        wire.LIST_CONFIG_RESOURCES.Request(resource_types=[4]),
+    )
+    names = [resource.resource_name for resource in listed.config_resources]
+    assert names == ["1", "2", "3"]
+
+
 @pytest.mark.long
 def test_only_the_leader_accepts_records(calm: Cluster) -> None:
     calm.create("led")
