@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from logcore import recordbatch
 from logcore.errors import CorruptBatchError, RemoteUnavailableError
 from netshim import wire
+from netshim.recording.recorder import TrafficRecorder
 from netshim.recording.traffic_file import TrafficFile, TrafficKind, TrafficRecord
 from netshim.replay.comparison import differences, should_retry
 from netshim.replay.frame_list import rows_of
@@ -23,6 +25,7 @@ from netshim.replay.replayer import (
     ResponseDifference,
     TrafficReplayer,
 )
+from netshim.session import ClientSession
 from netshim.testing import Kafka
 from netshim.wire import codes
 from support.client import Client
@@ -469,6 +472,36 @@ def test_list_names_errors(kafka: Kafka, tmp_path: Path) -> None:
         assert [entry["error"] for entry in rows_of(file)][1::2] == [
             None, "TOPIC_ALREADY_EXISTS",
         ]  # fmt: skip
+
+
+def test_list_has_no_error_for_redacted_responses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After many logins, all responses of a connection are redacted. The list took bytes
+    of a throttle time for the error code of a SaslAuthenticate.
+    """
+    monkeypatch.setattr("netshim.recording.recorder._MAX_SECRET_IDS", 0)
+    recorder = TrafficRecorder(tmp_path / "t.ksh")
+    connection = recorder.connection(ClientSession("", 0, "peer"), 1)
+    login = wire.SASL_AUTHENTICATE.Response(error_code=codes.SASL_AUTHENTICATION_FAILED)
+    responses = (
+        (wire.SASL_AUTHENTICATE, login),
+        (wire.HEARTBEAT, wire.HEARTBEAT.Response(throttle_time_ms=9 << 16)),
+    )
+    for api, response in responses:
+        request = wire.encode_request(api, 1, 5, "c", api.Request())
+        connection.request(memoryview(request)[4:], is_only_pending=True)
+        body = b"".join(bytes(part) for part in api.response.encode(1, response))
+        connection.response([struct.pack(">ii", 4 + len(body), 5), body])
+    recorder.close()
+    with TrafficFile(tmp_path / "t.ksh") as file:
+        rows = [row for row in rows_of(file) if row["direction"] == "response"]
+    assert all(row["redacted"] for row in rows)
+    errors = [(row["api"], row["error"]) for row in rows]
+    assert errors == [
+        ("SaslAuthenticate", "SASL_AUTHENTICATION_FAILED"),
+        ("Heartbeat", None),
+    ]
 
 
 def test_list_is_a_table_of_logcore_sql(small: Path, tmp_path: Path) -> None:
