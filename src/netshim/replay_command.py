@@ -120,12 +120,13 @@ class _Printer:
 
     def __init__(self, form: str) -> None:
         self._is_json = form == "ndjson"
-        #: Number of differences that do not repeat a printed one.
+        #: Number of differences that do not repeat an earlier one.
         self._printed = 0
         #: Number of differences that repeat the fields and values of another one.
         self._repeated = 0
-        #: Fields and values of the differences that were printed.
-        self._printed_differences: set[tuple[object, ...]] = set()
+        #: Hashes of the fields and values of these differences. Not the values, because a
+        #: recording may have millions.
+        self._hashes: set[int] = set()
 
     def report(self, difference: ResponseDifference) -> None:
         if self._is_json:
@@ -134,14 +135,15 @@ class _Printer:
             return
         for field in difference.fields:
             # One change of a broker may differ in thousands of responses.
-            key = (difference.api, difference.version, field)
-            if key in self._printed_differences:
+            key = hash((difference.api, difference.version, field))
+            if key in self._hashes:
                 self._repeated += 1
                 continue
+            # Also if the difference is not printed, so that its repetitions do not count.
+            self._hashes.add(key)
             self._printed += 1
             if self._printed > _MAX_PRINTED:
                 continue
-            self._printed_differences.add(key)
             click.echo(
                 f"{difference.time_ns / 1e9:.6f} s, connection {difference.connection}, "
                 f"{difference.api} v{difference.version}, correlation id {difference.correlation_id}: "

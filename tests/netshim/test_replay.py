@@ -237,6 +237,28 @@ def test_difference_in_records_is_found(
     ]
 
 
+def test_repeated_difference_counts_once_after_the_limit_of_lines(
+    brokers: tuple[Kafka, Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netshim.replay_command._MAX_PRINTED", 1)
+    first, second = brokers
+    with first.record(tmp_path / "t.ksh"):
+        client = Client(first.port)
+        client.create()
+        client.produce([b"4 apples"])
+        for _ in range(3):
+            client.fetch()
+        client.close()
+    client = Client(second.port)
+    client.create()
+    client.produce([b"5 apples"])
+    client.close()
+    done = run(tmp_path / "t.ksh", "--to", second.bootstrap_servers, "--compare")
+    # CreateTopics, Produce, and the same difference in three responses to Fetch.
+    assert "the first 1 of 3 differences" in done.stdout
+    assert "2 more differences repeat these fields and values" in done.stdout
+
+
 def api_of(record: TrafficRecord) -> int | None:
     if record.kind is not TrafficKind.REQUEST:
         return None
