@@ -54,7 +54,13 @@ GROUPS = st.builds(
     members=st.lists(MEMBERS, max_size=3).map(tuple),
 )
 COMMITS = st.builds(
-    Committed, LONGS, INTS, TEXTS, LONGS, st.just(-1) | st.integers(0, 2**63 - 1)
+    Committed,
+    LONGS,
+    INTS,
+    TEXTS,
+    LONGS,
+    st.just(-1) | st.integers(0, 2**63 - 1),
+    st.just(b"") | st.binary(min_size=16, max_size=16).filter(any),
 )
 
 
@@ -66,6 +72,10 @@ def test_records_equal_kafkas_byte_for_byte() -> None:
     assert (
         commit_value(Committed(29, 4, "m", T0)).hex()
         == "0003000000000000001d0000000400016d0000018bcfe56800"
+    )
+    assert commit_value(Committed(29, 4, "m", T0, topic_id=bytes(range(16)))).hex() == (
+        "0004000000000000001d00000004026d0000018bcfe56800010010"
+        "000102030405060708090a0b0c0d0e0f"
     )
     assert commit_value(Committed(29, 4, "m", T0, T0 + 1)).hex() == (
         "0001000000000000001d00016d0000018bcfe568000000018bcfe56801"
@@ -136,16 +146,19 @@ def test_commits_of_every_version_are_read(committed: Committed, version: int) -
         metadata=committed.metadata,
         commit_timestamp=committed.commit_ms,
         expire_timestamp=committed.expire_ms,
+        topic_id=committed.topic_id or bytes(16),
     )
     kept = committed._replace(
         leader_epoch=committed.leader_epoch if version >= 3 else -1,
         expire_ms=committed.expire_ms if version == 1 else -1,
+        topic_id=committed.topic_id if version == 4 else b"",
     )
     assert read_commit(wire.encode_versioned(message, version, value)) == kept
     written = commit_value(committed)
-    assert written == wire.encode_versioned(
-        message, 3 if committed.expire_ms < 0 else 1, value
-    )
+    expected_version = 1
+    if committed.expire_ms < 0:
+        expected_version = 4 if committed.topic_id else 3
+    assert written == wire.encode_versioned(message, expected_version, value)
 
 
 @given(group=GROUPS, version=st.integers(0, 4))

@@ -28,6 +28,7 @@ OFFSET_COMMIT_VALUE = data(
         metadata          string
         commit_timestamp  int64
         expire_timestamp  int64   1 = -1
+        topic_id          uuid    4+ tag 0
     """,
 )
 

@@ -8,7 +8,7 @@ value deletes the record of its key. Strings have an int16 length. In values of 
 
 Rules:
 - Written records equal Kafka's byte for byte: keys of versions 1 and 2, and values of
-  version 3, or of version 1 with an expiry.
+  version 3. A commit has version 1 with an expiry, and 4 with the id of its topic.
 - A record with an unknown or invalid layout reads as None, without an error.
 - This module reads no log. logcore.coordinators.stored_offsets selects the last record of
   each key.
@@ -47,6 +47,9 @@ _HEADS: Final = {
 #: First version in which lengths are varints and structs end with tagged fields.
 _FLEXIBLE: Final = 4
 _VERSIONS: Final = range(5)
+#: The tagged fields of a commit before the 16 bytes of the topic's id: their number, the
+#: tag 0 and the size. KIP-848 added the field in Kafka 4.1.
+_TOPIC_ID_HEAD: Final = b"\1\0\x10"
 #: The newest known version of a subscription. Newer versions only add fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
 #: Errors that the decoders below raise for bytes of another layout. UnicodeDecodeError
@@ -57,19 +60,24 @@ _DECODE_ERRORS: Final = (ValueError, IndexError, struct.error, InvalidRecordErro
 KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
 
 GroupRecord = tuple[bytes, bytes | None]
+#: The name and the id of a topic.
+TopicWithId = tuple[str, bytes]
 #: Maximum number of bytes that a record in a batch needs besides its key and value.
 RECORD_HEAD_BYTES: Final = 32
 _T = TypeVar("_T")
 
 
 class Committed(NamedTuple):
-    """One committed offset. `expire_ms` is -1, or the time that the client requested."""
+    """One committed offset. `expire_ms` is -1, or the time that the client requested.
+    `topic_id` is empty if the record does not contain it.
+    """
 
     offset: int
     leader_epoch: int
     metadata: str
     commit_ms: int
     expire_ms: int = -1
+    topic_id: bytes = b""
 
 
 class CommitKey(NamedTuple):
@@ -135,11 +143,23 @@ def commit_key(group_id: str, topic: str, partition: int) -> bytes:
 
 
 def commit_value(committed: Committed) -> bytes:
-    """Encode a commit: in version 1 if it has an expiry, otherwise in version 3.
+    """Encode a commit: in version 1 if it has an expiry, in version 4 if it has the id of
+    its topic, otherwise in version 3.
 
-    Version 3 has a leader epoch and no expiry; version 1 has an expiry and no leader
-    epoch.
+    Only version 1 has an expiry. It has neither a leader epoch nor the id of the topic.
     """
+    if committed.expire_ms < 0 and committed.topic_id:
+        metadata = committed.metadata.encode()
+        return b"".join(
+            (
+                _EPOCH_HEAD.pack(_FLEXIBLE, committed.offset, committed.leader_epoch),
+                varint.encode_unsigned(len(metadata) + 1),
+                metadata,
+                _LONG.pack(committed.commit_ms),
+                _TOPIC_ID_HEAD,
+                committed.topic_id,
+            )
+        )
     if committed.expire_ms < 0:
         head = _EPOCH_HEAD.pack(3, committed.offset, committed.leader_epoch)
         return head + _text(committed.metadata) + _LONG.pack(committed.commit_ms)
@@ -243,12 +263,14 @@ class _Fields:
             raise ValueError("expected an array, found null")
         return count
 
-    def end_struct(self) -> None:
-        """Skip the tagged fields at the end of a struct; all of them are unknown."""
+    def end_struct(self) -> dict[int, bytes]:
+        """Return the tagged fields at the end of a struct by their tags."""
+        fields: dict[int, bytes] = {}
         if self.is_flexible:
             for _ in range(self._varint()):
-                self._varint()
-                self._read_bytes(self._varint())
+                tag = self._varint()
+                fields[tag] = _present(self._read_bytes(self._varint()))
+        return fields
 
     def _length(self, kind: struct.Struct) -> int:
         if self.is_flexible:
@@ -330,12 +352,20 @@ def _read_commit(value: bytes) -> Committed | None:
         return None
     _, offset, *epoch = head.unpack_from(value)
     if version == _FLEXIBLE:
+        # The form that commit_value() writes, with metadata of less than 127 bytes. The
+        # general form takes three times as long.
+        at = head.size + value[head.size]
+        if value[head.size] < 0x80 and value[at + 8 : -16] == _TOPIC_ID_HEAD:
+            metadata = str(value[head.size + 1 : at], "utf-8")
+            (commit_ms,) = _LONG.unpack_from(value, at)
+            topic_id = _topic_id(value[-16:])
+            return Committed(offset, epoch[0], metadata, commit_ms, -1, topic_id)
         fields = _Fields(value, is_flexible=True)
         fields.at = head.size
         metadata = fields.text()
         commit_ms = fields.number(_LONG)
-        fields.end_struct()
-        return Committed(offset, epoch[0], metadata, commit_ms)
+        topic_id = _topic_id(fields.end_struct().get(0, b""))
+        return Committed(offset, epoch[0], metadata, commit_ms, -1, topic_id)
     metadata, at = _text_at(value, head.size)
     (commit_ms,) = _LONG.unpack_from(value, at)
     leader_epoch = -1
@@ -345,6 +375,15 @@ def _read_commit(value: bytes) -> Committed | None:
     if version == 1:
         expire_ms = _LONG.unpack_from(value, at + 8)[0]
     return Committed(offset, leader_epoch, metadata, commit_ms, expire_ms)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _topic_id(stored: bytes) -> bytes:
+    """Return the id of a topic; empty for zeros, which mean that there is none.
+
+    Equal arguments have one result, so that a million offsets of a topic share it.
+    """
+    return stored if any(stored) else b""
 
 
 def _read_group(value: bytes) -> StoredGroup | None:
