@@ -17,7 +17,7 @@ import base64
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -48,6 +48,7 @@ from logcore.coordination.group_requests import (
 )
 from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.directory.group_settings import GroupSettings
+from logcore.format.group_records import TopicWithId
 from logcore.metadata.filenames import OFFSETS_TOPIC
 from netshim.coordinators import Callback, GroupOutcome, GroupService
 from netshim.loop_host import LoopHost
@@ -185,11 +186,17 @@ class _JoinedCallback:
             self._callback(self._error)
 
 
+def _no_topics(_: Collection[TopicWithId]) -> Collection[TopicWithId]:
+    """Return no former topics: without a cluster, a topic is deleted with its offsets."""
+    return ()
+
+
 class BrokerGroups(LoopHost[Effect], GroupService):
     """All groups of a broker, or in a cluster the groups of one partition, `only`.
 
-    `new_id` returns the unique part of a member id. Call load() first: all other
-    methods require that it succeeded.
+    `new_id` returns the unique part of a member id. `former_of` returns the topics that
+    do not exist any more; it may block. Call load() first: all other methods require that
+    it succeeded.
     """
 
     def __init__(
@@ -197,7 +204,11 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         state: BrokerState,
         new_id: Callable[[], str] = _new_id,
         only: int | None = None,
+        former_of: Callable[
+            [Collection[TopicWithId]], Collection[TopicWithId]
+        ] = _no_topics,
     ) -> None:
+        self._former_of = former_of
         self._offsets = OffsetsTopic(state, only)
         super().__init__(state, self._offsets.topic, EXPIRY_CHECK_MS)
         self._coordinator = Coordinator(
@@ -272,15 +283,17 @@ class BrokerGroups(LoopHost[Effect], GroupService):
 
     def _read(self) -> list[Effect]:
         stored = self._offsets.read()
+        # Before take(), because it may fail, and the partition is then read again.
+        former = self._former_of(stored.topics())
         self._coordinator.take(
             stored.groups, stored.offsets, stored.unstable, stored.consumers
         )
-        return []
+        return self._coordinator.forget_former_topics(former)
 
     def _begin(self, effects: list[Effect]) -> list[Effect]:
         # Members get a full session timeout, because they could not reach the broker
         # before.
-        return self._coordinator.begin_sessions(self._state.now_ms)
+        return [*effects, *self._coordinator.begin_sessions(self._state.now_ms)]
 
     def _expire(self, trusted_ms: int) -> list[Effect]:
         return self._coordinator.expire_offsets(trusted_ms)

@@ -750,6 +750,26 @@ def test_offsets_of_a_deleted_topic_are_neither_visible_nor_kept() -> None:
     assert group.applied == {} and not group.is_pending(("orders", 0))
 
 
+def test_offset_of_the_current_topic_outlives_one_of_the_former() -> None:
+    """A transaction began before the topic was deleted, or another one afterwards."""
+    simulation = CoordinatorSimulation()
+    former, current = (
+        Committed(1, -1, "", T0, topic_id=bytes(15) + number) for number in (b"f", b"c")
+    )
+    committed = {"orders": {0: current, 1: former, 2: former}}
+    pending = {("orders", 0): (-3, former), ("orders", 1): (-2, current)}
+    simulation.coordinator.take({}, {"g": committed}, {"g": {7: pending}}, {})
+    (effect,) = simulation.coordinator.forget_former_topics(
+        {("orders", former.topic_id)}
+    )
+    group = simulation.group
+    assert group.offsets == {"orders": {0: current}}
+    assert group.unstable == {7: {("orders", 1): (-2, current)}}
+    # Only the key without a current offset gets a tombstone.
+    assert isinstance(effect, AppendRecords)
+    assert effect.records == ((commit_key("g", "orders", 2), None),)
+
+
 def _forget_topic(simulation: CoordinatorSimulation) -> None:
     simulation.act(simulation.coordinator.forget_topics({"many"}))
 

@@ -49,6 +49,7 @@ from logcore.format.group_records import (
     GroupRecord,
     StoredGroup,
     StoredMember,
+    TopicWithId,
     group_key,
     group_value,
     subscribed_topics,
@@ -605,6 +606,31 @@ class Group:
         topic, partition = key
         self.applied[key] = order
         self.offsets.setdefault(topic, {})[partition] = committed
+
+    def drop_topics(self, topics: Collection[TopicWithId]) -> list[OffsetKey]:
+        """Remove the offsets that were committed for these topics, and return their keys."""
+        keys = [
+            (topic, partition)
+            for topic, partitions in self.offsets.items()
+            for partition, committed in partitions.items()
+            if (topic, committed.topic_id) in topics
+        ]
+        for topic, partition in keys:
+            del self.offsets[topic][partition]
+            if not self.offsets[topic]:
+                del self.offsets[topic]
+        for producer_id, pending in [*self.unstable.items()]:
+            dropped = [
+                key
+                for key, (_, committed) in pending.items()
+                if (key[0], committed.topic_id) in topics
+            ]
+            for key in dropped:
+                del pending[key]
+            if not pending:
+                del self.unstable[producer_id]
+            keys += dropped
+        return [*dict.fromkeys(keys)]
 
     def next_order(self) -> int:
         self.order += 1

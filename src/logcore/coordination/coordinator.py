@@ -13,7 +13,7 @@ caller calls timed_out(). A coordinator must be used by one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -75,7 +75,7 @@ from logcore.coordination.memory_budget import (
     ClientMemoryBudget,
 )
 from logcore.format.consumer_group_records import ConsumerValue, RecordKind
-from logcore.format.group_records import Committed, StoredGroup
+from logcore.format.group_records import Committed, StoredGroup, TopicWithId
 
 #: How often the caller should call expire_offsets().
 EXPIRY_CHECK_MS: Final = 600_000
@@ -675,6 +675,19 @@ class Coordinator:
         for group in [*self.all(), *self._in_deletion]:
             effects += offsets.forget_topics(group, names, new_waiter)
         return effects
+
+    def forget_former_topics(self, former: Collection[TopicWithId]) -> list[Effect]:
+        """Delete the stored offsets of topics that do not exist any more, after take().
+
+        Another topic may have the name of one of them. It keeps its offsets.
+        """
+        if not former:
+            return []
+        return [
+            effect
+            for group in self.all()
+            for effect in offsets.forget_former_topics(group, former)
+        ]
 
     def expire_offsets(self, now_ms: int) -> list[Effect]:
         """Delete expired offsets. Call this about every EXPIRY_CHECK_MS."""

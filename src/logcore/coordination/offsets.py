@@ -20,7 +20,7 @@ The caller checks which topics exist and how long metadata may be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from logcore.coordination import classic_transitions, consumer_transitions
@@ -45,6 +45,7 @@ from logcore.format.group_records import (
     RECORD_HEAD_BYTES,
     Committed,
     GroupRecord,
+    TopicWithId,
     commit_key,
     commit_value,
     group_key,
@@ -264,6 +265,14 @@ def forget_topics(
     # completes.
     group.applied.update((key, order) for key in keys if key in group.storing)
     return delete(group, keys, new_waiter())
+
+
+def forget_former_topics(group: Group, former: Collection[TopicWithId]) -> list[Effect]:
+    """Delete the stored offsets of topics that do not exist any more."""
+    keys = group.drop_topics(former)
+    # A deletion would include an offset of the current topic with that name, which may be
+    # part of an open transaction.
+    return delete(group, [key for key in keys if not group.has_offset(*key)], None)
 
 
 def expire(group: Group, now_ms: int) -> list[Effect]:

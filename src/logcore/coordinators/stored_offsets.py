@@ -30,6 +30,7 @@ from logcore.format.group_records import (
     CommitKey,
     Committed,
     StoredGroup,
+    TopicWithId,
     read_commit,
     read_group,
     read_key,
@@ -65,6 +66,22 @@ class StoredGroups:
         ] = {}
         #: The number of records that were skipped.
         self.skipped_count = 0
+
+    def topics(self) -> set[TopicWithId]:
+        """Return the topics of all offsets that contain the id of their topic."""
+        found = {
+            (topic, committed.topic_id)
+            for topics in self.offsets.values()
+            for topic, partitions in topics.items()
+            for committed in partitions.values()
+        }
+        for producers in self.unstable.values():
+            for offsets in producers.values():
+                found |= {
+                    (topic, committed.topic_id)
+                    for (topic, _), (_, committed) in offsets.items()
+                }
+        return {topic for topic in found if topic[1]}
 
     def member_count(self, group_id: str) -> int:
         """Return the number of members of a group in its last record, 0 without a

@@ -117,6 +117,11 @@ class TopicNode:
     #: The brokers that each partition was created on, the preferred leader first. Once
     #: a partition has a state, the brokers are those in the state.
     replicas: Mapping[int, tuple[int, ...]]
+    #: The id as in records of commits. One object, which all offsets of the topic share.
+    id_bytes: bytes = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "id_bytes", self.topic_id.bytes)
 
 
 def pack_topic(node: TopicNode) -> bytes:

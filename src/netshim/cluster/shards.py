@@ -5,6 +5,8 @@ Rules:
   are committed again. Until then, its response is COORDINATOR_LOAD_IN_PROGRESS.
 - A record is acknowledged once it is committed in the partition, so it is never lost by
   another election.
+- Each offset is stored with the id of its topic. If a coordinator ends before it has
+  deleted the offsets of a deleted topic, the next one deletes them when it loads them.
 - A coordinator answers only while the lease of the broker's session holds. Otherwise a
   broker that was stopped could report state that has changed since.
 """
@@ -12,23 +14,29 @@ Rules:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from logcore import NotLeaderError
 from logcore.coordination.classic_group import Group
 from logcore.coordination.group_requests import (
+    Committer,
     ConsumerHeartbeat,
     GroupError,
     HeartbeatRefused,
     Join,
     JoinRefused,
+    OffsetKey,
 )
 from logcore.coordinators.group_host import GroupRequest, GroupStep
 from logcore.coordinators.stored_offsets import OFFSETS_CONFIG
-from logcore.format.group_records import partition_of
+from logcore.errors import CorruptRegistryError, NodeNotFoundError
+from logcore.format.group_records import Committed, TopicWithId, partition_of
 from logcore.metadata.checkpoint import Key
 from logcore.metadata.filenames import OFFSETS_TOPIC
+from logcore.registry import paths
+from netshim.cluster import registry_nodes
 from netshim.cluster.member import ClusterMember
 from netshim.coordinators import Callback, GroupOutcome, GroupService
 from netshim.groups import BrokerGroups
@@ -155,17 +163,51 @@ class GroupShards(GroupService):
         self, state: BrokerState, member: ClusterMember, new_id: Callable[[], str]
     ) -> None:
         self._state = state
+        self._member = member
         self.shards = Shards(
             OFFSETS_TOPIC,
             state,
             member,
-            lambda number: BrokerGroups(state, new_id, number),
+            lambda number: BrokerGroups(state, new_id, number, self._former_of),
         )
 
     def _find(self, group_id: str) -> BrokerGroups | GroupError:
         """Return the coordinator of a group, or why there is none here."""
         shard = self.shards.find(group_id)
         return GroupError[shard.name] if isinstance(shard, NoShard) else shard
+
+    def _former_of(self, topics: Collection[TopicWithId]) -> set[TopicWithId]:
+        """Return those of these topics that do not exist any more. Blocks.
+
+        Raises:
+            LogcoreError: the registry could not be read.
+        """
+        view, registry = self._member.view, self._member.registry
+        uncertain = {
+            (name, topic_id)
+            for name, topic_id in topics
+            if name not in view.topics or view.topics[name].node.id_bytes != topic_id
+        }
+        if not uncertain:
+            return uncertain
+        # The former coordinator may have read a newer topic than this broker's view has.
+        registry.sync()
+        former = set()
+        for name, topic_id in uncertain:
+            path = paths.topic(name)
+            try:
+                current = registry_nodes.unpack_topic(registry.get(path).value, path)
+            except NodeNotFoundError:
+                # The registry may have lost the node. Then the offsets are kept, like
+                # the replicas.
+                if str(uuid.UUID(bytes=topic_id)) in view.deleted_ids:
+                    former.add((name, topic_id))
+            except CorruptRegistryError:
+                pass  # the same until it is repaired
+            else:
+                if current.id_bytes != topic_id:
+                    former.add((name, topic_id))
+        return former
 
     # -- requests ----------------------------------------------------------------------
 
@@ -207,6 +249,23 @@ class GroupShards(GroupService):
         shard = self._find(group_id)
         assert isinstance(shard, BrokerGroups), "when_groups_loaded() refuses others"
         shard.step(group_id, step)
+
+    def request_commit(
+        self,
+        committer: Committer,
+        offsets: Mapping[OffsetKey, Committed],
+        done: Callback,
+        producer: tuple[int, int] | None = None,
+    ) -> None:
+        # A later topic with this name has another id, so it does not get the offsets.
+        topics = self._member.view.topics
+        offsets = {
+            key: committed._replace(topic_id=topics[key[0]].node.id_bytes)
+            if key[0] in topics
+            else committed
+            for key, committed in offsets.items()
+        }
+        super().request_commit(committer, offsets, done, producer)
 
     def join(self, request: Join, done: Callback) -> None:
         def joined(result: Any) -> None:

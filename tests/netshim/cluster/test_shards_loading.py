@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from logcore import LogcoreError, NotLeaderError
+from logcore import LogConfig, LogcoreError, LogDir, NotLeaderError
+from logcore.coordination.group_requests import Committer
 from logcore.format.group_records import Committed, commit_key, commit_value
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from logcore.registry import open_registry, paths
+from netshim.cluster.registry_nodes import TopicNode, pack_topic
 from netshim.cluster.shards import GroupShards
+from netshim.cluster.view import ClusterView, TopicOfCluster
 from netshim.groups import BrokerGroups
 from netshim.leadership import SoleLeadership
 from netshim.transactions import TransactionHost
@@ -75,6 +80,73 @@ def test_partition_that_is_led_elsewhere_is_not_read(loading: Any) -> None:
     assert (reads, found, host.is_loaded) == ([], [False], False)
 
 
+def store_commit(logdir: LogDir, topic: str, topic_id: bytes = b"") -> None:
+    logdir.append(
+        OFFSETS_TOPIC,
+        commit_value(Committed(42, -1, "", 5, topic_id=topic_id)),
+        key=commit_key("g", topic, 0),
+        partition=0,
+    )
+
+
+def test_offsets_of_former_topics_are_deleted_after_a_load(tmp_path: Path) -> None:
+    """The coordinator of a group crashed before it deleted the offsets of a deleted
+    topic. A topic of the same name inherited them from the next coordinator.
+    """
+    ids = {
+        name: uuid.UUID(int=number)
+        for number, name in enumerate(
+            ("recreated", "deleted", "present", "lost", "newer"), 1
+        )
+    }
+    # The view of this broker is older than the offset: it contains another topic "newer".
+    current_ids = {name: ids[name] for name in ("present", "newer")}
+    view_ids = {**current_ids, "newer": uuid.UUID(int=8)}
+    current_ids["recreated"] = view_ids["recreated"] = uuid.UUID(int=9)
+    view = ClusterView(
+        topics={
+            name: TopicOfCluster(TopicNode(topic_id, {0: (1,)}), {}, LogConfig())
+            for name, topic_id in view_ids.items()
+        },
+        deleted_ids=frozenset({str(ids["deleted"])}),
+    )
+    broker_harness = BrokerHarness(tmp_path / "data")
+    broker_harness.logdir.create_topic(OFFSETS_TOPIC)
+    for name, topic_id in ids.items():
+        store_commit(broker_harness.logdir, name, topic_id.bytes)
+    store_commit(broker_harness.logdir, "without id")
+    with open_registry(tmp_path / "registry", topics="truth") as registry:
+        for name, topic_id in current_ids.items():
+            node = pack_topic(TopicNode(topic_id, {0: (1,)}))
+            registry.create(paths.topic(name), node)
+        member: Any = SimpleNamespace(has_lease=True, view=view, registry=registry)
+        groups = GroupShards(broker_harness.broker.state, member, lambda: "id")
+        groups.shards.lead((OFFSETS_TOPIC, 0))
+    group = groups.get("g")
+    assert group is not None
+    assert {*group.offsets} == {"present", "lost", "newer", "without id"}
+    tombstones = [
+        record.key
+        for record in broker_harness.logdir.read(OFFSETS_TOPIC)
+        if record.value is None
+    ]
+    assert sorted(tombstones) == [
+        commit_key("g", name, 0) for name in ("deleted", "recreated")
+    ]
+    # A commit contains the id of the topic in the view.
+    errors: list[Any] = []
+    groups.request_commit(
+        Committer("g", -1, "", None),
+        {("present", 0): Committed(7, -1, "", 6)},
+        errors.append,
+    )
+    *_, commit = broker_harness.logdir.read(OFFSETS_TOPIC)
+    assert commit.value == commit_value(
+        Committed(7, -1, "", 6, topic_id=ids["present"].bytes)
+    )
+    broker_harness.logdir.close()
+
+
 def test_topic_deleted_during_a_load_loses_its_offsets(tmp_path: Path) -> None:
     """The deletion reached only loaded coordinators, so a new topic of that name
     inherited the offsets, and its consumers skipped its first records.
@@ -82,16 +154,11 @@ def test_topic_deleted_during_a_load_loses_its_offsets(tmp_path: Path) -> None:
     broker_harness = BrokerHarness(tmp_path / "data")
     broker_harness.logdir.create_topic(OFFSETS_TOPIC)
     for topic in ("deleted", "kept"):
-        broker_harness.logdir.append(
-            OFFSETS_TOPIC,
-            commit_value(Committed(42, -1, "", 5)),
-            key=commit_key("g", topic, 0),
-            partition=0,
-        )
+        store_commit(broker_harness.logdir, topic)
     state = broker_harness.broker.state
     held = HeldLeadership(state)
     state.leadership = held
-    member: Any = SimpleNamespace(has_lease=True)
+    member: Any = SimpleNamespace(has_lease=True, view=ClusterView(), registry=None)
     groups = GroupShards(state, member, lambda: "id")
     groups.shards.lead((OFFSETS_TOPIC, 0))
     errors: list[Any] = []
