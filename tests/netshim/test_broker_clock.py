@@ -38,10 +38,10 @@ def join(kafka: Kafka, connection: SourceConnection, group: str) -> None:
         protocol_type="consumer",
         protocols=[kind.Protocol(name="range", metadata=b"")],
     )
-    answer = connection.request(wire.JOIN_GROUP, request, max_version=3)
-    assert answer.error_code == codes.NONE
+    joined = connection.request(wire.JOIN_GROUP, request, max_version=3)
+    assert joined.error_code == codes.NONE
     sync = wire.SYNC_GROUP.Request(
-        group_id=group, generation_id=answer.generation_id, member_id=answer.member_id
+        group_id=group, generation_id=joined.generation_id, member_id=joined.member_id
     )
     assert connection.request(wire.SYNC_GROUP, sync, max_version=2).error_code == 0
 
@@ -95,15 +95,15 @@ def test_records_are_deleted_by_their_age(virtual: Kafka) -> None:
 @pytest.mark.long
 def test_offsets_of_an_empty_group_expire(virtual: Kafka) -> None:
     virtual.create_topic("t")
-    place = confluent_kafka.TopicPartition("t", 0, 0)
+    partition = confluent_kafka.TopicPartition("t", 0, 0)
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": virtual.bootstrap_servers, "group.id": "g"}
     )
-    consumer.commit(offsets=[place], asynchronous=False)
+    consumer.commit(offsets=[partition], asynchronous=False)
     virtual.clock.advance(days=6)
-    assert consumer.committed([place], LIMIT_S)[0].offset == 0
+    assert consumer.committed([partition], LIMIT_S)[0].offset == 0
     virtual.clock.advance(days=2)
-    assert consumer.committed([place], LIMIT_S)[0].offset == -1001
+    assert consumer.committed([partition], LIMIT_S)[0].offset == -1001
     consumer.close()
 
 

@@ -162,15 +162,15 @@ class Load:
         consumer.subscribe(["in"])
         producer = self._transactional(name)
         while not self.is_over.is_set():
-            found = [
+            messages = [
                 message
                 for message in consumer.consume(50, 0.2)
                 if message.error() is None
             ]
-            if not found:
+            if not messages:
                 continue
             try:
-                self._transact(producer, consumer, found)
+                self._transact(producer, consumer, messages)
             except confluent_kafka.KafkaException as error:
                 if not error.args[0].txn_requires_abort() or not self._aborted(
                     producer
@@ -179,12 +179,12 @@ class Load:
                 self._seek_to_committed(consumer)
         consumer.close()
 
-    def _transact(self, producer: Any, consumer: Any, found: list[Any]) -> None:
+    def _transact(self, producer: Any, consumer: Any, messages: list[Any]) -> None:
         producer.begin_transaction()
         offsets = {}
-        for entry in found:
-            producer.produce("out", entry.value(), partition=entry.partition())
-            offsets[entry.partition()] = entry.offset() + 1
+        for message in messages:
+            producer.produce("out", message.value(), partition=message.partition())
+            offsets[message.partition()] = message.offset() + 1
         places = [
             confluent_kafka.TopicPartition("in", number, offset)
             for number, offset in offsets.items()
@@ -290,23 +290,23 @@ def test_each_record_counts_once_after_any_number_of_broker_kills(
                 time.sleep(0.01)
             time.sleep(rng.random() * 0.2)
             broker.kill_and_start()
-        wanted = None
+        sent = None
         until = time.monotonic() + SECONDS
-        while wanted is None or not wanted <= set(results(path)):
+        while sent is None or not sent <= set(results(path)):
             assert time.monotonic() < until, (
-                f"{len(wanted or ())} sent, {len(results(path))} stored, {load.failures}"
+                f"{len(sent or ())} sent, {len(results(path))} stored, {load.failures}"
             )
             time.sleep(0.2)
-            if wanted is None:
-                wanted = set(load.sent)
+            if sent is None:
+                sent = set(load.sent)
         load.end()
     finally:
         broker.kill()
-    found = results(path)
-    assert [value for value, count in found.items() if count != 1] == []
-    assert wanted <= set(found) <= {*load.sent, *load.unknown}
+    counts = results(path)
+    assert [value for value, count in counts.items() if count != 1] == []
+    assert sent <= set(counts) <= {*load.sent, *load.unknown}
     print(
-        f"{kills} kills, {load.committed} transactions, {len(load.sent)} records acknowledged, {len(found)} results"
+        f"{kills} kills, {load.committed} transactions, {len(load.sent)} records acknowledged, {len(counts)} results"
     )
 
 
@@ -460,13 +460,13 @@ def test_a_consumer_reads_more_partitions_than_logs_can_be_open(tmp_path: Path) 
                 }
             )
             consumer.subscribe(["t"])
-            found: set[bytes] = set()
+            values: set[bytes] = set()
             deadline = time.monotonic() + SECONDS
-            while len(found) < 100:
-                assert time.monotonic() < deadline, len(found)
+            while len(values) < 100:
+                assert time.monotonic() < deadline, len(values)
                 message = consumer.poll(1)
                 if message is not None and message.error() is None:
-                    found.add(message.value())
+                    values.add(message.value())
             consumer.close()
         finally:
             broker.terminate()
@@ -495,16 +495,16 @@ def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> Non
                     encode([(None, b"%d" % number)], now_ms=1), acks=-1
                 )
                 request.topic_data[0].partition_data[0].index = number
-                answer = client.ask(wire.PRODUCE, 9, request)
-                assert answer.responses[0].partition_responses[0].error_code == 0, (
+                response = client.ask(wire.PRODUCE, 9, request)
+                assert response.responses[0].partition_responses[0].error_code == 0, (
                     number
                 )
             late = Client(port)
             for number in range(100):
-                answer = late.ask(
+                response = late.ask(
                     wire.FETCH, 11, BrokerHarness.fetches(range(number, number + 1))
                 )
-                part = answer.responses[0].partitions[0]
+                part = response.responses[0].partitions[0]
                 assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)
             for client in [*clients, late]:
                 client.sock.close()

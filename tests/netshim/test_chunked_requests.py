@@ -103,12 +103,12 @@ def waiting_fetch(min_bytes: int) -> Any:
 # -- chunks --------------------------------------------------------------------------
 
 
-def counted(entries: int, found: list[int]) -> Any:
+def counted(entries: int, processed: list[int]) -> Any:
     pace = ChunkCounter()
     for number in range(entries):
         if pace.is_over():
             yield
-        found.append(number)
+        processed.append(number)
     return entries
 
 
@@ -116,21 +116,21 @@ def counted(entries: int, found: list[int]) -> Any:
 def test_each_turn_processes_one_chunk_of_one_request(sizes: list[int]) -> None:
     later: deque[Callable[[], None]] = deque()
     step_runner = StepRunner(later.append)
-    found: list[list[int]] = [[] for _ in sizes]
-    answers = [
+    processed: list[list[int]] = [[] for _ in sizes]
+    replies = [
         step_runner.run(counted(size, into))
-        for size, into in zip(sizes, found, strict=True)
+        for size, into in zip(sizes, processed, strict=True)
     ]
     while later:
-        before = sum(map(len, found))
+        before = sum(map(len, processed))
         assert len(later) == 1, "only one turn is scheduled"
         later.popleft()()
-        assert sum(map(len, found)) - before <= scheduling.CHUNK_ENTRIES
-    for answer, size, into in zip(answers, sizes, found, strict=True):
+        assert sum(map(len, processed)) - before <= scheduling.CHUNK_ENTRIES
+    for reply, size, into in zip(replies, sizes, processed, strict=True):
         assert into == list(range(size))
-        value = answer.value if isinstance(answer, PendingResponse) else answer
+        value = reply.value if isinstance(reply, PendingResponse) else reply
         assert value == size
-        assert isinstance(answer, PendingResponse) == (size >= scheduling.CHUNK_ENTRIES)
+        assert isinstance(reply, PendingResponse) == (size >= scheduling.CHUNK_ENTRIES)
 
 
 def test_request_beyond_the_limit_of_chunked_requests_is_processed_whole() -> None:
@@ -186,12 +186,12 @@ def test_error_in_a_callback_does_not_block_other_requests(
 def answers_of_scripts() -> list[Any]:
     """Run all scripts, and return the bytes of the answers."""
     simulation = HostileSimulation(5, 0, Errors())
-    answers: list[Any] = []
+    responses: list[Any] = []
 
     class RecordingClient(WireClient):
-        def answers(self) -> Any:
+        def responses(self) -> Any:
             for correlation_id, response in super().answers():
-                answers.append((correlation_id, response))
+                responses.append((correlation_id, response))
                 yield correlation_id, response
 
         def ask(
@@ -212,7 +212,7 @@ def answers_of_scripts() -> list[Any]:
                 script(recording_script)
                 recording_script.close()
     simulation.end()
-    return answers
+    return responses
 
 
 @pytest.mark.long
@@ -291,10 +291,10 @@ def test_large_request_takes_several_turns(
 ) -> None:
     for number in range(MANY):
         broker_harness.logdir.partition("t", number)
-    answer = broker_harness.send(api, version, request_)
-    assert isinstance(answer, PendingResponse)
+    reply = broker_harness.send(api, version, request_)
+    assert isinstance(reply, PendingResponse)
     assert turns.run() >= 3
-    broker_harness.read(api, version, answer)
+    broker_harness.read(api, version, reply)
 
 
 def pipelined(
@@ -344,11 +344,11 @@ def pipelined(
 
 def committed_to(broker_harness: BrokerHarness, turns: Turns) -> list[int]:
     """Return the committed offsets of the first two partitions."""
-    answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(2))
+    reply = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(2))
     turns.run()
     return [
         part.committed_offset
-        for part in broker_harness.read(wire.OFFSET_FETCH, 5, answer)
+        for part in broker_harness.read(wire.OFFSET_FETCH, 5, reply)
         .topics[0]
         .partitions
     ]
@@ -383,10 +383,10 @@ def transactional(broker_harness: BrokerHarness) -> dict[str, int]:
     request = wire.INIT_PRODUCER_ID.Request(
         transactional_id="x", transaction_timeout_ms=60_000
     )
-    answers = broker_harness.ask(wire.INIT_PRODUCER_ID, 4, request)
+    initialized = broker_harness.ask(wire.INIT_PRODUCER_ID, 4, request)
     return {
-        "producer_id": answers.producer_id,
-        "producer_epoch": answers.producer_epoch,
+        "producer_id": initialized.producer_id,
+        "producer_epoch": initialized.producer_epoch,
     }
 
 
@@ -451,9 +451,9 @@ def test_later_transactional_batch_waits_for_a_chunked_batch(
 
     last = MANY - 1
     requests = of(b"first", 0, range(MANY)), of(b"second", 1, range(last, MANY))
-    for answers in pipelined(broker_harness, turns, wire.PRODUCE, 12, *requests):
+    for response in pipelined(broker_harness, turns, wire.PRODUCE, 12, *requests):
         assert not any(
-            part.error_code for part in answers.responses[0].partition_responses
+            part.error_code for part in response.responses[0].partition_responses
         )
     assert [
         record.value for record in broker_harness.logdir.partition("t", last).read(0)
@@ -469,16 +469,16 @@ def test_records_of_later_chunks_outlive_the_connection_buffer(
     use_chunks_of_one(monkeypatch)
     for number in range(3):
         broker_harness.logdir.partition("t", number)
-    answer = broker_harness.send(
+    reply = broker_harness.send(
         wire.PRODUCE,
         9,
         BrokerHarness.produces(encode([(None, b"value")]), partitions=3),
     )
     assert turns.run()
-    answers = (
-        broker_harness.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+    partitions = (
+        broker_harness.read(wire.PRODUCE, 9, reply).responses[0].partition_responses
     )
-    assert [part.error_code for part in answers] == [0, 0, 0]
+    assert [part.error_code for part in partitions] == [0, 0, 0]
     for number in range(3):
         assert [
             record.value
@@ -512,13 +512,11 @@ def test_chunked_produce_that_waits_for_a_log_is_not_overtaken(
     while turns.waiting or broker_harness.submitted:
         broker_harness.run()
         turns.run()
-    for answer in (first, second):
-        answers = (
-            broker_harness.read(wire.PRODUCE, 9, answer)
-            .responses[0]
-            .partition_responses
+    for reply in (first, second):
+        partitions = (
+            broker_harness.read(wire.PRODUCE, 9, reply).responses[0].partition_responses
         )
-        assert not any(part.error_code for part in answers)
+        assert not any(part.error_code for part in partitions)
     values = [
         [
             record.value
@@ -541,10 +539,10 @@ def test_each_chunk_reports_the_logs_that_failed_to_open(
         return opened(topic, number)
 
     monkeypatch.setattr(broker_harness.logdir, "partition", failing)
-    answer = broker_harness.send(wire.FETCH, 11, BrokerHarness.fetches(range(4)))
+    reply = broker_harness.send(wire.FETCH, 11, BrokerHarness.fetches(range(4)))
     turns.run()
-    answers = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [part.error_code for part in answers] == [
+    partitions = broker_harness.read(wire.FETCH, 11, reply).responses[0].partitions
+    assert [part.error_code for part in partitions] == [
         0,
         0,
         codes.NOT_LEADER_OR_FOLLOWER,
@@ -570,15 +568,15 @@ def test_append_during_the_first_read_of_a_fetch_is_seen(
     broker_harness.send(wire.FETCH, 11, other)
     turns.run()
     request = waiting_fetch(min_bytes)
-    answer = broker_harness.send(wire.FETCH, 11, request)
+    reply = broker_harness.send(wire.FETCH, 11, request)
     turns.turn()
     logs[partition].append(b"new", durability="os")
     broker_harness.broker.state.fetches.appended(
         "t", partition, logs[partition], 1, broker_harness.now_ms
     )
     turns.run()
-    answers = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [len(part.records) > 0 for part in answers] == [
+    partitions = broker_harness.read(wire.FETCH, 11, reply).responses[0].partitions
+    assert [len(part.records) > 0 for part in partitions] == [
         number == partition for number in range(3)
     ]
 
@@ -590,10 +588,10 @@ def test_fetch_in_progress_is_answered_when_the_broker_stops(
     for number in range(3):
         broker_harness.logdir.partition("t", number)
     request = waiting_fetch(1)
-    answer = broker_harness.send(wire.FETCH, 11, request)
+    reply = broker_harness.send(wire.FETCH, 11, request)
     turns.turn()
     broker_harness.broker.stop(broker_harness.now_ms)
-    assert answer.is_set
+    assert reply.is_set
 
 
 @pytest.mark.parametrize("partition", [0, 1, 2])
@@ -607,9 +605,9 @@ def test_append_between_two_reads_of_a_fetch_is_seen(
     use_chunks_of_one(monkeypatch)
     logs = [broker_harness.logdir.partition("t", number) for number in range(3)]
     request = waiting_fetch(1)
-    answer = broker_harness.send(wire.FETCH, 11, request)
+    reply = broker_harness.send(wire.FETCH, 11, request)
     turns.run()
-    assert not answer.is_set
+    assert not reply.is_set
     broker_harness.broker.state.fetches.wake([("t", 1)], broker_harness.now_ms)
     turns.turn()
     logs[partition].append(b"new", durability="os")
@@ -617,9 +615,9 @@ def test_append_between_two_reads_of_a_fetch_is_seen(
         "t", partition, logs[partition], 1, broker_harness.now_ms
     )
     turns.run()
-    assert answer.is_set
-    answers = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
-    assert [len(part.records) > 0 for part in answers] == [
+    assert reply.is_set
+    partitions = broker_harness.read(wire.FETCH, 11, reply).responses[0].partitions
+    assert [len(part.records) > 0 for part in partitions] == [
         number == partition for number in range(3)
     ]
 
@@ -632,14 +630,14 @@ def test_topic_deleted_between_two_chunks_leaves_no_offsets(
     broker_harness.logdir.create_topic("stays", 2)
     request = commit_of(5, range(2), "short")
     request.topics += commit_of(5, range(2), "stays").topics
-    answer = broker_harness.send(wire.OFFSET_COMMIT, 7, request)
+    reply = broker_harness.send(wire.OFFSET_COMMIT, 7, request)
     turns.turn()
     turns.turn()
     broker_harness.logdir.delete_topic("short")
     turns.run()
-    answers = broker_harness.read(wire.OFFSET_COMMIT, 7, answer).topics
+    topics = broker_harness.read(wire.OFFSET_COMMIT, 7, reply).topics
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert [[part.error_code for part in topic.partitions] for topic in answers] == [
+    assert [[part.error_code for part in topic.partitions] for topic in topics] == [
         [unknown] * 2,
         [0, 0],
     ]
@@ -648,10 +646,10 @@ def test_topic_deleted_between_two_chunks_leaves_no_offsets(
     unanswered = request(
         group_id="g", topics=[request.Topic(name="short", partition_indexes=[0, 1])]
     )
-    answer = broker_harness.send(wire.OFFSET_FETCH, 5, unanswered)
+    reply = broker_harness.send(wire.OFFSET_FETCH, 5, unanswered)
     turns.run()
-    found = broker_harness.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
-    assert [part.committed_offset for part in found] == [-1, -1]
+    partitions = broker_harness.read(wire.OFFSET_FETCH, 5, reply).topics[0].partitions
+    assert [part.committed_offset for part in partitions] == [-1, -1]
 
 
 @pytest.mark.parametrize("again", [2, 5])
@@ -664,14 +662,14 @@ def test_commit_to_a_topic_recreated_between_two_chunks(
     """Only partitions that the new topic has get offsets."""
     use_chunks_of_one(monkeypatch)
     broker_harness.logdir.create_topic("short", 5)
-    answer = broker_harness.send(wire.OFFSET_COMMIT, 7, commit_of(5, range(5), "short"))
+    reply = broker_harness.send(wire.OFFSET_COMMIT, 7, commit_of(5, range(5), "short"))
     turns.turn()
     broker_harness.logdir.delete_topic("short")
     broker_harness.logdir.create_topic("short", again)
     turns.run()
-    answers = broker_harness.read(wire.OFFSET_COMMIT, 7, answer).topics[0].partitions
+    partitions = broker_harness.read(wire.OFFSET_COMMIT, 7, reply).topics[0].partitions
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert [part.error_code for part in answers] == [0] * again + [unknown] * (
+    assert [part.error_code for part in partitions] == [0] * again + [unknown] * (
         5 - again
     )
 
@@ -684,11 +682,11 @@ def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
     event: str,
 ) -> None:
     def all_offsets() -> list[int]:
-        answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(5))
+        reply = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(5))
         turns.run()
         return [
             part.committed_offset
-            for part in broker_harness.read(wire.OFFSET_FETCH, 5, answer)
+            for part in broker_harness.read(wire.OFFSET_FETCH, 5, reply)
             .topics[0]
             .partitions
         ]
@@ -698,7 +696,7 @@ def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
     parts = [request.Topic.Partition(partition_index=number) for number in range(5)]
     with monkeypatch.context() as patch:
         use_chunks_of_one(patch)
-        answer = broker_harness.send(
+        reply = broker_harness.send(
             wire.OFFSET_DELETE,
             0,
             request(group_id="g", topics=[request.Topic(name="t", partitions=parts)]),
@@ -724,14 +722,16 @@ def test_offset_deletion_affects_the_group_that_exists_in_the_last_chunk(
     if event == "committed again":
         broker_harness.ask(wire.OFFSET_COMMIT, 7, commit_of(9, range(5)))
     turns.run()
-    answers = broker_harness.read(wire.OFFSET_DELETE, 0, answer)
-    found = {part.error_code for topic in answers.topics for part in topic.partitions}
+    response = broker_harness.read(wire.OFFSET_DELETE, 0, reply)
+    error_codes = {
+        part.error_code for topic in response.topics for part in topic.partitions
+    }
     if event == "deleted":
-        assert answers.error_code == codes.GROUP_ID_NOT_FOUND
+        assert response.error_code == codes.GROUP_ID_NOT_FOUND
     elif event == "committed again":
-        assert (answers.error_code, found, all_offsets()) == (0, {0}, [-1] * 5)
+        assert (response.error_code, error_codes, all_offsets()) == (0, {0}, [-1] * 5)
     else:
-        assert (answers.error_code, found, all_offsets()) == (
+        assert (response.error_code, error_codes, all_offsets()) == (
             0,
             {codes.GROUP_SUBSCRIBED_TO_TOPIC},
             [1] * 5,
@@ -747,20 +747,20 @@ def test_chunked_answer_that_cannot_be_encoded_closes_the_connection(
         raise MemoryError("no room for the answer")
 
     monkeypatch.setattr(broker_harness.broker, "_finished_response", refuse)
-    answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    reply = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     turns.run()
-    assert isinstance(answer, PendingResponse) and isinstance(
-        answer.value, CloseConnection
+    assert isinstance(reply, PendingResponse) and isinstance(
+        reply.value, CloseConnection
     )
 
 
 def test_stopping_broker_answers_chunked_requests(
     broker_harness: BrokerHarness, turns: Turns
 ) -> None:
-    answer = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    reply = broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
     broker_harness.broker.stop(broker_harness.now_ms)
     assert (
-        len(broker_harness.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions)
+        len(broker_harness.read(wire.OFFSET_FETCH, 5, reply).topics[0].partitions)
         == MANY
     )
     turns.run()
@@ -789,10 +789,10 @@ def test_markers_in_several_partitions_are_written_in_chunks(
     )
     request = BrokerHarness.produces(records, partitions=3, acks=-1)
     request.transactional_id = "x"
-    answers = (
+    partitions = (
         broker_harness.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
     )
-    assert [part.error_code for part in answers] == [0, 0, 0]
+    assert [part.error_code for part in partitions] == [0, 0, 0]
     use_chunks_of_one(monkeypatch)
     ended = broker_harness.send(
         wire.END_TXN,
@@ -857,12 +857,14 @@ def test_clients_are_served_in_chunks(
         }
     )
     reader.subscribe(["wide"])
-    found = {reader.poll(DEADLINE_S).value() for _ in range(20)}
-    assert found == {b"%d" % number for number in range(20)}
+    values = {reader.poll(DEADLINE_S).value() for _ in range(20)}
+    assert values == {b"%d" % number for number in range(20)}
     reader.commit(asynchronous=False)
     places = [confluent_kafka.TopicPartition("wide", number) for number in range(20)]
     # The offset after the record, or after the marker if the client has read it too.
-    assert {place.offset for place in reader.committed(places, timeout=DEADLINE_S)} <= {
+    assert {
+        committed.offset for committed in reader.committed(places, timeout=DEADLINE_S)
+    } <= {
         1,
         2,
     }
@@ -901,7 +903,7 @@ def test_request_with_too_large_an_array_closes_the_connection(
 def test_large_requests_are_refused_while_the_chunk_limit_is_reached(
     broker_harness: BrokerHarness, turns: Turns
 ) -> None:
-    answers = [
+    replies = [
         broker_harness.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
         for _ in range(scheduling.MAX_IN_STEPS)
     ]
@@ -916,7 +918,7 @@ def test_large_requests_are_refused_while_the_chunk_limit_is_reached(
         == MANY
     )
     turns.run()
-    assert all(answer.is_set for answer in answers)
+    assert all(reply.is_set for reply in replies)
 
 
 def test_limit_of_request_entries_is_a_setting() -> None:

@@ -226,12 +226,13 @@ def test_assignment_is_returned_once_durable(group_harness: GroupHarness) -> Non
     group_harness.join(group="h")  # creates the topic
     group_harness.sync("cli-0002", 1, group="h")
     group_harness.holds_disk = True
-    answer = group_harness.sync(first, 1, {first: b"1"})
+    pending = group_harness.sync(first, 1, {first: b"1"})
     assert (
-        not answer.is_set and group_harness.describe().group_state == machine.COMPLETING
+        not pending.is_set
+        and group_harness.describe().group_state == machine.COMPLETING
     )
     newcomer = group_harness.join()  # joins first, so that the assignment is obsolete
-    assert code_of(answer) == codes.REBALANCE_IN_PROGRESS
+    assert code_of(pending) == codes.REBALANCE_IN_PROGRESS
     group_harness.finish_disk()
     assert (
         group_harness.describe().group_state == machine.PREPARING
@@ -379,7 +380,7 @@ def test_requests_wait_while_stored_groups_are_loaded(
     ids, generation = group_harness.form(1)
     group_harness.restart()
     group_harness.holds_disk = True
-    answers = [
+    replies = [
         group_harness.send(
             wire.HEARTBEAT,
             3,
@@ -392,10 +393,10 @@ def test_requests_wait_while_stored_groups_are_loaded(
         ),
         group_harness.send(wire.LIST_GROUPS, 4, wire.LIST_GROUPS.Request()),
     ]
-    assert not any(answer.is_set for answer in answers) and len(group_harness.held) == 1
+    assert not any(reply.is_set for reply in replies) and len(group_harness.held) == 1
     group_harness.finish_disk()
-    assert code_of(answers[0]) == code_of(answers[1]) == 0
-    assert [group.group_id for group in answers[2].value.groups] == ["g"]
+    assert code_of(replies[0]) == code_of(replies[1]) == 0
+    assert [group.group_id for group in replies[2].value.groups] == ["g"]
 
 
 def test_unreadable_groups_are_answered_with_a_retriable_error(
@@ -428,7 +429,7 @@ def test_unreadable_groups_are_answered_with_a_retriable_error(
             == codes.COORDINATOR_NOT_AVAILABLE
         )
         asked = group_type(group_id="g", topics=None)
-        for answer in (
+        for response in (
             group_harness.ask(wire.OFFSET_FETCH, 7, group_id="g", topics=[topic]),
             group_harness.ask(wire.OFFSET_FETCH, 8, groups=[asked]).groups[0],
             group_harness.ask(wire.LEAVE_GROUP, 3, group_id="g", members=[]),
@@ -437,7 +438,7 @@ def test_unreadable_groups_are_answered_with_a_retriable_error(
             group_harness.ask(wire.DELETE_GROUPS, 2, groups_names=["g"]).results[0],
             group_harness.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=[]),
         ):
-            assert answer.error_code == codes.COORDINATOR_NOT_AVAILABLE
+            assert response.error_code == codes.COORDINATOR_NOT_AVAILABLE
     assert group_harness.describe().group_state == machine.STABLE
 
 
@@ -842,8 +843,8 @@ def test_offsets_are_deleted_after_a_topic_deletion_that_failed_first() -> None:
         broker.broker.state.groups.topics_deleted({name}, broker.now_ms)
     )
     disk.faults = FaultPlan(Fault("rename", errno.ENOSPC, "*t-0*", times=None))
-    answer = broker.ask(wire.DELETE_TOPICS, 4, topic_names=["t"], timeout_ms=1_000)
-    assert answer.responses[0].error_code != 0
+    response = broker.ask(wire.DELETE_TOPICS, 4, topic_names=["t"], timeout_ms=1_000)
+    assert response.responses[0].error_code != 0
     disk.faults = None
     broker.logdir.tick()
     broker.tick()
@@ -876,10 +877,10 @@ def test_topic_deletion_in_a_served_directory_deletes_its_offsets(
         )
         server.logdir.delete_topic("t")
         server.logdir.create_topic("t")
-        answer = client.ask(
+        response = client.ask(
             wire.OFFSET_FETCH, 6, wire.OFFSET_FETCH.Request(group_id="g", topics=None)
         )
-        assert answer.topics == []
+        assert response.topics == []
 
 
 def test_deleting_the_offsets_topic_removes_all_groups(

@@ -33,7 +33,7 @@ def read(folder: Path, text: str) -> Any:
 
 
 def test_file_has_options_settings_and_topics(tmp_path: Path) -> None:
-    found = read(
+    config_file = read(
         tmp_path,
         """
         directory = "data"
@@ -49,15 +49,18 @@ def test_file_has_options_settings_and_topics(tmp_path: Path) -> None:
         [topics."a.b"]
         """,
     )
-    assert found.directory == "data"
-    assert found.options == {"port": 9092, "listener": ["PLAINTEXT://127.0.0.1:0"]}
-    assert found.config == {"retention.ms": "5000", "compression.type": "zstd"}
+    assert config_file.directory == "data"
+    assert config_file.options == {
+        "port": 9092,
+        "listener": ["PLAINTEXT://127.0.0.1:0"],
+    }
+    assert config_file.config == {"retention.ms": "5000", "compression.type": "zstd"}
     settings = {"cleanup.policy": "compact", "unclean.leader.election.enable": "true"}
-    assert found.topics == [
+    assert config_file.topics == [
         ConfiguredTopic("orders", 4, settings),
         ConfiguredTopic("a.b", 1, {}),
     ]
-    assert found.lines["port"] == 3
+    assert config_file.lines["port"] == 3
 
 
 @pytest.mark.parametrize(
@@ -161,10 +164,12 @@ def test_output_of_check_is_a_configuration_file(tmp_path: Path) -> None:
     assert again[0] == 0
     values = [line.partition("  #")[0] for line in text.splitlines()]
     assert [line.partition("  #")[0] for line in again[1].splitlines()] == values
-    found = read_config_file(str(file), _shapes())
-    assert found.directory == directory
-    assert found.config == {"retention.ms": "5000", "segment.ms": "7000"}
-    assert found.topics == [ConfiguredTopic("a.b", 2, {"cleanup.policy": "compact"})]
+    config_file = read_config_file(str(file), _shapes())
+    assert config_file.directory == directory
+    assert config_file.config == {"retention.ms": "5000", "segment.ms": "7000"}
+    assert config_file.topics == [
+        ConfiguredTopic("a.b", 2, {"cleanup.policy": "compact"})
+    ]
 
 
 def _shapes() -> dict[str, OptionSpec]:

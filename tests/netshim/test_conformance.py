@@ -29,9 +29,11 @@ def test_answers_equal_those_of_kafka_or_differ_for_a_reason(
     port: int, api: Api[Any, Any]
 ) -> None:
     ours = report.ask_all(port, [api])
-    found = report.differences(ours, report.load())
-    assert [each for each in found if report.reason_of(each[0], each[2]) is None] == []
-    used = {report.reason_of(name, step) for name, _, step, _ in found}
+    differing = report.differences(ours, report.load())
+    assert [
+        each for each in differing if report.reason_of(each[0], each[2]) is None
+    ] == []
+    used = {report.reason_of(name, step) for name, _, step, _ in differing}
     assert used == {key for key in report.REASONS if key[0] == api.name}
 
 

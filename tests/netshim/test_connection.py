@@ -265,7 +265,7 @@ def test_closed_connection_releases_its_requests_and_its_turn() -> None:
     assert first.workload.count == 1, "counted once"
 
 
-def test_connection_that_cannot_use_its_turn_passes_it_on() -> None:
+def test_connection_with_unread_responses_yields_its_turn() -> None:
     first, second, third = crowd(3, 2, max_unread_bytes=1 << 16)
     second.feed(frame(b"parked"))
     first.feed(frame(b"a") * 2)

@@ -62,10 +62,10 @@ def heartbeat(
             else []
         )
         fields["topic_partitions"] = topics
-    answer = broker_harness.ask(
+    response = broker_harness.ask(
         HEARTBEAT, 1, group_id="g", member_id=member_id, member_epoch=epoch, **fields
     )
-    return int(answer.error_code)
+    return int(response.error_code)
 
 
 def facts(broker_harness: SimulatedDiskBroker) -> Any:
@@ -120,31 +120,35 @@ def live(disk: SimulatedDisk, promise: Any) -> None:
 def expected() -> list[Any]:
     """Return the state of the group before the first step, and after each step."""
     broker_harness = begin(SimulatedDisk())
-    found = [None]
+    states = [None]
     for step in STEPS:
         assert heartbeat(broker_harness, *step) == 0
-        found.append(facts(broker_harness))
+        states.append(facts(broker_harness))
     broker_harness.stop()
-    assert len({repr(entry) for entry in found}) == len(STEPS) + 1, (
+    assert len({repr(entry) for entry in states}) == len(STEPS) + 1, (
         "each step changes something"
     )
-    return found
+    return states
 
 
 def recover(disk: SimulatedDisk) -> Any:
     broker_harness = SimulatedDiskBroker(disk, disk.now_ms())
     broker_harness.ask(wire.LIST_GROUPS, 5)
-    found = facts(broker_harness)
+    recovered = facts(broker_harness)
     broker_harness.logdir.close()
-    return found
+    return recovered
 
 
-def check(expected: list[Any], promised: list[Any], found: Any) -> None:
+def check(expected: list[Any], promised: list[Any], recovered: Any) -> None:
     acknowledged = max(
-        [number for what, number in promised if what == "acknowledged"], default=0
+        [number for event, number in promised if event == "acknowledged"], default=0
     )
-    asked = max([number for what, number in promised if what == "asked"], default=0)
-    assert found in expected[acknowledged : asked + 1], (acknowledged, asked, found)
+    asked = max([number for event, number in promised if event == "asked"], default=0)
+    assert recovered in expected[acknowledged : asked + 1], (
+        acknowledged,
+        asked,
+        recovered,
+    )
 
 
 @pytest.mark.long
@@ -152,7 +156,7 @@ def test_crash_neither_splits_nor_loses_a_heartbeat(expected: list[Any]) -> None
     report = explore(
         live,
         recover,
-        lambda promised, found: check(expected, promised, found),
+        lambda promised, recovered: check(expected, promised, recovered),
         limit=20,
         again_every=0,
     )
@@ -166,7 +170,7 @@ def test_crash_with_any_disk_state_neither_splits_nor_loses_a_heartbeat(
     explore(
         live,
         recover,
-        lambda promised, found: check(expected, promised, found),
+        lambda promised, recovered: check(expected, promised, recovered),
         limit=3_000,
         again_every=10,
     )

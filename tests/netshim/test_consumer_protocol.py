@@ -75,9 +75,9 @@ def heartbeat(
     version: int = 1,
     **fields: Any,
 ) -> Any:
-    answer = send(group_harness, member_id, epoch, version, **fields)
-    assert answer.is_set
-    return answer.value
+    pending = send(group_harness, member_id, epoch, version, **fields)
+    assert pending.is_set
+    return pending.value
 
 
 def epoch_and_partitions(
@@ -257,9 +257,9 @@ def test_heartbeat_is_answered_once_durable(group_harness: GroupHarness) -> None
         send(group_harness, "A", 1, owned=[0, 1, 2]),
         send(group_harness, "A", 1),
     ]
-    assert not any(answer.is_set for answer in waiting)
+    assert not any(pending.is_set for pending in waiting)
     group_harness.finish_disk()
-    assert [answer.value.member_epoch for answer in waiting] == [2, 1, 1]
+    assert [pending.value.member_epoch for pending in waiting] == [2, 1, 1]
 
 
 def test_records_of_a_heartbeat_are_one_batch(group_harness: GroupHarness) -> None:
@@ -458,10 +458,10 @@ def test_members_commit_with_their_epoch(
     group_harness: GroupHarness, member_id: str, epoch: int, version: int, code: int
 ) -> None:
     form_pair(group_harness)
-    answer = group_harness.commit(
+    response = group_harness.commit(
         {("orders", 0): 7}, member_id=member_id, generation=epoch, version=version
     )
-    assert code_of(answer) == code
+    assert code_of(response) == code
     assert group_harness.committed() == ({} if code else {("orders", 0): 7})
 
 
@@ -482,8 +482,8 @@ def test_members_fetch_offsets_with_their_epoch(
     asked = group_type(
         group_id="g", member_id=member_id, member_epoch=epoch, topics=None
     )
-    (found,) = group_harness.ask(wire.OFFSET_FETCH, 9, groups=[asked]).groups
-    assert found.error_code == code
+    (group,) = group_harness.ask(wire.OFFSET_FETCH, 9, groups=[asked]).groups
+    assert group.error_code == code
 
 
 def test_offsets_of_subscribed_topics_are_not_deleted(
@@ -499,12 +499,12 @@ def test_offsets_of_subscribed_topics_are_not_deleted(
         for name in ("orders", "other")
     ]
     response = group_harness.ask(wire.OFFSET_DELETE, 0, group_id="g", topics=asked)
-    found = [
+    error_codes = [
         partition.error_code
         for topic in response.topics
         for partition in topic.partitions
     ]
-    assert found == [codes.GROUP_SUBSCRIBED_TO_TOPIC, 0]
+    assert error_codes == [codes.GROUP_SUBSCRIBED_TO_TOPIC, 0]
     assert group_harness.committed() == {("orders", 0): 7}
 
 
@@ -517,23 +517,23 @@ def test_groups_are_described_by_their_protocol(group_harness: GroupHarness) -> 
     group_harness.form(1, group="old")
 
     def described(version: int, group: str) -> Any:
-        (found,) = group_harness.ask(
+        (group_description,) = group_harness.ask(
             wire.CONSUMER_GROUP_DESCRIBE, version, group_ids=[group]
         ).groups
-        return found
+        return group_description
 
     for group in ("old", "none"):
         assert described(1, group).error_code == codes.GROUP_ID_NOT_FOUND
-    found = described(1, "g")
+    group_description = described(1, "g")
     facts = (
-        found.error_code,
-        found.group_state,
-        found.group_epoch,
-        found.assignment_epoch,
-        found.assignor_name,
+        group_description.error_code,
+        group_description.group_state,
+        group_description.group_epoch,
+        group_description.assignment_epoch,
+        group_description.assignor_name,
     )
     assert facts == (0, "Stable", 2, 2, "uniform")
-    member = found.members[0]
+    member = group_description.members[0]
     assert (
         member.member_id,
         member.member_epoch,
@@ -566,8 +566,10 @@ def test_classic_describe_does_not_find_a_consumer_group(
     group_harness: GroupHarness, version: int, group: str, code: int, text: str | None
 ) -> None:
     form_pair(group_harness)
-    (found,) = group_harness.ask(wire.DESCRIBE_GROUPS, version, groups=[group]).groups
-    assert (found.error_code, found.error_message, found.group_state) == (
+    (described,) = group_harness.ask(
+        wire.DESCRIBE_GROUPS, version, groups=[group]
+    ).groups
+    assert (described.error_code, described.error_message, described.group_state) == (
         code,
         text,
         "Dead",
@@ -644,8 +646,8 @@ def test_next_process_continues_with_the_offsets_of_a_consumer_group(
         directory.consumer(group_id="g") as member,
     ):
         member.subscribe(["orders"])
-        found = member.poll(1).values()
-        assert [record.value for records in found for record in records] == [b"second"]
+        polled = member.poll(1).values()
+        assert [record.value for records in polled for record in records] == [b"second"]
     group_harness.start()
     assert (
         group_harness.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])
@@ -666,9 +668,9 @@ def test_command_line_lists_and_deletes_consumer_groups(
     group_harness.stop()
 
     def run(*arguments: str) -> str:
-        found = click_testing.CliRunner().invoke(main, list(arguments))
-        assert found.exit_code == 0, found.output
-        return str(found.stdout)
+        done = click_testing.CliRunner().invoke(main, list(arguments))
+        assert done.exit_code == 0, done.output
+        return str(done.stdout)
 
     path = str(group_harness.path)
     listed = [
@@ -709,9 +711,9 @@ def poll_until(done: Callable[[], bool], member: Any, values: set[bytes]) -> Non
 
 def kind_of_group(kafka: Kafka) -> str:
     client = Client(int(kafka.bootstrap_servers.rpartition(":")[2]))
-    (found,) = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request()).groups
+    (group,) = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request()).groups
     client.sock.close()
-    return str(found.group_type)
+    return str(group.group_type)
 
 
 MEMBER = """

@@ -106,7 +106,7 @@ def test_requests_of_all_apis_leave_no_cycles(
     that waits for syncs.
     """
     number = 0
-    found: dict[str, Counter[str]] = {}
+    cycles: dict[str, Counter[str]] = {}
     for api in served():
         for version in {api.min_version, api.max_version}:
             for script in SCRIPTS[api]:
@@ -114,9 +114,9 @@ def test_requests_of_all_apis_leave_no_cycles(
                 simulation.run_script(api, version, script, number)
                 left = cyclic()
                 if left:
-                    found[f"{api.name} v{version}"] = left
+                    cycles[f"{api.name} v{version}"] = left
     simulation.end()
-    assert not found
+    assert not cycles
 
 
 def fetch_of(offset: int, min_bytes: int, isolation_level: int) -> Any:
@@ -128,21 +128,21 @@ def fetch_of(offset: int, min_bytes: int, isolation_level: int) -> Any:
     return request
 
 
-def woken(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
+def woken(broker_harness: BrokerHarness, pending: PendingResponse) -> None:
     for _ in range(3):
         broker_harness.produce(encode([(None, bytes(100))], now_ms=1), acks=-1)
 
 
-def expired(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
+def expired(broker_harness: BrokerHarness, pending: PendingResponse) -> None:
     broker_harness.now_ms += 1_000
     broker_harness.broker.tick(broker_harness.now_ms)
 
 
-def cancelled(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
-    answer.cancel()
+def cancelled(broker_harness: BrokerHarness, pending: PendingResponse) -> None:
+    pending.cancel()
 
 
-def stopped(broker_harness: BrokerHarness, answer: PendingResponse) -> None:
+def stopped(broker_harness: BrokerHarness, pending: PendingResponse) -> None:
     broker_harness.broker.stop(broker_harness.now_ms)
 
 
@@ -162,13 +162,13 @@ def test_waiting_fetches_leave_no_cycles(
     cyclic()  # cycles of the first opening
     for end in (woken, expired, cancelled, stopped):
         end_offset = broker_harness.logdir.partition("t", 0).log_end_offset
-        answer = broker_harness.send(
+        pending = broker_harness.send(
             wire.FETCH, 12, fetch_of(end_offset, min_bytes, isolation_level)
         )
-        assert isinstance(answer, PendingResponse) and not answer.is_set
-        end(broker_harness, answer)
-        assert answer.is_set or answer.is_cancelled
-        del answer
+        assert isinstance(pending, PendingResponse) and not pending.is_set
+        end(broker_harness, pending)
+        assert pending.is_set or pending.is_cancelled
+        del pending
         assert not cyclic(), end
     broker_harness.close()
 
@@ -198,16 +198,16 @@ def test_logs_that_fail_to_open_leave_no_cycles(
     assert not cyclic()
 
 
-def test_fetch_whose_client_left_during_the_open_does_not_wait(
+def test_fetch_cancelled_while_its_log_is_opened_does_not_wait(
     broker_harness: BrokerHarness,
 ) -> None:
     """A wait that begins after its answer was cancelled is cancelled too."""
     broker_harness.logdir.create_topic("t")
     broker_harness.at_once = False
     request = fetch_of(0, 1, 0)
-    answer = broker_harness.send(wire.FETCH, 12, request)
-    assert isinstance(answer, PendingResponse) and broker_harness.submitted
-    answer.cancel()
+    pending = broker_harness.send(wire.FETCH, 12, request)
+    assert isinstance(pending, PendingResponse) and broker_harness.submitted
+    pending.cancel()
     broker_harness.run()
     assert broker_harness.logdir.host.opened("t", 0) is not None
     assert (
@@ -305,6 +305,6 @@ def test_tls_connections_leave_no_cycles(
             assert time.monotonic() < until, "the connection has not ended"
             time.sleep(0.01)
         kafka_secured.server.call(lambda: None)
-        found = cyclic()
+        cycles = cyclic()
     kept = {"ClientSocket", "SSLProtocol", "SSLObject", "Connection", "ClientSession"}
-    assert not kept & found.keys(), found
+    assert not kept & cycles.keys(), cycles

@@ -54,14 +54,14 @@ def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["os", "group"])
 def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    made = Pair(tmp_path, request.param)
-    made.directory(lambda directory: directory.create_topic("t", 2))
-    made.directory(lambda directory: directory.create_topic("u", 2))
-    made.produce()
-    made.run()
-    made.fetch(0)
-    yield made
-    made.close()
+    opened = Pair(tmp_path, request.param)
+    opened.directory(lambda directory: directory.create_topic("t", 2))
+    opened.directory(lambda directory: directory.create_topic("u", 2))
+    opened.produce()
+    opened.run()
+    opened.fetch(0)
+    yield opened
+    opened.close()
 
 
 def is_usual(pair: Pair, action: Callable[[], object]) -> bool:
@@ -128,8 +128,8 @@ def test_every_version_of_a_session_gets_equal_responses(
     assert is_usual(pair, lambda: pair.fetch(0, epoch=1, **more))
     assert pair.fetch(1, epoch=2, **more) == "waits"
     pair.produce(acks=-1)
-    (found,) = [entry for entry in pair.run() if "records=" in entry[1]][-1:]
-    assert "high_watermark=2" in found[1]
+    (last_fetch,) = [entry for entry in pair.run() if "records=" in entry[1]][-1:]
+    assert "high_watermark=2" in last_fetch[1]
     assert pair.fetch(2, epoch=3, **more) == "waits"
     assert len(pair.sleep(500)) == 1
     # Without a partition in the request, and without news in the response.
@@ -172,8 +172,8 @@ def test_request_of_a_session_ends_the_previous_request(pair: Pair) -> None:
     assert pair.fetch(1, epoch=1, wait_ms=500) == "waits"
     assert pair.fetch(1, epoch=2, wait_ms=500) == "waits"
     pair.produce(acks=-1)
-    answers = [response for _, response in pair.run()]
-    assert sum("error_code=71" in response for response in answers) == 1
+    responses = [response for _, response in pair.run()]
+    assert sum("error_code=71" in response for response in responses) == 1
     pair.fetch(2, epoch=2, wait_ms=500)  # sent again
     pair.fetch(2, epoch=3, is_listed=False)
 
@@ -411,9 +411,9 @@ def test_both_paths_report_a_failed_sync(pair: Pair) -> None:
         while side.broker_harness.submitted:
             _, done = side.broker_harness.submitted.pop(0)
             done(DurabilityUnknownError("the disk failed"))
-    found = pair.each(lambda side: side.ready())
-    assert len(found) == len(PRODUCE_VERSIONS)
-    assert all("error_code=56" in response for _, response in found)
+    responses = pair.each(lambda side: side.ready())
+    assert len(responses) == len(PRODUCE_VERSIONS)
+    assert all("error_code=56" in response for _, response in responses)
 
 
 def test_a_batch_whose_write_failed_is_not_written_again(pair: Pair) -> None:

@@ -53,13 +53,13 @@ class AtOnce:
 
 @pytest.fixture
 def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
-    found = BrokerHarness(tmp_path / "data")
-    found.logdir.create_topic("t", 3)
-    found.logdir.create_topic("u")
+    harness = BrokerHarness(tmp_path / "data")
+    harness.logdir.create_topic("t", 3)
+    harness.logdir.create_topic("u")
     SESSION.is_closing = False
-    yield found
+    yield harness
     SESSION.is_closing = False
-    found.close()
+    harness.close()
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_every_api_answers_an_error(
                 if reply is None:
                     continue
                 response = broker_harness.read(api, version, reply)
-                found = {code for code, _ in errors_in(response)}
-                assert found <= {codes.UNKNOWN_SERVER_ERROR}, (version, seed)
-                served += bool(found)
+                error_codes = {code for code, _ in errors_in(response)}
+                assert error_codes <= {codes.UNKNOWN_SERVER_ERROR}, (version, seed)
+                served += bool(error_codes)
     if api is not wire.METADATA:  # its errors belong to topics that exist
         assert not reached
         assert served
@@ -128,7 +128,7 @@ def test_faulted_partition_stores_nothing_and_others_are_served(
 
 
 @pytest.mark.parametrize("version", [9, 13])
-def test_topic_has_one_entry_in_the_response(
+def test_faulted_topic_has_one_entry_in_the_response(
     broker_harness: BrokerHarness, faults: FaultControl, version: int
 ) -> None:
     faults.answer("produce", 6, partition=2)
@@ -194,13 +194,13 @@ def test_fetched_offset_of_one_topic_is_refused(
             ]
         ),
     )
-    found = {
+    error_codes = {
         (group.group_id, topic.name): topic.partitions[0].error_code
         for group in response.groups
         for topic in group.topics
     }
     unstable = codes.UNSTABLE_OFFSET_COMMIT
-    assert found == {("g1", "t"): 0, ("g1", "u"): unstable, ("g2", "t"): 0}
+    assert error_codes == {("g1", "t"): 0, ("g1", "u"): unstable, ("g2", "t"): 0}
     assert not any(group.error_code for group in response.groups)
 
 
@@ -233,8 +233,8 @@ def test_every_api_answers_an_error_for_one_topic(
                 broker_harness.broker.tick(broker_harness.now_ms)
                 if rule.hits == hits or reply is None:
                     continue
-                found = errors_in(broker_harness.read(api, version, reply))
-                assert codes.UNKNOWN_SERVER_ERROR in {code for code, _ in found}, (
+                errors = errors_in(broker_harness.read(api, version, reply))
+                assert codes.UNKNOWN_SERVER_ERROR in {code for code, _ in errors}, (
                     version,
                     seed,
                 )
@@ -265,8 +265,8 @@ def test_partition_of_a_transaction_is_refused(
         ),
     )
     (topic,) = answer.results_by_topic_v3_and_below
-    found = [entry.partition_error_code for entry in topic.results_by_partition]
-    assert found == [codes.CONCURRENT_TRANSACTIONS] * 2
+    error_codes = [entry.partition_error_code for entry in topic.results_by_partition]
+    assert error_codes == [codes.CONCURRENT_TRANSACTIONS] * 2
 
 
 def test_metadata_of_all_topics_shows_the_error_of_one_topic(
@@ -286,8 +286,8 @@ def test_metadata_of_all_topics_shows_the_error_of_one_topic(
         for topic in broker_harness.ask(wire.METADATA, 9, request).topics
         if topic.name == "t"
     )
-    found = [partition.error_code for partition in topic.partitions]
-    assert found == [0, codes.LEADER_NOT_AVAILABLE, 0]
+    error_codes = [partition.error_code for partition in topic.partitions]
+    assert error_codes == [0, codes.LEADER_NOT_AVAILABLE, 0]
     assert (rule.hits, partly.hits) == (1, 1)
 
 
@@ -297,20 +297,20 @@ def test_metadata_of_all_topics_shows_the_error_of_one_topic(
 def test_first_rule_wins_and_observers_prevent_none(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
-    seen = faults.observe("Produce")
+    observer = faults.observe("Produce")
     first = faults.answer("Produce", 6, times=1)
     second = faults.answer("*", 7)
     assert [produced(broker_harness)[0] for _ in range(3)] == [6, 7, 7]
-    assert (seen.hits, first.hits, second.hits) == (3, 1, 2)
-    assert [request.codes for request in seen.requests] == [(6,), (7,), (7,)]
+    assert (observer.hits, first.hits, second.hits) == (3, 1, 2)
+    assert [request.codes for request in observer.requests] == [(6,), (7,), (7,)]
 
 
-def test_after_every_and_times(
+def test_rule_acts_after_every_and_times(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     faults.answer("Produce", 6, after=2, every=3, times=2)
-    found = [produced(broker_harness)[0] for _ in range(12)]
-    assert found == [0, 0, 0, 0, 6, 0, 0, 6, 0, 0, 0, 0]
+    error_codes = [produced(broker_harness)[0] for _ in range(12)]
+    assert error_codes == [0, 0, 0, 0, 6, 0, 0, 6, 0, 0, 0, 0]
 
 
 def test_probability_repeats_with_its_seed(
@@ -318,9 +318,9 @@ def test_probability_repeats_with_its_seed(
 ) -> None:
     def drawn(seed: int) -> list[int]:
         rule = faults.answer("Produce", 6, probability=0.5, seed=seed)
-        found = [produced(broker_harness)[0] for _ in range(40)]
+        error_codes = [produced(broker_harness)[0] for _ in range(40)]
         rule.remove()
-        return found
+        return error_codes
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert 5 < drawn(1).count(6) < 35
@@ -410,7 +410,7 @@ def test_delayed_request_is_served_later(
 
 
 @pytest.mark.parametrize("end", ["release", "remove", "clear", "stop"])
-def test_held_request_is_served_when_it_is_released(
+def test_held_request_is_served_when_released(
     broker_harness: BrokerHarness, faults: FaultControl, end: str
 ) -> None:
     rule = faults.hold("Produce")
@@ -484,11 +484,11 @@ def test_response_of_a_failed_handler_is_lost_too(
         fail, broker_harness.produces(RECORDS), call, broker_harness.broker.state
     )
     assert isinstance(lost.value, CloseConnection)
-    (seen,) = observed_requests(broker_harness.broker)
-    assert seen.codes == (codes.UNKNOWN_SERVER_ERROR,)
+    (observed,) = observed_requests(broker_harness.broker)
+    assert observed.codes == (codes.UNKNOWN_SERVER_ERROR,)
 
 
-def test_response_is_cut_after_access_control_completed_it(
+def test_response_is_cut_after_refused_topics_were_added(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     """The parts that a user may not see are added to a response afterwards."""
@@ -510,11 +510,11 @@ def test_response_is_cut_after_access_control_completed_it(
     faults.disconnect("Produce", after_bytes=10_000)
     reply = broker_harness.send(wire.PRODUCE, 9, request)
     response = broker_harness.read(wire.PRODUCE, 9, reply)
-    found = {
+    error_codes = {
         entry.name: entry.partition_responses[0].error_code
         for entry in response.responses
     }
-    assert found == {"t": 0, "u": codes.TOPIC_AUTHORIZATION_FAILED}
+    assert error_codes == {"t": 0, "u": codes.TOPIC_AUTHORIZATION_FAILED}
 
 
 def test_disconnect_before_and_within_the_response(
@@ -530,7 +530,7 @@ def test_disconnect_before_and_within_the_response(
     assert SESSION.is_closing and ends(broker_harness) == [1, 0, 0]
 
 
-def test_function_sees_requests_and_may_answer(
+def test_function_of_a_rule_gets_requests_and_may_answer(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     names: list[str] = []
@@ -543,8 +543,10 @@ def test_function_sees_requests_and_may_answer(
 
     faults.call("Metadata", watch)
     request = wire.METADATA.Request(topics=[])
-    found = [broker_harness.ask(wire.METADATA, 9, request).cluster_id for _ in range(3)]
-    assert found[1] == "another" and found[0] == found[2] != "another"
+    cluster_ids = [
+        broker_harness.ask(wire.METADATA, 9, request).cluster_id for _ in range(3)
+    ]
+    assert cluster_ids[1] == "another" and cluster_ids[0] == cluster_ids[2] != "another"
 
 
 def test_wait_lists_other_requests_if_it_fails(
@@ -562,9 +564,9 @@ def test_broker_lists_the_requests_that_it_has_served(
     assert observed_requests(broker_harness.broker) == []
     produced(broker_harness, 2)
     broker_harness.fetch(0)
-    (seen,) = observed_requests(broker_harness.broker, "Produce")
-    assert (seen.client_id, seen.principal) == ("test", "User:ANONYMOUS")
-    assert seen.partitions == (("t", 0), ("t", 1)) and seen.codes == ()
+    (observed,) = observed_requests(broker_harness.broker, "Produce")
+    assert (observed.client_id, observed.principal) == ("test", "User:ANONYMOUS")
+    assert observed.partitions == (("t", 0), ("t", 1)) and observed.codes == ()
     assert len(observed_requests(broker_harness.broker)) == 2
 
 
@@ -617,7 +619,7 @@ def test_block_ends_after_its_broker_has_stopped(kafka: Kafka) -> None:
         kafka.stop()
 
 
-def test_wait_for_group_sees_members_of_both_protocols(kafka: Kafka) -> None:
+def test_wait_for_group_counts_members_of_both_protocols(kafka: Kafka) -> None:
     confluent_kafka = pytest.importorskip("confluent_kafka")
     kafka.create_topic("t", 1)
     kafka.wait_for_group("classic", state="Dead")

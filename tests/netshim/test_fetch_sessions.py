@@ -355,16 +355,16 @@ def test_waiting_fetch_of_a_follower_ends_when_a_partition_changes(
     assert reply.is_set
     data = b"".join(bytes(piece) for piece in reply.value)
     _, response = wire.decode_response(wire.FETCH, _VERSION, memoryview(data)[4:])
-    found = [
+    partitions = [
         partition for topic in response.responses for partition in topic.partitions
     ]
     if change == "topic":
-        assert {entry.error_code for entry in found} == {
+        assert {entry.error_code for entry in partitions} == {
             codes.UNKNOWN_TOPIC_OR_PARTITION
         }
     else:
-        assert [entry.partition_index for entry in found] == [2]
-        assert found[0].records
+        assert [entry.partition_index for entry in partitions] == [2]
+        assert partitions[0].records
 
 
 @pytest.mark.parametrize("has_news", [True, False])
@@ -404,15 +404,15 @@ def test_limit_of_bytes_keeps_no_partition_from_being_read(
         for _ in range(9):
             still.logdir.append("t", b"v" * 100, partition=number)
     fetcher = Fetcher(still)
-    found = fetcher.fetch(places(), max_bytes=1)
-    seen = [key for key, part in found.items() if part.records]
-    offsets = dict.fromkeys(seen, 1)
+    fetched = fetcher.fetch(places(), max_bytes=1)
+    read_keys = [key for key, part in fetched.items() if part.records]
+    offsets = dict.fromkeys(read_keys, 1)
     for _ in range(2):
-        found = fetcher.fetch(offsets, max_bytes=1)
-        (key,) = (key for key, part in found.items() if part.records)
-        seen.append(key)
+        fetched = fetcher.fetch(offsets, max_bytes=1)
+        (key,) = (key for key, part in fetched.items() if part.records)
+        read_keys.append(key)
         offsets = {key: 1}
-    assert sorted(seen) == sorted(places())
+    assert sorted(read_keys) == sorted(places())
 
 
 def test_topic_that_is_created_again_has_another_id(still: SimulatedDiskBroker) -> None:
@@ -430,13 +430,13 @@ def test_topic_that_is_created_again_has_another_id(still: SimulatedDiskBroker) 
             topics=topics,
         )
 
-    made = fetch(0, 0, [kind(topic_id=topic_id, partitions=[part])])
-    assert not made.responses[0].partitions[0].error_code
-    assert fetch(made.session_id, 1, []).responses == []
+    first = fetch(0, 0, [kind(topic_id=topic_id, partitions=[part])])
+    assert not first.responses[0].partitions[0].error_code
+    assert fetch(first.session_id, 1, []).responses == []
     still.logdir.delete_topic("t")
     still.logdir.create_topic("t", 1)
     for epoch in (2, 3):
-        (topic,) = fetch(made.session_id, epoch, []).responses
+        (topic,) = fetch(first.session_id, epoch, []).responses
         assert topic.topic_id == topic_id
         assert topic.partitions[0].error_code == codes.UNKNOWN_TOPIC_ID
 
@@ -477,16 +477,16 @@ def test_rules_apply_to_every_fetch_of_a_session(tmp_path: Path) -> None:
         client = Client(kafka.server.server.listeners[0].port)
         client.use_tls(kafka.ca_file)
         client.log_in("alice", "correct")
-        made = ask_in_session(client, 0, 0, open=0, shut=0)
+        first = ask_in_session(client, 0, 0, open=0, shut=0)
         refused = codes.TOPIC_AUTHORIZATION_FAILED
-        assert codes_of(made) == {"open": 0, "shut": refused}
-        assert made.session_id
-        again = ask_in_session(client, made.session_id, 1)
+        assert codes_of(first) == {"open": 0, "shut": refused}
+        assert first.session_id
+        again = ask_in_session(client, first.session_id, 1)
         assert codes_of(again) == {"shut": refused}
         kafka.allow("alice", "read", topic="shut")
-        allowed = ask_in_session(client, made.session_id, 2)
+        allowed = ask_in_session(client, first.session_id, 2)
         assert codes_of(allowed) == {"shut": 0}
-        assert ask_in_session(client, made.session_id, 3).responses == []
+        assert ask_in_session(client, first.session_id, 3).responses == []
         client.sock.close()
     finally:
         kafka.stop()
@@ -498,13 +498,13 @@ def test_fault_rules_apply_to_the_partitions_of_a_session(tmp_path: Path) -> Non
         for name in ("a", "b"):
             kafka.logdir.create_topic(name)
         client = Client(int(kafka.bootstrap_servers.rpartition(":")[2]))
-        made = ask_in_session(client, 0, 0, a=0, b=0)
+        first = ask_in_session(client, 0, 0, a=0, b=0)
         with kafka.faults() as faults:
             faults.answer("Fetch", "KAFKA_STORAGE_ERROR", topic="a")
-            failed = ask_in_session(client, made.session_id, 1)
+            failed = ask_in_session(client, first.session_id, 1)
         assert codes_of(failed) == {"a": codes.KAFKA_STORAGE_ERROR}
-        assert codes_of(ask_in_session(client, made.session_id, 2)) == {"a": 0}
-        assert ask_in_session(client, made.session_id, 3).responses == []
+        assert codes_of(ask_in_session(client, first.session_id, 2)) == {"a": 0}
+        assert ask_in_session(client, first.session_id, 3).responses == []
         client.sock.close()
     finally:
         kafka.stop()

@@ -44,10 +44,10 @@ def change(
         for n, v, operation in changes
     ]
     asked = request.Resource(resource_type=GROUP, resource_name=group, configs=configs)
-    answer = group_harness.ask(
+    response = group_harness.ask(
         wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=[asked], validate_only=only_check
     )
-    return answer.responses[0].error_code, answer.responses[0].error_message or ""
+    return response.responses[0].error_code, response.responses[0].error_message or ""
 
 
 def described(group_harness: GroupHarness, group: str) -> dict[str, tuple[str, int]]:
@@ -68,8 +68,8 @@ def put(settings: GroupSettings, group: str, changes: dict[str, object]) -> None
 
 
 def listed(group_harness: GroupHarness) -> list[str]:
-    answer = group_harness.ask(wire.LIST_CONFIG_RESOURCES, 1, resource_types=[GROUP])
-    return [each.resource_name for each in answer.config_resources]
+    response = group_harness.ask(wire.LIST_CONFIG_RESOURCES, 1, resource_types=[GROUP])
+    return [each.resource_name for each in response.config_resources]
 
 
 def heartbeat(group_harness: GroupHarness, group: str) -> Any:
@@ -192,8 +192,8 @@ def test_members_use_the_settings_of_their_group(group_harness: GroupHarness) ->
 def test_request_with_an_invalid_setting_is_refused_as_a_whole(
     group_harness: GroupHarness, changes: list[Any], code: int
 ) -> None:
-    found, message = change(group_harness, "g", *changes)
-    assert found == code and 0 < len(message) < 500
+    error_code, message = change(group_harness, "g", *changes)
+    assert error_code == code and 0 < len(message) < 500
     assert listed(group_harness) == []
 
 

@@ -33,7 +33,7 @@ def test_find_coordinator_returns_this_broker(group_harness: GroupHarness) -> No
         version: int, key: str, key_type: int
     ) -> tuple[int, int, str, int]:
         if version < 4:
-            found = group_harness.ask(
+            coordinator = group_harness.ask(
                 wire.FIND_COORDINATOR, version, key=key, key_type=key_type
             )
         else:
@@ -43,9 +43,14 @@ def test_find_coordinator_returns_this_broker(group_harness: GroupHarness) -> No
                 coordinator_keys=[key],
                 key_type=key_type,
             )
-            (found,) = response.coordinators
-            assert found.key == key
-        return found.error_code, found.node_id, found.host, found.port
+            (coordinator,) = response.coordinators
+            assert coordinator.key == key
+        return (
+            coordinator.error_code,
+            coordinator.node_id,
+            coordinator.host,
+            coordinator.port,
+        )
 
     for version in range(7):
         assert find_coordinator(version, "g", 0) == (
@@ -183,20 +188,20 @@ class Client:
         self.step = self.work
 
     def work(self) -> None:
-        what = self.chance.random()
-        if what < 0.6:
+        choice = self.chance.random()
+        if choice < 0.6:
             code = self.group_harness.heartbeat(
                 self.member_id, self.generation, instance=self.instance
             )
-        elif what < 0.85:
-            answer = self.group_harness.commit(
+        elif choice < 0.85:
+            pending = self.group_harness.commit(
                 {("orders", 0): self.chance.randrange(100)},
                 member_id=self.member_id,
                 generation=self.generation,
             )
-            self.all.append(answer)
-            code = code_of(answer) if answer.is_set else 0
-        elif what < 0.95:
+            self.all.append(pending)
+            code = code_of(pending) if pending.is_set else 0
+        elif choice < 0.95:
             self.group_harness.leave((self.member_id, self.instance))
             self.member_id = ""
             code = codes.UNKNOWN_MEMBER_ID
@@ -218,9 +223,9 @@ class Client:
             self.member_id = ""
         self.step = self.join
 
-    def _ask(self, answer: PendingResponse) -> None:
-        self.waiting = answer
-        self.all.append(answer)
+    def _ask(self, pending: PendingResponse) -> None:
+        self.waiting = pending
+        self.all.append(pending)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -235,12 +240,12 @@ def test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered(
         owners: dict[int, dict[int, str]] = {}
         clients = [Client(group_harness, chance, owners) for _ in range(5)]
         for _ in range(250):
-            what = chance.random()
-            if what < 0.8:
+            choice = chance.random()
+            if choice < 0.8:
                 chance.choice(clients).step()
-            elif what < 0.9:
+            elif choice < 0.9:
                 group_harness.sleep(chance.choice([1, 300, 3_000, 11_000]))
-            elif what < 0.95:
+            elif choice < 0.95:
                 group_harness.holds_disk = True
             else:
                 group_harness.finish_disk()
@@ -249,7 +254,7 @@ def test_P58_P61_partitions_have_one_owner_and_all_requests_are_answered(
                 check_group(group)
         group_harness.finish_disk()
         group_harness.sleep(400_000)
-        assert all(answer.is_set for client in clients for answer in client.all)
+        assert all(pending.is_set for client in clients for pending in client.all)
         described = group_harness.describe()
         committed = group_harness.committed()
         assert described.group_state in (machine.EMPTY, machine.DEAD)
@@ -300,16 +305,16 @@ def test_every_odd_request_is_answered(
 ) -> None:
     with GroupHarness(tmp_path_factory.mktemp("odd")) as group_harness:
         group_harness.logdir.create_topic("orders", 2)
-        answers = []
+        replies = []
         for _ in range(data.draw(st.integers(1, 12))):
             api, version, request = data.draw(odd_requests())
             try:
-                answers.append(group_harness.send(api, version, request))
+                replies.append(group_harness.send(api, version, request))
             except ValueError as error:  # this version cannot encode the request, so that no client can send it
                 assert "Request" in str(error) or "request" in str(error), error
             group_harness.sleep(data.draw(st.sampled_from([0, 0, 100, 60_000])))
         group_harness.sleep(3 * 2**31)
-        assert all(answer.is_set for answer in answers)
+        assert all(reply.is_set for reply in replies)
         group_harness.restart()
         group_harness.describe()
 

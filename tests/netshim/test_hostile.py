@@ -150,10 +150,12 @@ def test_unsupported_api_versions_request_is_answered_in_version_zero(
 ) -> None:
     client = connect()
     client.sock.sendall(struct.pack(">ihhih", 12, 18, 77, 5, -1) + b"??")
-    correlation_id, answer = wire.decode_response(wire.API_VERSIONS, 0, client.frame())
-    assert correlation_id == 5 and answer.error_code == codes.UNSUPPORTED_VERSION
+    correlation_id, response = wire.decode_response(
+        wire.API_VERSIONS, 0, client.frame()
+    )
+    assert correlation_id == 5 and response.error_code == codes.UNSUPPORTED_VERSION
     assert [
-        (each.api_key, each.min_version, each.max_version) for each in answer.api_keys
+        (each.api_key, each.min_version, each.max_version) for each in response.api_keys
     ] == [(18, 0, 4)]
     assert client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request()).error_code == 0
 
@@ -442,15 +444,15 @@ def test_repeated_batch_of_an_idempotent_producer_is_stored_once(
     client = connect()
     other = connect()
     client.create()
-    made = client.ask(
+    initialized = client.ask(
         wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id=None)
     )
-    made_too = other.ask(
+    initialized_again = other.ask(
         wire.INIT_PRODUCER_ID, 0, wire.INIT_PRODUCER_ID.Request(transactional_id=None)
     )
     assert (
-        made.error_code == made_too.error_code == 0
-        and made.producer_id != made_too.producer_id
+        initialized.error_code == initialized_again.error_code == 0
+        and initialized.producer_id != initialized_again.producer_id
     )
 
     def batch(sequence: int, epoch: int = 0) -> bytes:
@@ -458,7 +460,7 @@ def test_repeated_batch_of_an_idempotent_producer_is_stored_once(
         return recordbatch.encode(
             [(b"k", b"v")],
             now_ms=now_ms,
-            producer_id=made.producer_id,
+            producer_id=initialized.producer_id,
             producer_epoch=epoch,
             base_sequence=sequence,
         )
@@ -545,22 +547,22 @@ def test_leader_epochs_of_fetches_are_checked(connect: Any) -> None:
         part = request.Topic.Partition(
             partition=0, current_leader_epoch=epoch, partition_max_bytes=1000
         )
-        answer = client.ask(
+        response = client.ask(
             wire.FETCH,
             11,
             request(topics=[request.Topic(topic="t", partitions=[part])]),
         )
-        assert answer.responses[0].partitions[0].error_code == code
+        assert response.responses[0].partitions[0].error_code == code
     request = wire.OFFSET_FOR_LEADER_EPOCH.Request
     part = request.Topic.Partition(partition=0, leader_epoch=0)
-    answer = client.ask(
+    response = client.ask(
         wire.OFFSET_FOR_LEADER_EPOCH,
         3,
         request(topics=[request.Topic(topic="t", partitions=[part])]),
     )
     assert (
-        answer.topics[0].partitions[0].leader_epoch,
-        answer.topics[0].partitions[0].end_offset,
+        response.topics[0].partitions[0].leader_epoch,
+        response.topics[0].partitions[0].end_offset,
     ) == (0, 5)
 
 
@@ -574,8 +576,8 @@ def test_list_offsets_supports_every_special_timestamp(connect: Any) -> None:
     def ask(timestamp: int, version: int = 9) -> tuple[int, int, int]:
         part = request.Topic.Partition(partition_index=0, timestamp=timestamp)
         body = request(topics=[request.Topic(name="t", partitions=[part])])
-        found = client.ask(wire.LIST_OFFSETS, version, body).topics[0].partitions[0]
-        return found.error_code, found.offset, found.timestamp
+        partition = client.ask(wire.LIST_OFFSETS, version, body).topics[0].partitions[0]
+        return partition.error_code, partition.offset, partition.timestamp
 
     assert ask(-1) == (0, 4, -1)
     assert ask(-2) == (0, 0, -1)
@@ -614,13 +616,13 @@ def test_fetch_waits_for_an_append_or_its_timeout(connect: Any) -> None:
     reader.send(wire.FETCH, 11, body)
     writer.produce([b"a"])  # fewer than min_bytes
     writer.produce([b"b" * 200])
-    answer = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
-    assert len(list(recordbatch.read_batches(answer.records))) == 2
+    partition = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
+    assert len(list(recordbatch.read_batches(partition.records))) == 2
     reader.send(
         wire.FETCH, 11, request(max_wait_ms=50, min_bytes=10_000, topics=body.topics)
     )
-    answer = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
-    assert len(list(recordbatch.read_batches(answer.records))) == 2, (
+    partition = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
+    assert len(list(recordbatch.read_batches(partition.records))) == 2, (
         "after the timeout, the present records are returned"
     )
     part.fetch_offset = 2
@@ -633,7 +635,7 @@ def test_fetch_waits_for_an_append_or_its_timeout(connect: Any) -> None:
     )
 
 
-def test_stored_damage_is_returned_to_the_client_and_harms_no_other_request(
+def test_damaged_batch_is_returned_and_other_requests_succeed(
     connect: Any, server: Any
 ) -> None:
     client = connect()
@@ -683,7 +685,7 @@ def test_transactional_batch_without_a_transactional_id_is_refused(
 
 
 @pytest.mark.parametrize("limit", [0, -1, -(2**31)])
-def test_limits_below_one_are_treated_as_one(connect: Any, limit: int) -> None:
+def test_fetch_limits_below_one_count_as_one(connect: Any, limit: int) -> None:
     client = connect()
     client.create()
     client.produce([b"v"])
@@ -697,14 +699,18 @@ def test_long_error_messages_are_truncated(connect: Any) -> None:
     topic = request.Topic(
         name="t", num_partitions=1, replication_factor=1, configs=[config]
     )
-    answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
+    response = client.ask(
+        wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000)
+    )
     assert (
-        answer.topics[0].error_code == codes.INVALID_CONFIG
-        and len(answer.topics[0].error_message) < 1_100
+        response.topics[0].error_code == codes.INVALID_CONFIG
+        and len(response.topics[0].error_message) < 1_100
     )
     topic = request.Topic(name="n" * 32_700, num_partitions=1, replication_factor=1)
-    answer = client.ask(wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000))
-    assert answer.topics[0].error_code == codes.INVALID_TOPIC_EXCEPTION
+    response = client.ask(
+        wire.CREATE_TOPICS, 4, request(topics=[topic], timeout_ms=1000)
+    )
+    assert response.topics[0].error_code == codes.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.long
@@ -752,8 +758,8 @@ def test_waiting_fetch_does_not_read_a_recreated_topic(
     server.logdir.delete_topic("t")
     server.logdir.create_topic("t")
     writer.produce([b"of the new one"])
-    answer = reader.answer(wire.FETCH, 13).responses[0].partitions[0]
-    assert (answer.error_code, answer.records) == (codes.UNKNOWN_TOPIC_ID, b"")
+    partition = reader.answer(wire.FETCH, 13).responses[0].partitions[0]
+    assert (partition.error_code, partition.records) == (codes.UNKNOWN_TOPIC_ID, b"")
 
 
 def test_failed_log_is_reopened(connect: Any, server: Any, caplog: Any) -> None:
@@ -808,12 +814,12 @@ def test_error_of_one_waiting_fetch_does_not_affect_others(
 
 
 def test_answer_may_be_set_before_its_callback_is_added() -> None:
-    answer = PendingResponse()
-    answer.set(1)
-    answer.set(2)
-    seen: list[int] = []
-    answer.then(seen.append)
-    assert seen == [1]
+    pending = PendingResponse()
+    pending.set(1)
+    pending.set(2)
+    results: list[int] = []
+    pending.then(results.append)
+    assert results == [1]
 
 
 class StoppedClock:

@@ -65,9 +65,7 @@ def opened_control(kafka: Kafka) -> Iterator[Ask]:
     host.stop()
 
 
-def test_fault_makes_a_client_retry_until_it_is_removed(
-    kafka: Kafka, control: Ask
-) -> None:
+def test_client_retries_until_the_fault_is_removed(kafka: Kafka, control: Ask) -> None:
     rule = {"action": "answer", "api": "Produce", "error": "NOT_LEADER_OR_FOLLOWER"}
     status, added = control("POST", "/faults", {**rule, "topic": "orders", "times": 2})
     assert status == 200
@@ -76,8 +74,8 @@ def test_fault_makes_a_client_retry_until_it_is_removed(
     producer.produce("orders", b"4 apples")
     assert producer.flush(DEADLINE_S) == 0
     assert control("GET", f"{path}/wait?hits=2&timeout=30")[1]["hits"] == 2
-    seen = control("GET", path)[1]["requests"]
-    assert [entry["codes"] for entry in seen] == [["NOT_LEADER_OR_FOLLOWER"]] * 2
+    requests = control("GET", path)[1]["requests"]
+    assert [entry["codes"] for entry in requests] == [["NOT_LEADER_OR_FOLLOWER"]] * 2
     assert len(control("GET", "/requests?api=produce")[1]) == 3
     assert control("DELETE", path)[0] == 200
     assert control("GET", path) == (404, {"error": "no fault 1", "known": []})
@@ -95,9 +93,9 @@ def test_list_of_rules_is_removed_together(kafka: Kafka, control: Ask) -> None:
 
 def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, control: Ask) -> None:
     rules = [{"action": "observe", "api": name} for name in ("Produce", "Fetsh")]
-    status, answer = control("POST", "/faults", rules)
+    status, response = control("POST", "/faults", rules)
     assert status == 400
-    assert "Fetch" in answer["error"]
+    assert "Fetch" in response["error"]
     broker = kafka.server.server.broker
     assert broker.faults is not None
     assert not broker.faults.rules
@@ -119,9 +117,9 @@ def test_invalid_rule_of_a_list_adds_none(kafka: Kafka, control: Ask) -> None:
     ],
 )
 def test_invalid_rule_is_refused(control: Ask, rule: Any) -> None:
-    status, answer = control("POST", "/faults", rule)
+    status, response = control("POST", "/faults", rule)
     assert status == 400
-    assert answer["error"]
+    assert response["error"]
 
 
 def test_state_is_read_while_a_rule_is_added(
@@ -160,11 +158,11 @@ def test_state_omits_a_topic_that_is_deleted_while_it_is_read(
 
 def test_limits_of_bodies_and_rules(control: Ask) -> None:
     assert control("POST", "/faults", b" " * (2 << 20))[0] == 413
-    status, answer = control(
+    status, response = control(
         "POST", "/faults", [{"action": "observe", "api": "*"}] * 1_001
     )
     assert status == 400
-    assert "at most 1000" in answer["error"]
+    assert "at most 1000" in response["error"]
 
 
 def test_requests_without_token_or_of_web_pages_are_refused(control: Ask) -> None:
@@ -184,9 +182,9 @@ def test_records_are_appended_waited_for_and_read(kafka: Kafka, control: Ask) ->
         {"topic": "orders", "count": 2},
     )
     kafka.append("orders", b"\xff")
-    found = control("GET", "/topics/orders/records")[1]
-    assert [entry.get("value") for entry in found] == ["4 apples", None, None]
-    assert found[2]["value_base64"] == "/w=="
+    records = control("GET", "/topics/orders/records")[1]
+    assert [entry.get("value") for entry in records] == ["4 apples", None, None]
+    assert records[2]["value_base64"] == "/w=="
     assert control("GET", "/state")[1]["topics"]["orders"] == {"0": 3}
 
 
@@ -254,15 +252,15 @@ def test_command_refuses_an_open_control_api(
     tmp_path: Path, options: list[str]
 ) -> None:
     command = [sys.executable, "-m", "netshim", "serve", str(tmp_path / "data")]
-    found = subprocess.run(
+    done = subprocess.run(
         [*command, "--port", "0", *options],
         capture_output=True,
         text=True,
         check=False,
         timeout=DEADLINE_S,
     )
-    assert found.returncode == 2
-    assert "--control" in found.stderr
+    assert done.returncode == 2
+    assert "--control" in done.stderr
 
 
 @pytest.fixture
@@ -345,11 +343,11 @@ def test_time_nodes_and_disk_are_controlled(served: tuple[str, Ask]) -> None:
         ("/faults", {"action": []}),
     ],
 )
-def test_mistakes_are_answered_with_400(
+def test_invalid_calls_are_answered_with_400(
     virtual_control: Ask, path: str, body: Any
 ) -> None:
-    status, answer = virtual_control("POST", path, body)
-    assert status == 400 and answer["error"]
+    status, response = virtual_control("POST", path, body)
+    assert status == 400 and response["error"]
 
 
 @pytest.fixture
@@ -359,8 +357,8 @@ def virtual_control(kafka_factory: Callable[..., Kafka]) -> Iterator[Ask]:
 
 
 def test_clock_of_the_system_cannot_advance(control: Ask) -> None:
-    status, answer = control("POST", "/clock/advance", {"minutes": 1})
-    assert status == 503 and "virtual" in answer["error"]
+    status, response = control("POST", "/clock/advance", {"minutes": 1})
+    assert status == 503 and "virtual" in response["error"]
 
 
 def test_openapi_describes_each_call(control: Ask) -> None:

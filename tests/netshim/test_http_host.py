@@ -39,9 +39,9 @@ def test_stop_closes_responses_and_connections_that_have_just_been_accepted(
     """uvicorn alone leaves them open, so that only the garbage collector would close
     their sockets.
     """
-    found: list[Any] = []
+    unraisable: list[Any] = []
     gc.collect()
-    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     for _ in range(count):
         host = HttpHost()
         url = host.add(("127.0.0.1", 0), Starlette(routes=[Route("/", endless)]))
@@ -53,4 +53,4 @@ def test_stop_closes_responses_and_connections_that_have_just_been_accepted(
                 assert client.recv(100)
             host.stop()
         gc.collect()
-    assert [str(entry.exc_value) for entry in found] == []
+    assert [str(entry.exc_value) for entry in unraisable] == []

@@ -128,16 +128,16 @@ def requests() -> list[tuple[Any, Any]]:
 
 def found_codes(value: Any) -> set[int]:
     """Return all error codes in a response."""
-    found = set()
+    error_codes = set()
     if isinstance(value, list):
         return set().union(*map(found_codes, value))
     for field in getattr(type(value), "__slots__", ()):
         inner = getattr(value, field)
         if field.endswith("error_code") and inner:
-            found.add(inner)
+            error_codes.add(inner)
         elif isinstance(inner, list) or hasattr(type(inner), "__slots__"):
-            found |= found_codes(inner)
-    return found
+            error_codes |= found_codes(inner)
+    return error_codes
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_quorum_log_is_unknown_to_all_apis(
             api.key, 9
         ),
     )
-    found = found_codes(broker_harness.ask(api, version, request_))
+    error_codes = found_codes(broker_harness.ask(api, version, request_))
     if api is wire.ADD_PARTITIONS_TO_TXN:
-        assert found and found <= {
+        assert error_codes and error_codes <= {
             codes.UNKNOWN_TOPIC_OR_PARTITION,
             codes.INVALID_PRODUCER_ID_MAPPING,
         }
     else:
-        assert found == {codes.UNKNOWN_TOPIC_OR_PARTITION}
+        assert error_codes == {codes.UNKNOWN_TOPIC_OR_PARTITION}
     broker_harness.close()
     assert files(tmp_path) == before
 

@@ -44,12 +44,12 @@ def test_fetch_with_an_unknown_partition_waits_for_the_others(
     reply = broker_harness.send(wire.FETCH, version, request)
     assert (isinstance(reply, PendingResponse) and not reply.is_set) == waits
     broker_harness.produce(batch_of(b"value"))
-    found = broker_harness.read(wire.FETCH, version, reply).responses[0].partitions
+    reported = broker_harness.read(wire.FETCH, version, reply).responses[0].partitions
     unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
-    assert [part.error_code for part in found] == [
+    assert [part.error_code for part in reported] == [
         unknown if number else 0 for number in partitions
     ]
-    assert [bool(part.records) for part in found] == [
+    assert [bool(part.records) for part in reported] == [
         not number for number in partitions
     ]
 
@@ -69,11 +69,11 @@ def test_fetch_of_an_unknown_topic_id_waits_for_the_others(
     assert not reply.is_set
     broker_harness.now_ms += 1_000
     broker_harness.broker.tick(broker_harness.now_ms)
-    found = [
+    error_codes = [
         topic.partitions[0].error_code
         for topic in broker_harness.read(wire.FETCH, 13, reply).responses
     ]
-    assert found == [0, codes.UNKNOWN_TOPIC_ID]
+    assert error_codes == [0, codes.UNKNOWN_TOPIC_ID]
 
 
 def test_list_offsets_by_time_includes_transaction_markers(
@@ -93,20 +93,23 @@ def test_list_offsets_by_time_includes_transaction_markers(
     newest = list_offset_for_max_timestamp(log)
     assert newest is not None and newest[0] == 1
     request = wire.LIST_OFFSETS.Request
-    for wanted, expected in (
+    for timestamp, expected in (
         (1_000, (0, 1_000)),
         (1_001, newest),
         (newest[1] + 1, (-1, -1)),
         (-3, newest),
     ):
-        part = request.Topic.Partition(partition_index=0, timestamp=wanted)
-        found = broker_harness.ask(
+        part = request.Topic.Partition(partition_index=0, timestamp=timestamp)
+        response = broker_harness.ask(
             wire.LIST_OFFSETS,
             7,
             request(topics=[request.Topic(name="t", partitions=[part])]),
         )
-        answer = found.topics[0].partitions[0]
-        assert (answer.error_code, answer.offset, answer.timestamp) == (0, *expected)
+        partition = response.topics[0].partitions[0]
+        assert (partition.error_code, partition.offset, partition.timestamp) == (
+            0,
+            *expected,
+        )
     assert log.offset_for_timestamp(1_001) is None, (
         "in the Python API, a marker is not a record"
     )
@@ -126,8 +129,8 @@ def test_incomplete_producer_identity_is_refused(
         producer_id=producer_id,
         producer_epoch=epoch,
     )
-    answer = broker_harness.ask(wire.INIT_PRODUCER_ID, 4, asked)
-    assert (answer.error_code, answer.producer_id) == (codes.INVALID_REQUEST, -1)
+    response = broker_harness.ask(wire.INIT_PRODUCER_ID, 4, asked)
+    assert (response.error_code, response.producer_id) == (codes.INVALID_REQUEST, -1)
 
 
 @pytest.mark.parametrize(
@@ -183,15 +186,15 @@ def test_settings_of_brokers_can_be_deleted_but_not_set(
     )
     resource = request.Resource(resource_type=4, resource_name="1", configs=[config])
     asked = request(resources=[resource])
-    answer = broker_harness.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked)
-    assert answer.responses[0].error_code == code
+    response = broker_harness.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked)
+    assert response.responses[0].error_code == code
 
 
 def test_group_named_twice_gets_one_row(broker_harness: BrokerHarness) -> None:
-    answer = broker_harness.ask(
+    response = broker_harness.ask(
         wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g", "h", "g"])
     )
-    assert [row.group_id for row in answer.results] == ["g", "h"]
+    assert [row.group_id for row in response.results] == ["g", "h"]
 
 
 def test_cluster_has_only_the_settings_common_to_all_brokers(

@@ -61,21 +61,29 @@ def test_records_returns_all_partitions_with_all_fields(shared: Kafka) -> None:
             timestamp=1000 + at,
         )
     assert client.flush(DEADLINE_S) == 0
-    found = shared.records("orders")
-    assert [(record.partition, record.offset, record.value) for record in found] == [
+    records = shared.records("orders")
+    assert [(record.partition, record.offset, record.value) for record in records] == [
         (0, 0, b"1"),
         (1, 0, b"3"),
         (2, 0, b"0"),
         (2, 1, b"2"),
     ]
-    assert found[0] == (shared.topic("orders"), 0, 0, 1001, b"k", b"1", (("h", b"1"),))
+    assert records[0] == (
+        shared.topic("orders"),
+        0,
+        0,
+        1001,
+        b"k",
+        b"1",
+        (("h", b"1"),),
+    )
     assert [record.value for record in shared.records("orders", order="time")] == [
         b"0",
         b"1",
         b"2",
         b"3",
     ]
-    assert shared.records(shared.topic("orders")) == found, (
+    assert shared.records(shared.topic("orders")) == records, (
         "the full name is accepted too"
     )
     assert shared.records("nothing was ever sent there") == []
@@ -135,12 +143,12 @@ def test_wait_for_ends_once_the_records_exist(shared: Kafka) -> None:
 
     thread = threading.Thread(target=produce)
     thread.start()
-    found = shared.wait_for("orders", 10, timeout=DEADLINE_S)
+    records = shared.wait_for("orders", 10, timeout=DEADLINE_S)
     thread.join()
-    assert sorted(record.value or b"" for record in found) == [
+    assert sorted(record.value or b"" for record in records) == [
         b"%d" % at for at in range(10)
     ]
-    assert shared.wait_for("orders", 3, timeout=0) == found, (
+    assert shared.wait_for("orders", 3, timeout=0) == records, (
         "all existing records, even beyond the requested count"
     )
 
@@ -183,9 +191,9 @@ def test_wait_for_async_does_not_block_the_event_loop(shared: Kafka) -> None:
 
     async def test() -> list[Any]:
         task = asyncio.create_task(produce())
-        found = await shared.wait_for_async("orders", 5, timeout=DEADLINE_S)
+        records = await shared.wait_for_async("orders", 5, timeout=DEADLINE_S)
         await task
-        return found
+        return records
 
     assert len(asyncio.run(test())) == 5
     with pytest.raises(

@@ -61,9 +61,9 @@ def test_one_member_joins_with_version_zero(group_harness: GroupHarness) -> None
 
 @in_both_homes
 def test_new_member_gets_its_id_first(group_harness: GroupHarness) -> None:
-    answer = group_harness.join(version=4)
-    assert code_of(answer) == codes.MEMBER_ID_REQUIRED
-    member_id = answer.value.member_id
+    pending = group_harness.join(version=4)
+    assert code_of(pending) == codes.MEMBER_ID_REQUIRED
+    member_id = pending.value.member_id
     assert group_harness.describe().group_state == machine.EMPTY
     joined = group_harness.join(member_id, version=9).value
     assert (joined.error_code, joined.member_id, joined.protocol_type) == (

@@ -160,7 +160,7 @@ def test_heartbeats_need_no_additional_memory(small: BrokerHarness) -> None:
 
 def test_assignments_share_the_memory_limit(small: BrokerHarness) -> None:
     request = wire.JOIN_GROUP.Request
-    answers = []
+    error_codes = []
     for number in range(4):
         asked = request(
             group_id=f"g{number}",
@@ -178,8 +178,8 @@ def test_assignments_share_the_memory_limit(small: BrokerHarness) -> None:
             member_id=joined.member_id,
             assignments=[lead],
         )
-        answers.append(small.ask(wire.SYNC_GROUP, 3, led).error_code)
-    assert answers == [
+        error_codes.append(small.ask(wire.SYNC_GROUP, 3, led).error_code)
+    assert error_codes == [
         0,
         0,
         codes.COORDINATOR_NOT_AVAILABLE,
@@ -244,8 +244,8 @@ def test_waiting_produce_requests_share_the_buffer_limit(
     crowd = Crowd(broker_harness, 20, 8 << 20)
     read = [crowd.feed(connection, frame) for connection in crowd.connections]
     held = sum(
-        isinstance(answer, PendingResponse) and not answer.is_set
-        for answer in crowd.answers
+        isinstance(pending, PendingResponse) and not pending.is_set
+        for pending in crowd.answers
     )
     assert held == len(crowd.answers) and 3 <= held <= 9, (
         "not more than the limit waits for the disk"
@@ -256,7 +256,7 @@ def test_waiting_produce_requests_share_the_buffer_limit(
         "closing a connection would not help"
     )
     broker_harness.run()
-    assert all(answer.is_set for answer in crowd.answers)
+    assert all(pending.is_set for pending in crowd.answers)
     assert crowd.budget.request_bytes == 0
     for connection in crowd.connections:
         connection.close()
@@ -430,9 +430,9 @@ def test_partitions_of_one_request_are_open_together_if_they_fit(
         for each in (
             [numbers] if len(numbers) <= 12 else [[number] for number in numbers]
         ):
-            answer = broker_harness.ask(wire.FETCH, 12, broker_harness.fetches(each))
+            response = broker_harness.ask(wire.FETCH, 12, broker_harness.fetches(each))
             codes = {
-                partition.error_code for partition in answer.responses[0].partitions
+                partition.error_code for partition in response.responses[0].partitions
             }
             assert codes == {0}, each
     broker_harness.close()
@@ -460,7 +460,7 @@ def test_new_client_closes_logs_to_get_a_file_descriptor(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("durability", "shared"), [("os", False), ("group", False), ("group", True)]
 )
-def test_server_knows_how_many_descriptors_a_log_takes(
+def test_open_logs_take_the_assumed_number_of_descriptors(
     tmp_path: Path, durability: str, shared: bool
 ) -> None:
     with netshim.serve(

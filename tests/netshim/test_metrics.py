@@ -39,8 +39,8 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[CountedBroker]:
-    with CountedBroker(tmp_path / "data") as made:
-        yield made
+    with CountedBroker(tmp_path / "data") as counted:
+        yield counted
 
 
 def test_metrics_count_requests_bytes_and_lag(broker: CountedBroker) -> None:
@@ -52,21 +52,21 @@ def test_metrics_count_requests_bytes_and_lag(broker: CountedBroker) -> None:
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": broker.bootstrap_servers, "group.id": "billing"}
     )
-    place = confluent_kafka.TopicPartition("t", 1, 3)
-    consumer.commit(offsets=[place], asynchronous=False)
-    found = broker.samples()
-    assert found["netshim_group_lag"] == {("billing", "1", "t"): 4}
-    assert found["netshim_group_members"] == {("billing", "Empty"): 0}
-    assert found["netshim_groups"] == {("Empty",): 1}
-    assert found["netshim_partitions"][()] == 3  # with __consumer_offsets
-    assert found["netshim_requests_total"]["Produce", "NONE"] >= 1
-    assert found["netshim_requests_total"]["OffsetCommit", "NONE"] == 1
-    assert found["netshim_bytes_total"]["received",] > 700
-    assert found["netshim_bytes_total"]["sent",] > 0
-    assert found["netshim_connections"]["PLAINTEXT",] >= 2
-    assert found["netshim_request_seconds_count"]["Produce",] >= 1
-    assert found["netshim_sync_seconds_count"][()] >= 1
-    assert found["netshim_disk_free_bytes"][()] > 0
+    partition = confluent_kafka.TopicPartition("t", 1, 3)
+    consumer.commit(offsets=[partition], asynchronous=False)
+    samples = broker.samples()
+    assert samples["netshim_group_lag"] == {("billing", "1", "t"): 4}
+    assert samples["netshim_group_members"] == {("billing", "Empty"): 0}
+    assert samples["netshim_groups"] == {("Empty",): 1}
+    assert samples["netshim_partitions"][()] == 3  # with __consumer_offsets
+    assert samples["netshim_requests_total"]["Produce", "NONE"] >= 1
+    assert samples["netshim_requests_total"]["OffsetCommit", "NONE"] == 1
+    assert samples["netshim_bytes_total"]["received",] > 700
+    assert samples["netshim_bytes_total"]["sent",] > 0
+    assert samples["netshim_connections"]["PLAINTEXT",] >= 2
+    assert samples["netshim_request_seconds_count"]["Produce",] >= 1
+    assert samples["netshim_sync_seconds_count"][()] >= 1
+    assert samples["netshim_disk_free_bytes"][()] > 0
     consumer.close()
 
 
@@ -125,8 +125,8 @@ def test_failed_logins_are_counted(tmp_path: Path) -> None:
                 if mechanism != "NONE":
                     token = wire.SASL_AUTHENTICATE.Request(auth_bytes=b"n,,n=eve,r=x")
                     client.send(wire.SASL_AUTHENTICATE, 1, token)
-        found = broker.samples()["netshim_authentication_failures_total"]
-    assert found == {("other",): 2}
+        failures = broker.samples()["netshim_authentication_failures_total"]
+    assert failures == {("other",): 2}
 
 
 def test_errors_are_counted_by_their_names(broker: CountedBroker) -> None:
@@ -150,9 +150,9 @@ def test_waiting_fetch_counts_as_parked(broker: CountedBroker) -> None:
             max_wait_ms=1, min_bytes=1, topics=[kind(topic="t", partitions=[partition])]
         )
         client.ask(wire.FETCH, 11, request)
-    found = broker.samples()
-    assert found["netshim_request_parked_seconds_count"] == {("Fetch",): 1}
-    assert ("Fetch",) not in found.get("netshim_request_seconds_count", {})
+    samples = broker.samples()
+    assert samples["netshim_request_parked_seconds_count"] == {("Fetch",): 1}
+    assert ("Fetch",) not in samples.get("netshim_request_seconds_count", {})
 
 
 def test_broker_is_healthy_and_ready_until_it_stops(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_command_serves_metrics_and_reports_health(tmp_path: Path) -> None:
     assert gone.returncode == 1 and "does not answer" in gone.stderr
 
 
-def test_pages_are_not_held_back(broker: CountedBroker) -> None:
+def test_pages_are_sent_without_the_delay_of_nagle(broker: CountedBroker) -> None:
     """With Nagle's algorithm, a second request of a connection takes 40 ms."""
     (_, sock), *_ = broker.pages._servers
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -42,15 +42,15 @@ def errors() -> Iterator[Errors]:
     """Collect the errors that the broker and the library log. Other messages are
     disabled, because pytest would store a line for each frame.
     """
-    found = Errors()
+    handler = Errors()
     loggers = [logging.getLogger(name) for name in ("netshim", "logcore")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.addHandler(found)
+        logger.addHandler(handler)
         logger.setLevel(logging.ERROR)
-    yield found
+    yield handler
     for logger, level in zip(loggers, levels, strict=True):
-        logger.removeHandler(found)
+        logger.removeHandler(handler)
         logger.setLevel(level)
 
 
@@ -103,9 +103,9 @@ def test_variants_change_bytes_and_values_of_frames() -> None:
     request = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
     frame = wire.encode_request(wire.METADATA, 9, 1, "c", request)[4:]
     variants = Variants(frame, [frame], random.Random(3))
-    made = {variants.draw() for _ in range(200)}
+    drawn = {variants.draw() for _ in range(200)}
     decoded = []
-    for variant in made:
+    for variant in drawn:
         try:
             decoded.append(
                 wire.decode_request(
@@ -114,7 +114,7 @@ def test_variants_change_bytes_and_values_of_frames() -> None:
             )
         except wire.ProtocolError:
             continue
-    assert 50 < len(decoded) < len(made)
+    assert 50 < len(decoded) < len(drawn)
     assert {
         len(request.topics or ())
         for request in decoded

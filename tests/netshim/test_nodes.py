@@ -57,20 +57,20 @@ def at_node(kafka: Kafka, node: int) -> Iterator[Client]:
 
 
 def test_partitions_have_leaders_on_all_nodes(three_nodes: Kafka) -> None:
-    found = metadata(three_nodes)
-    assert {number: broker.port for number, broker in found.brokers.items()} == {
+    listed = metadata(three_nodes)
+    assert {number: broker.port for number, broker in listed.brokers.items()} == {
         number: int(address.rpartition(":")[2])
         for number, address in enumerate(three_nodes.bootstrap_servers.split(","), 1)
     }
     assert leaders(three_nodes) == LEADERS
-    assert sorted(found.topics["t"].partitions[1].isrs) == [1, 2, 3]
+    assert sorted(listed.topics["t"].partitions[1].isrs) == [1, 2, 3]
 
 
 @pytest.mark.long
 def test_records_arrive_through_all_nodes(three_nodes: Kafka) -> None:
     """Each node serves its partitions only."""
-    seen = three_nodes.requests("Fetch")
-    assert seen == []
+    fetches = three_nodes.requests("Fetch")
+    assert fetches == []
     client = producer(three_nodes)
     for number in range(30):
         client.produce("t", b"%d" % number, partition=number % 6)
@@ -101,8 +101,8 @@ def test_another_node_refuses_and_stores_nothing(three_nodes: Kafka) -> None:
 def test_a_fetch_at_another_node_is_answered_at_once(three_nodes: Kafka) -> None:
     """The fetch allows a wait of an hour."""
     with at_node(three_nodes, 2) as client:
-        answer = client.fetch(max_wait_ms=3_600_000, min_bytes=1)
-        assert answer.error_code == codes.NOT_LEADER_OR_FOLLOWER
+        partition = client.fetch(max_wait_ms=3_600_000, min_bytes=1)
+        assert partition.error_code == codes.NOT_LEADER_OR_FOLLOWER
 
 
 def test_a_request_is_served_for_the_partitions_of_its_node(three_nodes: Kafka) -> None:
@@ -121,10 +121,10 @@ def test_a_request_is_served_for_the_partitions_of_its_node(three_nodes: Kafka) 
         ],
     )
     with at_node(three_nodes, 2) as client:
-        answer = client.ask(wire.LIST_OFFSETS, 5, request)
+        response = client.ask(wire.LIST_OFFSETS, 5, request)
     assert {
         partition.partition_index: partition.error_code
-        for partition in answer.topics[0].partitions
+        for partition in response.topics[0].partitions
     } == {
         0: codes.NOT_LEADER_OR_FOLLOWER,
         1: codes.NONE,
@@ -136,12 +136,12 @@ def test_a_producer_follows_a_leader(three_nodes: Kafka) -> None:
     """The leader of its partition moves, and the leader epoch rises with each move."""
     client = producer(three_nodes, **{"enable.idempotence": True})
     with three_nodes.faults() as faults:
-        seen = faults.observe("Produce", partition=0)
+        observer = faults.observe("Produce", partition=0)
         for node in (1, 3, 2, 1):
             three_nodes.move_leader("t", 0, node)
             client.produce("t", b"at %d" % node, partition=0)
             assert client.flush(LIMIT_S) == 0
-        nodes = [request.node for request in seen.requests if not request.codes]
+        nodes = [request.node for request in observer.requests if not request.codes]
     assert nodes == [1, 3, 2, 1]
     assert [record.value for record in three_nodes.records("t")] == [
         b"at 1",
@@ -199,15 +199,15 @@ def test_coordinators_are_the_leaders_of_internal_partitions(
         assert client.ask(wire.FIND_COORDINATOR, 1, request).node_id == 1
         three_nodes.logdir.create_topic(OFFSETS_TOPIC, 1, exist_ok=True)
         three_nodes.move_leader(OFFSETS_TOPIC, 0, 3)
-        found = client.ask(wire.FIND_COORDINATOR, 1, request)
-        assert found.node_id == 3
-        assert found.port == int(three_nodes.bootstrap_servers.rpartition(":")[2])
+        coordinator = client.ask(wire.FIND_COORDINATOR, 1, request)
+        assert coordinator.node_id == 3
+        assert coordinator.port == int(three_nodes.bootstrap_servers.rpartition(":")[2])
         heartbeat = wire.HEARTBEAT.Request(group_id="g", member_id="m")
         refused = client.ask(wire.HEARTBEAT, 3, heartbeat)
         assert refused.error_code == codes.NOT_COORDINATOR
     with at_node(three_nodes, 3) as client:
-        answer = client.ask(wire.HEARTBEAT, 3, heartbeat)
-        assert answer.error_code == codes.UNKNOWN_MEMBER_ID
+        response = client.ask(wire.HEARTBEAT, 3, heartbeat)
+        assert response.error_code == codes.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.long
@@ -242,12 +242,12 @@ def test_rules_can_select_a_node(three_nodes: Kafka) -> None:
     with three_nodes.faults() as faults:
         rule = faults.answer("Metadata", "LEADER_NOT_AVAILABLE", node=3, topic="t")
         request = wire.METADATA.Request(topics=[wire.METADATA.Request.Topic(name="t")])
-        found = []
+        error_codes = []
         for node in (1, 2, 3):
             with at_node(three_nodes, node) as client:
-                answer = client.ask(wire.METADATA, 9, request)
-                found.append(answer.topics[0].error_code)
-        assert found == [codes.NONE, codes.NONE, codes.LEADER_NOT_AVAILABLE]
+                response = client.ask(wire.METADATA, 9, request)
+                error_codes.append(response.topics[0].error_code)
+        assert error_codes == [codes.NONE, codes.NONE, codes.LEADER_NOT_AVAILABLE]
         assert {request.node for request in rule.requests} == {3}
 
 

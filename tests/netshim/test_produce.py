@@ -79,37 +79,37 @@ def _send(
     )
 
 
-def _partition_answer(answer: PendingResponse) -> Any:
-    return answer.value.responses[0].partition_responses[0]
+def _partition_result(pending: PendingResponse) -> Any:
+    return pending.value.responses[0].partition_responses[0]
 
 
-def _answers(path: Path, asked: list[Any]) -> list[Any]:
-    """Return the answers of a broker, followed by the bytes of its logs."""
+def _responses_and_logs(path: Path, requests: list[Any]) -> list[Any]:
+    """Return the responses of a broker, followed by the bytes of its logs."""
     with GroupHarness(path) as group_harness:
         for name, config in TOPICS.items():
             group_harness.logdir.create_topic(name, 1, config)
-        answers: list[Any] = []
-        for each in asked:
-            answer = _partition_answer(_send(group_harness, *each))
-            text = (answer.error_message or "").replace(path.name, "")
-            answers.append(
+        responses: list[Any] = []
+        for each in requests:
+            result = _partition_result(_send(group_harness, *each))
+            text = (result.error_message or "").replace(path.name, "")
+            responses.append(
                 (
-                    answer.error_code,
-                    answer.base_offset,
-                    answer.log_start_offset,
-                    answer.record_errors,
+                    result.error_code,
+                    result.base_offset,
+                    result.log_start_offset,
+                    result.record_errors,
                     text,
                 )
             )
         for name in TOPICS:
             log = group_harness.logdir.partition(name, 0)
             log.flush()
-            answers.append(
+            responses.append(
                 b"".join(
                     map(bytes, log.stored(0, log.high_watermark, max_bytes=1 << 20))
                 )
             )
-    return answers
+    return responses
 
 
 @pytest.mark.long
@@ -118,10 +118,10 @@ def _answers(path: Path, asked: list[Any]) -> list[Any]:
 def test_fast_path_answers_and_stores_like_the_general_path(
     asked: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    short = _answers(tmp_path_factory.mktemp("short"), asked)
+    short = _responses_and_logs(tmp_path_factory.mktemp("short"), asked)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handler, "_produce_single_partition", lambda *_: None)
-        long = _answers(tmp_path_factory.mktemp("long"), asked)
+        long = _responses_and_logs(tmp_path_factory.mktemp("long"), asked)
     assert short == long
 
 
@@ -137,18 +137,18 @@ def test_waiting_appends_are_executed_in_order_and_together(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handler, "_may_wait", lambda *_: True)
         group_harness.holds_disk = True
-        answers = [_send(group_harness, "t", 0, 1, records) for records in batches[:3]]
+        replies = [_send(group_harness, "t", 0, 1, records) for records in batches[:3]]
         assert len(group_harness.held) == 1  # the first append; the others wait for it
-        answers.append(
+        replies.append(
             _send(group_harness, "t", 0, 1, batches[0])
         )  # the same batch again
-        answers.append(_send(group_harness, "t", 0, 1, batches[4]))  # out of order
+        replies.append(_send(group_harness, "t", 0, 1, batches[4]))  # out of order
         work, done = group_harness.held.pop()
         done(work())
         assert len(group_harness.held) == 2  # a sync, and all appends that were waiting
         assert log.log_end_offset == 1
         group_harness.finish_disk()
-    results = [_partition_answer(answer) for answer in answers]
+    results = [_partition_result(reply) for reply in replies]
     assert [each.base_offset for each in results] == [0, 1, 2, 0, -1]
     assert [each.error_code for each in results] == [
         0,
@@ -172,8 +172,8 @@ def test_append_does_not_overtake_waiting_appends(group_harness: GroupHarness) -
     assert log.log_end_offset == 0
     group_harness.finish_disk()
     assert [
-        _partition_answer(first).base_offset,
-        _partition_answer(second).base_offset,
+        _partition_result(first).base_offset,
+        _partition_result(second).base_offset,
     ] == [0, 2]
 
 
@@ -181,12 +181,12 @@ def test_only_acks_all_waits_for_the_disk(group_harness: GroupHarness) -> None:
     group_harness.logdir.create_topic("t")
     group_harness.logdir.partition("t", 0)
     group_harness.holds_disk = True
-    answer = _send(group_harness, "t", 0, 1, _batch(1, None, None))
+    pending = _send(group_harness, "t", 0, 1, _batch(1, None, None))
     waits = _send(group_harness, "t", 0, -1, _batch(1, None, None))
-    assert answer.is_set
+    assert pending.is_set
     assert not waits.is_set
     group_harness.finish_disk()
     assert [
-        _partition_answer(answer).base_offset,
-        _partition_answer(waits).base_offset,
+        _partition_result(pending).base_offset,
+        _partition_result(waits).base_offset,
     ] == [0, 1]

@@ -112,9 +112,9 @@ class Client:
 
 @pytest.fixture(params=["os", "group"])
 def client(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Client]:
-    made = Client(tmp_path, request.param)
-    yield made
-    made.broker_harness.close()
+    opened = Client(tmp_path, request.param)
+    yield opened
+    opened.broker_harness.close()
 
 
 @pytest.mark.parametrize("client", ["os"], indirect=True)

@@ -64,9 +64,9 @@ class SpyingClient(Client):
         super().send(api, version, request)
 
     def frame(self) -> bytes:
-        found = super().frame()
-        self.received.append(len(found).to_bytes(4, "big") + found)
-        return found
+        frame = super().frame()
+        self.received.append(len(frame).to_bytes(4, "big") + frame)
+        return frame
 
 
 def test_frames_are_recorded_as_sent(kafka: Kafka, tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_recording_begins_and_ends_between_requests(
     kafka.record(tmp_path / "third.ksh")
     client.produce([b"3 plums"])
     kafka.stop()
-    found = [
+    recorded = [
         frames(read(tmp_path / f"{name}.ksh"), TrafficKind.REQUEST)
         for name in ("first", "second", "third")
     ]
-    assert found == [client.sent[1:2], client.sent[3:4], client.sent[4:5]]
+    assert recorded == [client.sent[1:2], client.sent[3:4], client.sent[4:5]]
     client.close()
 
 
@@ -270,9 +270,9 @@ def test_file_that_was_cut_off_is_read_up_to_its_last_block(tmp_path: Path) -> N
                 read(tmp_path / "cut.ksh")
             continue
         with TrafficFile(tmp_path / "cut.ksh") as file:
-            found = list(file)
-            assert found == whole[: len(found)] and not file.is_complete
-        counts.add(len(found))
+            records = list(file)
+            assert records == whole[: len(records)] and not file.is_complete
+        counts.add(len(records))
     assert counts == {0, 1, 2}
 
 
@@ -280,22 +280,22 @@ def test_damage_is_found_with_its_position(tmp_path: Path) -> None:
     whole = small_recording(tmp_path / "t.ksh")
     data = (tmp_path / "t.ksh").read_bytes()
     messages = set()
-    for place in range(len(data)):
+    for position in range(len(data)):
         damaged = bytearray(data)
-        damaged[place] ^= 0x10
+        damaged[position] ^= 0x10
         (tmp_path / "bad.ksh").write_bytes(damaged)
-        found: list[TrafficRecord] = []
+        records: list[TrafficRecord] = []
         try:
             with TrafficFile(tmp_path / "bad.ksh") as file:
-                found.extend(file)
+                records.extend(file)
         except RecordingError as error:
             assert error.position is not None and error.path is not None
-            assert error.position <= place
+            assert error.position <= position
             messages.add(error.reason.split(":")[0])
         else:
             # The wall clock at the start, or a size that reaches after the end.
-            assert 12 <= place < 20 or file.incomplete_bytes
-        assert found == whole[: len(found)]
+            assert 12 <= position < 20 or file.incomplete_bytes
+        assert records == whole[: len(records)]
     assert {"not a recording", "a damaged block"} < messages
     assert "a recording of another version" in messages
 
@@ -326,9 +326,9 @@ class SpyingSource(SourceConnection):
         super().__init__(*arguments)
 
     def _authenticate(self, token: bytes) -> bytes:
-        answer = super()._authenticate(token)
-        self.tokens += [token, answer]
-        return answer
+        challenge = super()._authenticate(token)
+        self.tokens += [token, challenge]
+        return challenge
 
 
 @pytest.fixture

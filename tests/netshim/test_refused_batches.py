@@ -68,9 +68,9 @@ def produce(
         "topic_data": [{"name": "t", "partition_data": [part]}],
     }
     request = build(wire.PRODUCE.request.schema, asked)
-    answer = group_harness.send(wire.PRODUCE, 9, request)
-    found = answer.value.responses[0].partition_responses[0]
-    return found.error_code, found.base_offset
+    pending = group_harness.send(wire.PRODUCE, 9, request)
+    result = pending.value.responses[0].partition_responses[0]
+    return result.error_code, result.base_offset
 
 
 @pytest.mark.parametrize("stored", [0, 1], ids=["new-producer", "known-producer"])
@@ -133,8 +133,8 @@ def test_batch_that_is_missing_for_long_is_out_of_order(
     leadership.refusal = NotLeaderError
     assert produce(group_harness, 1)[0] == codes.NOT_LEADER_OR_FOLLOWER
     leadership.refusal = None
-    found = [produce(group_harness, 2)[0] for _ in range(KNOWN_BATCHES)]
-    assert found == [codes.NOT_LEADER_OR_FOLLOWER] * 4 + [
+    error_codes = [produce(group_harness, 2)[0] for _ in range(KNOWN_BATCHES)]
+    assert error_codes == [codes.NOT_LEADER_OR_FOLLOWER] * 4 + [
         codes.OUT_OF_ORDER_SEQUENCE_NUMBER
     ]
     assert produce(group_harness, 0, epoch=1) == (codes.NONE, 1)

@@ -34,14 +34,14 @@ def served(kafka: Kafka, version: int = 0) -> dict[int, tuple[int, int]]:
 def test_release_serves_the_apis_of_kafka_and_netshim(kafka: Kafka, name: str) -> None:
     every = served(kafka)
     kafka.as_version(name)
-    found = served(kafka)
+    versions = served(kafka)
     ranges = release_named(name).ranges
-    assert found == {
+    assert versions == {
         key: (max(least, ranges[key][0]), min(most, ranges[key][1]))
         for key, (least, most) in every.items()
         if key in ranges and max(least, ranges[key][0]) <= min(most, ranges[key][1])
     }
-    assert found.keys() <= HANDLERS.keys()
+    assert versions.keys() <= HANDLERS.keys()
     kafka.as_version(None)
     assert served(kafka) == every
 
@@ -53,8 +53,8 @@ def test_clients_work_with_each_release(kafka: Kafka, name: str) -> None:
     kafka.create_topic("t")
     kafka.as_version(name)
     ranges = release_named(name).ranges
-    seen = kafka.requests()
-    assert seen == []
+    requests = kafka.requests()
+    assert requests == []
     produce(producer(kafka, **{"enable.idempotence": True}), "t", b"a", b"b")
     reader = consumer(kafka, "g")
     reader.subscribe(["t"])
@@ -81,8 +81,8 @@ def test_an_unknown_version_of_api_versions(
     client.send(wire.API_VERSIONS, 4, request)
     response = client.answer(wire.API_VERSIONS, 0)
     assert response.error_code == codes.UNSUPPORTED_VERSION
-    found = [(key.min_version, key.max_version) for key in response.api_keys]
-    assert found == known
+    version_ranges = [(key.min_version, key.max_version) for key in response.api_keys]
+    assert version_ranges == known
     client.close()
 
 

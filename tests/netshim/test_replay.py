@@ -50,12 +50,12 @@ def replayed(
     path: Path | str, kafka: Kafka, **options: Any
 ) -> tuple[ReplayReport, list[ResponseDifference]]:
     """Replay a recording and compare the responses."""
-    found: list[ResponseDifference] = []
+    differing: list[ResponseDifference] = []
     replayer = TrafficReplayer(
-        ("127.0.0.1", kafka.port), compares=True, report=found.append, **options
+        ("127.0.0.1", kafka.port), compares=True, report=differing.append, **options
     )
     with TrafficFile(path) as traffic:
-        return replayer.run(traffic), found
+        return replayer.run(traffic), differing
 
 
 def run(*arguments: str | Path) -> Any:
@@ -123,8 +123,8 @@ def test_other_clients_are_replayed_without_differences(
     jobs = {"kafka-python": use_kafka_python, "aiokafka": use_aiokafka}
     with first.record(tmp_path / "t.ksh"):
         jobs[client](first.bootstrap_servers)
-    report, found = replayed(tmp_path / "t.ksh", second)
-    assert found == []
+    report, differing = replayed(tmp_path / "t.ksh", second)
+    assert differing == []
     assert report.total("requests") > 5
     assert contents(first, "orders") == contents(second, "orders") != []
 
@@ -225,12 +225,12 @@ def test_difference_in_records_is_found(
     with TrafficFile(small) as file:
         records = list(file)
     fetches = [record for record in records if api_of(record) in (1, None)]
-    found: list[ResponseDifference] = []
+    differing: list[ResponseDifference] = []
     replayer = TrafficReplayer(
-        ("127.0.0.1", second.port), compares=True, report=found.append
+        ("127.0.0.1", second.port), compares=True, report=differing.append
     )
     replayer.run(fetches)
-    (difference,) = found
+    (difference,) = differing
     assert difference.api == "Fetch"
     assert [field.path for field in difference.fields] == [
         "responses[t].partitions[0].records[0]"
@@ -272,13 +272,13 @@ def test_missing_response_is_a_difference(
     second = brokers[1]
     with second.faults() as faults:
         faults.disconnect("Produce", times=1)
-        report, found = replayed(small, second, timeout_s=1)
+        report, differing = replayed(small, second, timeout_s=1)
     assert report.total("requests") == 4
-    lost = found[0]
+    lost = differing[0]
     assert (lost.api, lost.correlation_id) == ("Produce", 2)
     assert lost.fields[0].replayed == "the broker has closed the connection"
     # Later requests use a new connection.
-    assert [difference.correlation_id for difference in found[1:]] == [3, 4]
+    assert [difference.correlation_id for difference in differing[1:]] == [3, 4]
     assert [record.value for record in second.records("t")] == [b"2 pears"]
 
 
@@ -288,9 +288,11 @@ def test_late_response_is_a_difference(
     second = brokers[1]
     with second.faults() as faults:
         faults.lose_answer("Produce", times=1)
-        _, found = replayed(small, second, timeout_s=0.5)
+        _, differing = replayed(small, second, timeout_s=0.5)
     late = [
-        difference for difference in found if difference.fields[0].path == "response"
+        difference
+        for difference in differing
+        if difference.fields[0].path == "response"
     ]
     assert [difference.correlation_id for difference in late] == [2]
 
@@ -311,15 +313,15 @@ def test_requests_of_a_lost_connection_are_reported(
         records = list(file)
     requests = [record for record in records if record.kind is TrafficKind.REQUEST]
     responses = [record for record in records if record.kind is TrafficKind.RESPONSE]
-    found: list[ResponseDifference] = []
+    differing: list[ResponseDifference] = []
     replayer = TrafficReplayer(
-        ("127.0.0.1", second.port), compares=True, report=found.append
+        ("127.0.0.1", second.port), compares=True, report=differing.append
     )
     with second.faults() as faults:
         faults.disconnect("Produce", times=1)
         created = requests.pop(0), responses.pop(0)
         replayer.run([*created, *requests, *responses])
-    assert [difference.correlation_id for difference in found] == [2, 3, 4]
+    assert [difference.correlation_id for difference in differing] == [2, 3, 4]
 
 
 def test_requests_without_responses_are_processed(
@@ -333,8 +335,8 @@ def test_requests_without_responses_are_processed(
             client.produce([b"%d" % number], acks=0)
         first.wait_for("t", 100)
         client.close()
-    report, found = replayed(tmp_path / "t.ksh", second)
-    assert found == [] and report.apis["Produce"].responses == 0
+    report, differing = replayed(tmp_path / "t.ksh", second)
+    assert differing == [] and report.apis["Produce"].responses == 0
     second.wait_for("t", 100)  # they are visible once they are synced
     assert contents(first, "t") == contents(second, "t")
     assert len(contents(second, "t")) == 100
@@ -350,9 +352,9 @@ def test_request_to_an_unready_coordinator_is_repeated(
         consume(first.bootstrap_servers, "orders", 10, 1, **{"group.id": "g"})
     with second.faults() as faults:
         rule = faults.answer("OffsetFetch", "COORDINATOR_LOAD_IN_PROGRESS", times=3)
-        report, found = replayed(tmp_path / "t.ksh", second)
+        report, differing = replayed(tmp_path / "t.ksh", second)
         assert rule.hits == 3
-    assert found == []
+    assert differing == []
     assert report.apis["OffsetFetch"].responses == 1
 
 
@@ -368,8 +370,8 @@ def test_order_across_connections_is_kept(
         for number in range(100):
             clients[number * 7 % 5].produce([b"%d" % number])
     for _ in range(2):
-        report, found = replayed(tmp_path / "t.ksh", second)
-        offsets = [difference.fields[0].path for difference in found]
+        report, differing = replayed(tmp_path / "t.ksh", second)
+        offsets = [difference.fields[0].path for difference in differing]
         assert report.connections == 5
         assert offsets == [] or all("base_offset" in offset for offset in offsets)
     assert [record.value for record in second.records("t")] == [
@@ -581,10 +583,14 @@ def test_ids_of_members_and_generations_are_replaced() -> None:
         differences(wire.JOIN_GROUP, 5, recorded_response, replayed_response, ids) == []
     )
     replayed_response.leader = "b-9"
-    (found,) = differences(
+    (difference,) = differences(
         wire.JOIN_GROUP, 5, recorded_response, replayed_response, ids
     )
-    assert (found.path, found.recorded, found.replayed) == ("leader", "a-1", "b-9")
+    assert (difference.path, difference.recorded, difference.replayed) == (
+        "leader",
+        "a-1",
+        "b-9",
+    )
     request = wire.SYNC_GROUP.Request
     assignments = [
         request.Assignment(member_id=name, assignment=b"x") for name in ("b-1", "new")
@@ -657,7 +663,7 @@ def test_producer_ids_in_batches_are_replaced_with_a_valid_checksum() -> None:
     ]  # fmt: skip
     plain = recordbatch.encode([(None, b"y")], now_ms=1)
 
-    def through(records: bytes) -> list[recordbatch.RecordBatch]:
+    def sent_batches(records: bytes) -> list[recordbatch.RecordBatch]:
         request = wire.PRODUCE.Request
         partition = request.Topic.Partition(index=0, records=records)
         topics = [request.Topic(name="t", partition_data=[partition])]
@@ -665,15 +671,15 @@ def test_producer_ids_in_batches_are_replaced_with_a_valid_checksum() -> None:
         partition = sent.topic_data[0].partition_data[0]
         return list(recordbatch.read_batches(partition.records))
 
-    found = through(b"".join((plain, *batches)))
-    assert [(batch.producer_id, batch.producer_epoch) for batch in found] == [
+    batches_sent = sent_batches(b"".join((plain, *batches)))
+    assert [(batch.producer_id, batch.producer_epoch) for batch in batches_sent] == [
         (-1, -1), (1_000, 0), (6, 3),
     ]  # fmt: skip
-    for batch in found:
+    for batch in batches_sent:
         batch.verify()
     damaged = bytearray(batches[0])
     damaged[-1] ^= 1
-    (same,) = through(bytes(damaged))
+    (same,) = sent_batches(bytes(damaged))
     assert same.producer_id == 5
     with pytest.raises(CorruptBatchError):
         same.verify()
@@ -694,33 +700,36 @@ def fetched(records: bytes = b"", **fields: Any) -> Any:
 
 def test_fetch_may_return_more_but_not_less() -> None:
     first = recordbatch.encode([(None, b"1")], now_ms=1)
-    two = recordbatch.encode([(None, b"2")], now_ms=1, base_offset=1)
+    second = recordbatch.encode([(None, b"2")], now_ms=1, base_offset=1)
     changed = recordbatch.encode([(None, b"X")], now_ms=1, base_offset=1)
 
     def compare(
         recorded_response: Any, replayed_response: Any
     ) -> tuple[bool, list[str]]:
-        found = differences(
+        differing = differences(
             wire.FETCH, 11, recorded_response, replayed_response, IdMapping()
         )
         return should_retry(wire.FETCH, recorded_response, replayed_response), [
-            each.path for each in found
+            each.path for each in differing
         ]
 
-    place = "responses[t].partitions[0]"
-    assert compare(fetched(first), fetched(first + two)) == (False, [])
+    path = "responses[t].partitions[0]"
+    assert compare(fetched(first), fetched(first + second)) == (False, [])
     assert compare(fetched(), fetched(first)) == (False, [])
-    assert compare(fetched(first + two), fetched(first)) == (True, [f"{place}.records"])
-    assert compare(fetched(first + two), fetched(first + changed)) == (
-        False, [f"{place}.records[1]"],
+    assert compare(fetched(first + second), fetched(first)) == (
+        True,
+        [f"{path}.records"],
+    )
+    assert compare(fetched(first + second), fetched(first + changed)) == (
+        False, [f"{path}.records[1]"],
     )  # fmt: skip
-    assert compare(fetched(first), fetched(two)) == (False, [f"{place}.records"])
+    assert compare(fetched(first), fetched(second)) == (False, [f"{path}.records"])
     assert compare(fetched(high_watermark=2), fetched(high_watermark=1)) == (
-        True, [f"{place}.high_watermark"],
+        True, [f"{path}.high_watermark"],
     )  # fmt: skip
     failed = fetched(error_code=codes.OFFSET_OUT_OF_RANGE)
     assert compare(fetched(first), failed) == (
-        False, [f"{place}.error_code", f"{place}.records"],
+        False, [f"{path}.error_code", f"{path}.records"],
     )  # fmt: skip
 
 
@@ -730,10 +739,10 @@ def test_broker_that_was_ready_earlier_is_not_a_difference() -> None:
     ready, refused = kind(), kind(error_code=codes.UNKNOWN_MEMBER_ID)
 
     def paths(recorded_response: Any, replayed_response: Any) -> list[str]:
-        found = differences(
+        differing = differences(
             wire.HEARTBEAT, 3, recorded_response, replayed_response, IdMapping()
         )
-        return [each.path for each in found]
+        return [each.path for each in differing]
 
     assert paths(unready, ready) == [] and paths(unready, unready) == []
     assert paths(ready, unready) == paths(unready, refused) == ["error_code"]
@@ -769,10 +778,10 @@ def test_machine_specific_values_are_not_compared() -> None:
         )
 
     def paths(replayed_response: Any) -> list[str]:
-        found = differences(
+        differing = differences(
             wire.METADATA, 9, answer(1, 9092), replayed_response, IdMapping()
         )
-        return [each.path for each in found]
+        return [each.path for each in differing]
 
     assert paths(answer(5, 12_345, leader_epoch=9)) == []
     assert paths(answer(5, 12_345, partition_index=1)) == [
@@ -791,7 +800,7 @@ def test_sessions_of_a_recording_become_full_fetches() -> None:
     requests = [(0, 0, {0: 0, 1: 0}), (7, 1, {0: 1}), (7, 2, {}), (7, -1, {})]
     responses = [{0: encoded, 1: b""}, {}, {1: encoded}, None]
     records = []
-    for at, ((session_id, epoch, offsets), found) in enumerate(
+    for at, ((session_id, epoch, offsets), returned) in enumerate(
         zip(requests, responses, strict=True)
     ):
         parts = [
@@ -807,10 +816,10 @@ def test_sessions_of_a_recording_become_full_fetches() -> None:
         records.append(TrafficRecord(TrafficKind.REQUEST, False, 1, at, payload))
         answered = [
             reported.Partition(partition_index=number, high_watermark=1, records=data)
-            for number, data in (found or {}).items()
+            for number, data in (returned or {}).items()
         ]
         response = wire.FETCH.Response(
-            session_id=0 if found is None else 7,
+            session_id=0 if returned is None else 7,
             responses=[reported(topic="t", partitions=answered)] if answered else [],
         )
         pieces = wire.encode_response(wire.FETCH, 11, at, response)

@@ -32,7 +32,7 @@ class Threads:
         done(work())
 
 
-def test_many_keys_leave_room_for_other_work() -> None:
+def test_many_keys_do_not_delay_other_work() -> None:
     threads = Threads()
     for number in range(1_000):
         threads.add(f"log {number}", number)
@@ -48,7 +48,7 @@ def test_many_keys_leave_room_for_other_work() -> None:
     assert not threads.queues.keys()
 
 
-def test_work_of_a_key_runs_in_its_order_and_not_twice_at_a_time() -> None:
+def test_work_of_a_key_runs_in_order_one_at_a_time() -> None:
     threads = Threads()
     threads.add("log", 0)
     for number in range(1, 200):

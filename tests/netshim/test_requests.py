@@ -76,7 +76,7 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
 ) -> None:
     broker_harness.logdir.create_topic("t", partitions=3)
     broker_harness.at_once = False
-    answers = [
+    replies = [
         broker_harness.send(
             wire.PRODUCE,
             9,
@@ -85,11 +85,9 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
         for number in range(5)
     ]
     broker_harness.run()
-    for number, answer in enumerate(answers):
+    for number, reply in enumerate(replies):
         reported = (
-            broker_harness.read(wire.PRODUCE, 9, answer)
-            .responses[0]
-            .partition_responses
+            broker_harness.read(wire.PRODUCE, 9, reply).responses[0].partition_responses
         )
         assert [(entry.error_code, entry.base_offset) for entry in reported] == [
             (0, number)
@@ -127,7 +125,7 @@ def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
         wire.PRODUCE, 9, broker_harness.produces(batch_of(b"3"), partitions=3)
     )
     broker_harness.run()
-    found = [
+    values = [
         [
             record.value
             for record in broker_harness.logdir.partition("t", number).read(0)
@@ -136,7 +134,7 @@ def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
     ]
     expected = [[b"0", b"3"]] * 3
     expected[partition] = [b"0", b"1", b"2", b"3"]
-    assert found == expected
+    assert values == expected
     assert not broker_harness.broker.state.logs.queued
 
 
@@ -194,7 +192,7 @@ def test_append_that_rolls_runs_in_a_thread_and_delays_later_appends(
     broker_harness.logdir.create_topic("t", config={"segment.bytes": 300})
     log = broker_harness.logdir.partition("t", 0)
     broker_harness.at_once = False
-    answers = [
+    replies = [
         broker_harness.send(
             wire.PRODUCE, 9, broker_harness.produces(batch_of(b"%d" % number * 100))
         )
@@ -202,8 +200,8 @@ def test_append_that_rolls_runs_in_a_thread_and_delays_later_appends(
     ]
     assert (
         log.statistics().rolls == 0
-        and not isinstance(answers[0], PendingResponse)
-        and isinstance(answers[-1], PendingResponse)
+        and not isinstance(replies[0], PendingResponse)
+        and isinstance(replies[-1], PendingResponse)
     )
     broker_harness.run()
     assert log.statistics().rolls > 1
@@ -211,11 +209,11 @@ def test_append_that_rolls_runs_in_a_thread_and_delays_later_appends(
         b"%d" % number for number in range(6)
     ]
     assert [
-        broker_harness.read(wire.PRODUCE, 9, answer)
+        broker_harness.read(wire.PRODUCE, 9, reply)
         .responses[0]
         .partition_responses[0]
         .base_offset
-        for answer in answers
+        for reply in replies
     ] == [*range(6)]
 
 
@@ -241,7 +239,7 @@ def test_a_produce_without_answer_that_fails_later_ends_its_connection(
 ) -> None:
     broker_harness.logdir.create_topic("t")
     broker_harness.at_once = False
-    answer = broker_harness.send(
+    reply = broker_harness.send(
         wire.PRODUCE, 9, broker_harness.produces(b"garbage" * 20, acks=0)
     )
     stored = broker_harness.send(
@@ -249,7 +247,7 @@ def test_a_produce_without_answer_that_fails_later_ends_its_connection(
     )
     broker_harness.run()
     assert (
-        isinstance(answer.value, CloseConnection)
+        isinstance(reply.value, CloseConnection)
         and stored.is_set
         and stored.value is None
     )
@@ -332,8 +330,8 @@ def test_event_loop_opens_creates_and_syncs_no_file(
             resource_type=2, resource_name="made", configs=[change]
         )
         client.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, alter(resources=[resource]))
-        seen = set(touched)  # before the broker stops
-    assert {name for _, name in seen} >= {
+        calls = set(touched)  # before the broker stops
+    assert {name for _, name in calls} >= {
         "mkdir",
         "rename",
         "fsync",
@@ -341,7 +339,7 @@ def test_event_loop_opens_creates_and_syncs_no_file(
         "sync_dir",
     }
     assert {
-        name for thread, name in seen if not thread.startswith("netshim-disk")
+        name for thread, name in calls if not thread.startswith("netshim-disk")
     } == set()
 
 
@@ -446,15 +444,19 @@ def test_fetch_with_a_diverging_epoch_gets_the_point_of_divergence(
     log.begin_epoch(2)
     log.append_many([(None, b"v")] * 5)
     log.delete_records(2)
-    found = broker_harness.fetch(offset, last_fetched_epoch=last_epoch)
-    diverging = (found.diverging_epoch.epoch, found.diverging_epoch.end_offset)
+    partition = broker_harness.fetch(offset, last_fetched_epoch=last_epoch)
+    diverging = (partition.diverging_epoch.epoch, partition.diverging_epoch.end_offset)
     if isinstance(expected, int):
-        assert (found.error_code, diverging, found.records) == (expected, (-1, -1), b"")
-        assert found.high_watermark == -1
+        assert (partition.error_code, diverging, partition.records) == (
+            expected,
+            (-1, -1),
+            b"",
+        )
+        assert partition.high_watermark == -1
         return
-    assert found.error_code == 0 and found.high_watermark == 10
+    assert partition.error_code == 0 and partition.high_watermark == 10
     assert diverging == (expected if isinstance(expected, tuple) else (-1, -1))
-    assert bool(found.records) == (expected == "records")
+    assert bool(partition.records) == (expected == "records")
 
 
 # -- responses of Produce
@@ -593,9 +595,9 @@ def test_library_error_with_a_kafka_code_gets_that_code() -> None:
     for name in logcore.__all__:
         kind = getattr(logcore, name)
         if isinstance(kind, type) and issubclass(kind, logcore.LogcoreError):
-            found = re.search(r"Kafka:\s+([A-Z_]+)\.", kind.__doc__ or "")
-            if found:
-                named[kind] = found[1]
+            match = re.search(r"Kafka:\s+([A-Z_]+)\.", kind.__doc__ or "")
+            if match:
+                named[kind] = match[1]
     assert len(named) > 10
     for kind, code in named.items():
         assert codes.name(code_of(kind("x"))) == code, kind
@@ -618,9 +620,9 @@ def test_error_texts_name_no_folder_of_the_server(
         and "t-1" in reported.error_message
     )
     topics = wire.CREATE_TOPICS.Request
-    made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
+    topic = topics.Topic(name="t", num_partitions=1, replication_factor=1)
     refused = broker_harness.ask(
-        wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1)
+        wire.CREATE_TOPICS, 4, topics(topics=[topic], timeout_ms=1)
     ).topics[0]
     assert refused.error_code == codes.TOPIC_ALREADY_EXISTS
     for text in (reported.error_message, refused.error_message):
@@ -655,12 +657,12 @@ def test_no_similar_topic_is_searched_if_no_text_is_read(
     broker_harness.logdir.create_topic("orders")
     request = wire.OFFSET_FOR_LEADER_EPOCH.Request
     parts = [request.Topic.Partition(partition=number) for number in range(3)]
-    answer = broker_harness.ask(
+    response = broker_harness.ask(
         wire.OFFSET_FOR_LEADER_EPOCH,
         3,
         request(topics=[request.Topic(topic="order", partitions=parts)]),
     )
-    assert {each.error_code for each in answer.topics[0].partitions} == {
+    assert {each.error_code for each in response.topics[0].partitions} == {
         codes.UNKNOWN_TOPIC_OR_PARTITION
     }
     doomed = broker_harness.ask(
@@ -719,12 +721,12 @@ def test_partitions_created_by_a_request_are_limited(
     """
     most = broker_harness.broker.state.settings.max_partitions_per_request
     topics = wire.CREATE_TOPICS.Request
-    made = [
+    requested = [
         topics.Topic(name=name, num_partitions=most // 2 + 1, replication_factor=1)
         for name in ("t", "u")
     ]
     refused = broker_harness.ask(
-        wire.CREATE_TOPICS, 4, topics(topics=made, timeout_ms=1)
+        wire.CREATE_TOPICS, 4, topics(topics=requested, timeout_ms=1)
     ).topics
     assert {each.name: each.error_code for each in refused} == dict.fromkeys(
         "tu", codes.POLICY_VIOLATION
@@ -842,8 +844,8 @@ def test_settings_of_groups_are_described(
     body = request(resources=[asked], include_synonyms=True, include_documentation=True)
     with contextlib.closing(
         BrokerHarness(tmp_path / "data", group_consumer_session_timeout_ms=9_000)
-    ) as made:
-        (result,) = made.ask(wire.DESCRIBE_CONFIGS, 4, body).results
+    ) as harness:
+        (result,) = harness.ask(wire.DESCRIBE_CONFIGS, 4, body).results
     assert result.error_code == codes.NONE
     assert {each.name: each.value for each in result.configs} == expected
     assert {each.config_source for each in result.configs} <= {5}, (
@@ -916,12 +918,12 @@ def test_a_fetch_waits_for_each_of_its_partitions(
     request = broker_harness.fetches(range(3))
     request.min_bytes = min_bytes
     request.max_wait_ms = 20_000
-    answer = broker_harness.send(wire.FETCH, 11, request)
-    assert isinstance(answer, PendingResponse) and not answer.is_set
+    reply = broker_harness.send(wire.FETCH, 11, request)
+    assert isinstance(reply, PendingResponse) and not reply.is_set
     broker_harness.broker.tick(broker_harness.now_ms)
-    assert not answer.is_set
+    assert not reply.is_set
     for number in range(1 if min_bytes == 1 else 2):
-        assert not answer.is_set, number
+        assert not reply.is_set, number
         if by == "a client":
             produced = broker_harness.produces(batch_of(b"v"))
             produced.topic_data[0].partition_data[0].index = appended
@@ -929,7 +931,7 @@ def test_a_fetch_waits_for_each_of_its_partitions(
         else:
             broker_harness.logdir.partition("t", appended).append(b"v")
             broker_harness.broker.tick(broker_harness.now_ms)
-    reported = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions
+    reported = broker_harness.read(wire.FETCH, 11, reply).responses[0].partitions
     assert [bool(entry.records) for entry in reported] == [
         number == appended for number in range(3)
     ]
@@ -1000,8 +1002,8 @@ def test_waiting_fetch_is_answered_when_its_offset_is_deleted(
     request = broker_harness.fetches(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
-    answer = broker_harness.send(wire.FETCH, 11, request)
-    assert isinstance(answer, PendingResponse) and not answer.is_set
+    reply = broker_harness.send(wire.FETCH, 11, request)
+    assert isinstance(reply, PendingResponse) and not reply.is_set
     topic = wire.DELETE_RECORDS.Request.Topic
     body = wire.DELETE_RECORDS.Request(
         topics=[
@@ -1016,7 +1018,7 @@ def test_waiting_fetch_is_answered_when_its_offset_is_deleted(
         .low_watermark
         == 1
     )
-    reported = broker_harness.read(wire.FETCH, 11, answer).responses[0].partitions[0]
+    reported = broker_harness.read(wire.FETCH, 11, reply).responses[0].partitions[0]
     assert reported.error_code == codes.OFFSET_OUT_OF_RANGE
 
 
@@ -1034,8 +1036,8 @@ def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:
     request = broker_harness.fetches(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
-    answer = broker_harness.send(wire.FETCH, 11, request)
-    assert isinstance(answer, PendingResponse) and not answer.is_set
+    reply = broker_harness.send(wire.FETCH, 11, request)
+    assert isinstance(reply, PendingResponse) and not reply.is_set
     broker_harness.run()
     assert (
         broker_harness.read(wire.PRODUCE, 9, produced)
@@ -1046,7 +1048,7 @@ def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:
     )
     assert (
         len(
-            broker_harness.read(wire.FETCH, 11, answer)
+            broker_harness.read(wire.FETCH, 11, reply)
             .responses[0]
             .partitions[0]
             .records
@@ -1074,8 +1076,8 @@ def test_fetch_counts_bytes_that_a_marker_makes_readable(
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     request.isolation_level = 1
-    answer = broker_harness.send(wire.FETCH, 11, request)
-    assert isinstance(answer, PendingResponse) and not answer.is_set
+    reply = broker_harness.send(wire.FETCH, 11, request)
+    assert isinstance(reply, PendingResponse) and not reply.is_set
     log.append_batch(
         encode(
             [(None, b"v" * 2000)],
@@ -1085,12 +1087,12 @@ def test_fetch_counts_bytes_that_a_marker_makes_readable(
         )
     )
     broker_harness.broker.tick(broker_harness.now_ms)
-    assert not answer.is_set
+    assert not reply.is_set
     log.end_transaction(7, 0, commit=True)
     broker_harness.broker.tick(broker_harness.now_ms)
     assert (
         len(
-            broker_harness.read(wire.FETCH, 11, answer)
+            broker_harness.read(wire.FETCH, 11, reply)
             .responses[0]
             .partitions[0]
             .records
@@ -1134,11 +1136,11 @@ def test_fetch_of_a_disconnected_client_stops_waiting(
     request = broker_harness.fetches(range(1))
     request.min_bytes = 1
     request.max_wait_ms = 20_000
-    answer = broker_harness.send(wire.FETCH, 11, request)
-    assert isinstance(answer, PendingResponse) and state.fetches.awaited_keys() == [
+    reply = broker_harness.send(wire.FETCH, 11, request)
+    assert isinstance(reply, PendingResponse) and state.fetches.awaited_keys() == [
         ("t", 0)
     ]
-    answer.cancel()
+    reply.cancel()
     assert state.fetches.awaited_keys() == []
     assert state.timers.next_ms == before
 
@@ -1213,9 +1215,9 @@ def test_refusal_is_logged_with_client_request_and_reason(
         "app",
     )
     topics = wire.CREATE_TOPICS.Request
-    made = topics.Topic(name="t", num_partitions=1, replication_factor=1)
+    topic = topics.Topic(name="t", num_partitions=1, replication_factor=1)
     broker_harness.ask(
-        wire.CREATE_TOPICS, 4, topics(topics=[made], timeout_ms=1), "app"
+        wire.CREATE_TOPICS, 4, topics(topics=[topic], timeout_ms=1), "app"
     )
     output = lines(caplog, "WARNING")
     assert output[0].startswith(
@@ -1231,14 +1233,14 @@ def test_refusal_is_logged_with_client_request_and_reason(
 
 
 @pytest.mark.parametrize(
-    ("api_key", "what"),
+    ("api_key", "groups"),
     [(76, "share groups"), (79, "share groups"), (88, "streams groups")],
 )
 def test_requests_of_other_kinds_of_groups_are_refused_and_logged(
     broker_harness: BrokerHarness,
     caplog: pytest.LogCaptureFixture,
     api_key: int,
-    what: str,
+    groups: str,
 ) -> None:
     assert api_key not in HANDLERS
     with pytest.raises(CloseConnection):
@@ -1248,7 +1250,7 @@ def test_requests_of_other_kinds_of_groups_are_refused_and_logged(
             broker_harness.now_ms,
         )
     assert lines(caplog, "WARNING") == [
-        f"a request of 127.0.0.1 refused: {what} are not served"
+        f"a request of 127.0.0.1 refused: {groups} are not served"
     ]
 
 

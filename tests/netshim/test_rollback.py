@@ -103,8 +103,8 @@ def test_consumer_of_a_group_continues(kafka: Kafka, protocol: str) -> None:
     produce(writer, "t", b"3")
     assert read(client, 1) == [b"3"]
     kafka.rollback(before)
-    place = confluent_kafka.TopicPartition("t", 0)
-    (committed,) = client.committed([place], LIMIT_S)
+    partition = confluent_kafka.TopicPartition("t", 0)
+    (committed,) = client.committed([partition], LIMIT_S)
     assert committed.offset == 1
     produce(writer, "t", b"other", b"more")
     # The client was at offset 3, and continues at the end of its leader epoch.
@@ -150,8 +150,8 @@ def test_open_transaction_ends_and_a_new_transaction_commits(kafka: Kafka) -> No
     successor.begin_transaction()
     successor.produce("t", b"next")
     successor.commit_transaction(LIMIT_S)
-    found = kafka.records("t", isolation="read_committed")
-    assert [record.value for record in found] == [b"committed", b"next"]
+    records = kafka.records("t", isolation="read_committed")
+    assert [record.value for record in records] == [b"committed", b"next"]
 
 
 def test_idle_transactional_producer_continues(kafka: Kafka) -> None:
@@ -172,13 +172,13 @@ def test_idle_transactional_producer_continues(kafka: Kafka) -> None:
     client.produce("t", b"kept")
     client.commit_transaction(LIMIT_S)
     assert kafka.records("t", isolation="read_committed")[0].value == b"kept"
-    found: list[Any] = []
+    results: list[Any] = []
     kafka.server.call(
         lambda: kafka.server.server.broker.state.transactions.find_stored(
-            None, found.append
+            None, results.append
         )
     )
-    assert found[0].keys() == {"idle"}
+    assert results[0].keys() == {"idle"}
 
 
 @pytest.mark.long
@@ -270,9 +270,11 @@ def test_producer_ids_are_not_given_out_again(kafka: Kafka) -> None:
     def next_id() -> int:
         connection = SourceConnection("127.0.0.1", kafka.port, ClientSettings())
         request = wire.INIT_PRODUCER_ID.Request(transactional_id=None)
-        found: int = connection.request(wire.INIT_PRODUCER_ID, request).producer_id
+        producer_id: int = connection.request(
+            wire.INIT_PRODUCER_ID, request
+        ).producer_id
         connection.close()
-        return found
+        return producer_id
 
     before = kafka.snapshot()
     ids = []

@@ -73,6 +73,6 @@ def test_ten_thousand_partitions_are_listed(tmp_path: Path) -> None:
         closing(Client(server.port)) as client,
     ):
         request = wire.METADATA.Request(topics=None)
-        answer = client.ask(wire.METADATA, 9, request)
-        assert sum(len(topic.partitions) for topic in answer.topics) == 10_000
+        response = client.ask(wire.METADATA, 9, request)
+        assert sum(len(topic.partitions) for topic in response.topics) == 10_000
         assert len(server.logdir.host.open_logs()) == 0

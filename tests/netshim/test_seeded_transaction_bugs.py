@@ -76,7 +76,7 @@ def test_T3_records_are_accepted_before_their_partition_is_durable() -> None:
 
 
 def test_T4_end_is_acknowledged_before_its_decision_is_durable() -> None:
-    found = find_in_runs(
+    violation = find_in_runs(
         with_mistakes(
             (
                 "        transaction.ending = (waiter, identity)\n        return self._store(transaction, prepared,",
@@ -84,12 +84,12 @@ def test_T4_end_is_acknowledged_before_its_decision_is_durable() -> None:
             )
         )
     )
-    assert "answered" in found
+    assert "answered" in violation
 
 
 def test_T7_epoch_counts_although_its_record_was_not_written() -> None:
     """KAFKA-9666: each failure raised the epoch in memory, until there was none left."""
-    found = find_in_runs(
+    violation = find_in_runs(
         with_mistakes(
             (
                 "        if failed:\n            return self.end()\n",
@@ -102,14 +102,14 @@ def test_T7_epoch_counts_although_its_record_was_not_written() -> None:
             )
         )
     )
-    assert "is known as" in found
+    assert "is known as" in violation
 
 
 def test_T8_loaded_coordinator_skips_markers_that_were_sent_before() -> None:
     """Markers that an earlier coordinator had sent counted as written for the next
     coordinator.
     """
-    found = find_in_runs(
+    violation = find_in_runs(
         with_mistakes(
             (
                 "_TOP_EPOCH: Final = 32_767\n",
@@ -130,12 +130,12 @@ def test_T8_loaded_coordinator_skips_markers_that_were_sent_before() -> None:
             ),
         )
     )
-    assert "open transaction" in found or "is committed in" in found
+    assert "open transaction" in violation or "is committed in" in violation
 
 
 @pytest.mark.slow  # `make check` finds similar mistakes
 def test_T12_repeated_end_raises_the_epoch_again() -> None:
-    found = find_in_runs(
+    violation = find_in_runs(
         with_mistakes(
             (
                 "    if is_current:\n        if request.commit:",
@@ -144,7 +144,7 @@ def test_T12_repeated_end_raises_the_epoch_again() -> None:
             )
         )
     )
-    assert "and was" in found
+    assert "and was" in violation
 
 
 def test_nothing_is_found_without_a_mistake() -> None:
@@ -166,13 +166,13 @@ class Interrupted:
     def run(self, disk: SimulatedDisk, promise: Callable[[Any], None]) -> None:
         broker_harness = SimulatedDiskBroker(disk, disk.now_ms(), "os")
         broker_harness.logdir.create_topic("t", 2)
-        got = broker_harness.ask(
+        initialized = broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id="x",
             transaction_timeout_ms=60_000,
         )
-        self.id_and_epoch = (got.producer_id, got.producer_epoch)
+        self.id_and_epoch = (initialized.producer_id, initialized.producer_epoch)
         assert self.write(broker_harness) == {0}
         promise("written")
         broker_harness.stop()
@@ -190,7 +190,7 @@ class Interrupted:
             v3_and_below_producer_epoch=self.id_and_epoch[1],
             v3_and_below_topics=[topic_type(name="t", partitions=[0, 1])],
         )
-        found = {
+        error_codes = {
             part.partition_error_code
             for topic in added.results_by_topic_v3_and_below
             for part in topic.results_by_partition
@@ -207,7 +207,7 @@ class Interrupted:
             request.Topic.Partition(index=number, records=batch) for number in (0, 1)
         ]
         topics = [request.Topic(name="t", partition_data=parts)]
-        told = broker_harness.ask(
+        produced = broker_harness.ask(
             wire.PRODUCE,
             9,
             transactional_id="x",
@@ -215,8 +215,8 @@ class Interrupted:
             timeout_ms=1_000,
             topic_data=topics,
         )
-        return found | {
-            part.error_code for part in told.responses[0].partition_responses
+        return error_codes | {
+            part.error_code for part in produced.responses[0].partition_responses
         }
 
     def continue_after(self, disk: SimulatedDisk) -> tuple[bool, list[int]]:
@@ -227,8 +227,8 @@ class Interrupted:
         if "t" not in broker_harness.logdir:
             broker_harness.stop()
             return False, []
-        is_told = self.write(broker_harness) == {0}
-        if is_told:
+        is_committed = self.write(broker_harness) == {0}
+        if is_committed:
             end = broker_harness.ask(
                 wire.END_TXN,
                 3,
@@ -237,8 +237,8 @@ class Interrupted:
                 producer_epoch=self.id_and_epoch[1],
                 committed=True,
             )
-            is_told = end.error_code == 0
-        seen = [
+            is_committed = end.error_code == 0
+        visible_counts = [
             len(
                 list(
                     broker_harness.logdir.partition("t", number).read(
@@ -249,7 +249,7 @@ class Interrupted:
             for number in (0, 1)
         ]
         broker_harness.stop()
-        return is_told, seen
+        return is_committed, visible_counts
 
 
 def explore_orphans(limit: int) -> list[list[int]]:
@@ -259,11 +259,11 @@ def explore_orphans(limit: int) -> list[list[int]]:
     producer = Interrupted()
     broken: list[list[int]] = []
 
-    def check(_promised: list[Any], found: tuple[bool, list[int]]) -> None:
-        is_told, seen = found
-        if is_told and seen != [1, 1]:
+    def check(_promised: list[Any], outcome: tuple[bool, list[int]]) -> None:
+        is_committed, visible_counts = outcome
+        if is_committed and visible_counts != [1, 1]:
             # An error here would count as an error of the broker's disk.
-            broken.append(seen)
+            broken.append(visible_counts)
 
     assert (
         explore(
@@ -326,14 +326,14 @@ class Sender:
         self.disk = SimulatedDisk(seed=seed)
         self.broker_harness = SimulatedDiskBroker(self.disk, self.disk.now_ms())
         self.broker_harness.logdir.create_topic("t", 2)
-        got = self.broker_harness.ask(
+        initialized = self.broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id="x",
             transaction_timeout_ms=600_000,
         )
-        assert got.error_code == 0, got
-        self.id_and_epoch = (got.producer_id, got.producer_epoch)
+        assert initialized.error_code == 0, initialized
+        self.id_and_epoch = (initialized.producer_id, initialized.producer_epoch)
         self.sequences = [0, 0]
         self.pending: list[tuple[int, bytes]] = []
         self.visible: list[list[bytes]] = [[], []]
@@ -421,10 +421,10 @@ class Sender:
             self.visible[number].append(value)
         self.pending.clear()
         for number in (0, 1):
-            found = self.broker_harness.logdir.partition("t", number).read(
+            records = self.broker_harness.logdir.partition("t", number).read(
                 0, isolation="read_committed"
             )
-            assert [record.value for record in found] == self.visible[number], (
+            assert [record.value for record in records] == self.visible[number], (
                 "each record of a commit is visible once"
             )
 
@@ -479,14 +479,14 @@ class Offsets:
         self.id_and_epoch = {name: self.begin(name) for name in ("x", "y")}
 
     def begin(self, name: str) -> tuple[int, int]:
-        got = self.broker_harness.ask(
+        initialized = self.broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id=name,
             transaction_timeout_ms=600_000,
         )
-        assert got.error_code == 0, got
-        return got.producer_id, got.producer_epoch
+        assert initialized.error_code == 0, initialized
+        return initialized.producer_id, initialized.producer_epoch
 
     def run(self, events: int) -> None:
         steps = [
@@ -511,14 +511,14 @@ class Offsets:
         part = topic_type.Partition(
             partition_index=0, committed_offset=self.written, committed_metadata=""
         )
-        answer = self.broker_harness.ask(
+        response = self.broker_harness.ask(
             wire.OFFSET_COMMIT,
             7,
             group_id="g",
             generation_id_or_member_epoch=-1,
             topics=[topic_type(name="in", partitions=[part])],
         )
-        assert answer.topics[0].partitions[0].error_code == 0, answer
+        assert response.topics[0].partitions[0].error_code == 0, response
         self.counting = (self.written, self.written)
 
     def commit_in_transaction(self, name: str = "") -> None:
@@ -528,7 +528,7 @@ class Offsets:
         part = topic_type.Partition(
             partition_index=0, committed_offset=self.written, committed_metadata=""
         )
-        answer = self.broker_harness.ask(
+        response = self.broker_harness.ask(
             wire.TXN_OFFSET_COMMIT,
             5,
             group_id="g",
@@ -538,7 +538,7 @@ class Offsets:
             producer_epoch=self.id_and_epoch[name][1],
             topics=[topic_type(name="in", partitions=[part])],
         )
-        assert answer.topics[0].partitions[0].error_code == 0, answer
+        assert response.topics[0].partitions[0].error_code == 0, response
         self.pending[name] = (self.written, self.written)
 
     def end(self) -> None:
@@ -560,9 +560,9 @@ class Offsets:
         )
         assert end.error_code == 0, end
         self.id_and_epoch[name] = (end.producer_id, end.producer_epoch)
-        found = self.pending.pop(name)
+        pending_commit = self.pending.pop(name)
         if commit:
-            self.counting = max(self.counting, found)
+            self.counting = max(self.counting, pending_commit)
 
     def restart(self) -> None:
         kind = self.chance.randrange(3)
@@ -583,17 +583,17 @@ class Offsets:
             group(group_id="g", topics=[group.Topic(name="in", partition_indexes=[0])])
         ]
         for is_strict in (False, True):
-            answer = self.broker_harness.ask(
+            response = self.broker_harness.ask(
                 wire.OFFSET_FETCH, 8, require_stable=is_strict, groups=groups
             )
-            (found,) = answer.groups[0].topics[0].partitions
-            if found.error_code:
-                assert is_strict, found
-                assert found.error_code == codes.UNSTABLE_OFFSET_COMMIT
+            (fetched,) = response.groups[0].topics[0].partitions
+            if fetched.error_code:
+                assert is_strict, fetched
+                assert fetched.error_code == codes.UNSTABLE_OFFSET_COMMIT
                 assert self.pending, "nothing is open"
             else:
-                assert found.committed_offset == self.counting[1], (
-                    f"{found.committed_offset} counts, not {self.counting}"
+                assert fetched.committed_offset == self.counting[1], (
+                    f"{fetched.committed_offset} counts, not {self.counting}"
                 )
 
 

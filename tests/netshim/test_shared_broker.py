@@ -80,10 +80,10 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         program.kill()
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], condition_text: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, condition_text
         time.sleep(0.01)
 
 
@@ -95,7 +95,7 @@ def _snippets() -> dict[str, str]:
     text = PAGE.read_text(encoding="utf-8").splitlines()
     first = text.index("## Four terminals") + 1
     last = text.index("## Groups")
-    found = [
+    chosen = [
         block
         for block in blocks(PAGE)
         if block.language == "python" and first < block.line < last
@@ -103,7 +103,7 @@ def _snippets() -> dict[str, str]:
     return dict(
         zip(
             ("producer", "member", "client"),
-            (block.text for block in found),
+            (block.text for block in chosen),
             strict=True,
         )
     )
@@ -169,9 +169,9 @@ def test_four_terminals_lose_no_record_when_members_are_killed(
 
 @pytest.fixture
 def group_harness(tmp_path: Path) -> Iterator[GroupHarness]:
-    with GroupHarness(tmp_path / "data", is_shared=True) as made:
-        made.logdir.create_topic("orders", 2)
-        yield made
+    with GroupHarness(tmp_path / "data", is_shared=True) as harness:
+        harness.logdir.create_topic("orders", 2)
+        yield harness
 
 
 WANTED = subscription_value(Subscription(("orders",), None, (), -1))
@@ -457,11 +457,11 @@ def test_topic_created_by_another_process_is_served(
     run: Callable[..., Program], kafka: Any
 ) -> None:
     path = kafka.server.logdir.path
-    made = run(
+    program = run(
         "-c",
         f"import logcore\nwith logcore.open_dir({path!r}, shared=True) as d: d.create_topic('made')\nprint(1)",
     )
-    until(lambda: made.lines == ["1"], "the topic")
+    until(lambda: program.lines == ["1"], "the topic")
     with contextlib.closing(Client(kafka.server.port)) as client:
         assert client.produce([b"v"], topic="made").error_code == 0
         assert client.fetch(topic="made").error_code == 0
@@ -517,8 +517,11 @@ def test_clients_and_processes_share_transactions(kafka: Any) -> None:
         producer.begin_transaction()
         producer.produce("out", b"%d" % number)
         ends(DEADLINE_S)
-    with data.producer(transactional_id="of a process") as mine, mine.transaction():
-        mine.send("out", b"2")
+    with (
+        data.producer(transactional_id="of a process") as own_producer,
+        own_producer.transaction(),
+    ):
+        own_producer.send("out", b"2")
     log = data.partition("out", 0)
     assert [record.value for record in log.read(0, isolation="read_committed")] == [
         b"0",

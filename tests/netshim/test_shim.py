@@ -38,9 +38,9 @@ def eventually(condition: Callable[[], Any]) -> Any:
     """Call condition until it returns a true value."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
-        found = condition()
-        if found:
-            return found
+        result = condition()
+        if result:
+            return result
         time.sleep(0.01)
     raise AssertionError("the condition did not become true")
 
@@ -186,9 +186,9 @@ def test_uvloop_serves_as_the_asyncio_loop_does(
     assert produce(confluent_producer(server), "t", values) == list(range(30))
     consumer = confluent_consumer(server, "g")
     consumer.subscribe(["t"])
-    found = [eventually(lambda: consumer.poll(1)).value() for _ in values]
+    polled = [eventually(lambda: consumer.poll(1)).value() for _ in values]
     consumer.close()
-    assert found == values
+    assert polled == values
 
 
 def test_confluent_reads_from_offsets_and_times(broker: Any) -> None:
@@ -200,8 +200,8 @@ def test_confluent_reads_from_offsets_and_times(broker: Any) -> None:
     partition = confluent_kafka.TopicPartition
     assert consumer.get_watermark_offsets(partition("t", 0)) == (0, 100)
     asked = [partition("t", 0, 1_000_000 + 555), partition("t", 1, 1_000_000)]
-    found = consumer.offsets_for_times(asked, timeout=DEADLINE_S)
-    assert [each.offset for each in found] == [56, -1]
+    offsets = consumer.offsets_for_times(asked, timeout=DEADLINE_S)
+    assert [each.offset for each in offsets] == [56, -1]
     consumer.assign([partition("t", 0, 56)])
     assert [message.value() for message in take(consumer, 44)] == [
         b"%d" % n for n in range(56, 100)
@@ -221,7 +221,7 @@ def test_confluent_admin_manages_topics(broker: Any) -> None:
                 results[key] = error.args[0].name()
         return results
 
-    made = outcome(
+    created = outcome(
         admin.create_topics(
             [
                 NewTopic("a", 3, 1, config={"retention.ms": "1000"}),
@@ -231,7 +231,7 @@ def test_confluent_admin_manages_topics(broker: Any) -> None:
             ]
         )
     )
-    assert made == {
+    assert created == {
         "a": None,
         "bad name": "TOPIC_EXCEPTION",
         "nothing": "INVALID_CONFIG",
@@ -357,7 +357,7 @@ def test_commits_survive_a_broker_restart(kafka_factory: Any, tmp_path: Path) ->
     produce(confluent_producer(first), "t", values)
     consumer = confluent_consumer(first, "g")
     consumer.subscribe(["t"])
-    seen = [message.value() for message in take(consumer, 25)]
+    polled = [message.value() for message in take(consumer, 25)]
     consumer.commit(asynchronous=False)
     consumer.close()  # otherwise its member would keep its place until its session ends, six seconds
     port = first.port
@@ -365,8 +365,8 @@ def test_commits_survive_a_broker_restart(kafka_factory: Any, tmp_path: Path) ->
     second = kafka_factory(tmp_path / "data", port=port)
     consumer = confluent_consumer(second, "g")
     consumer.subscribe(["t"])
-    seen += [message.value() for message in take(consumer, 35)]
-    assert seen == values
+    polled += [message.value() for message in take(consumer, 35)]
+    assert polled == values
     committed = consumer.committed(
         [confluent_kafka.TopicPartition("t", 0)], timeout=DEADLINE_S
     )

@@ -170,17 +170,17 @@ class Crowd:
         )
         producer.init_transactions(30)
         for turn in range(150):
-            found = [
+            polled = [
                 message
                 for message in consumer.consume(20, 0.2)
                 if message.error() is None
             ]
             if self.is_over.is_set():
                 break
-            if not found:
+            if not polled:
                 continue
             producer.begin_transaction()
-            for entry in found:
+            for entry in polled:
                 producer.produce("out", entry.value()[:100])
             producer.send_offsets_to_transaction(
                 consumer.position(consumer.assignment()),
@@ -199,8 +199,8 @@ class Crowd:
         admin = AdminClient(self.settings)
         for number in range(10):
             name = f"for-now-{number}"
-            for made in admin.create_topics([NewTopic(name, 3)]).values():
-                made.result(30)
+            for future in admin.create_topics([NewTopic(name, 3)]).values():
+                future.result(30)
             admin.list_topics(timeout=30)
             admin.list_consumer_groups().result(30)
             for gone in admin.delete_topics([name]).values():

@@ -58,11 +58,11 @@ def test_each_value_of_a_setting_has_the_verdict_of_kafka(name: str) -> None:
 
 def test_create_topics_has_the_verdicts_of_kafka(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data") as server:
-        found = topic_settings.ask(server.port)
+        answers = topic_settings.ask(server.port)
     stored = topic_settings.stored()
     differing = {
         (name, value)
-        for name, each in found.items()
+        for name, each in answers.items()
         for value in each
         if each[value] != stored[name][value]
     }

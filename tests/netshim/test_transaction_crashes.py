@@ -51,14 +51,14 @@ class ProducerHistory:
         for name, count in (("t", 2), ("in", 1)):
             if name not in broker_harness.logdir:
                 broker_harness.logdir.create_topic(name, count)
-        got = broker_harness.ask(
+        initialized = broker_harness.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id="x",
             transaction_timeout_ms=60_000,
         )
-        assert got.error_code == 0
-        owner = (got.producer_id, got.producer_epoch)
+        assert initialized.error_code == 0
+        owner = (initialized.producer_id, initialized.producer_epoch)
         sequence = 0
         for turn in self.turns:
             self.write(broker_harness, owner, turn, sequence)
@@ -172,23 +172,23 @@ def recover(disk: SimulatedDisk) -> dict[str, Any]:
         group = wire.OFFSET_FETCH.Request.Group
         topic = group.Topic(name="in", partition_indexes=[0])
         requests = [group(group_id="g", topics=[topic])]
-        answer = broker_harness.ask(
+        response = broker_harness.ask(
             wire.OFFSET_FETCH, 8, require_stable=True, groups=requests
         )
-        (part,) = answer.groups[0].topics[0].partitions
+        (part,) = response.groups[0].topics[0].partitions
         recovered["error"] = part.error_code
         recovered["offset"] = part.committed_offset
-    got = broker_harness.ask(
+    initialized = broker_harness.ask(
         wire.INIT_PRODUCER_ID, 4, transactional_id="x", transaction_timeout_ms=60_000
     )
-    recovered["error"] = recovered["error"] or got.error_code
+    recovered["error"] = recovered["error"] or initialized.error_code
     broker_harness.logdir.close()
     return recovered
 
 
 def check(promised: list[Any], recovered: dict[str, Any]) -> None:
-    requested = {turn for what, turn in promised if what == "requested"}
-    acknowledged = {turn for what, turn in promised if what == "acknowledged"}
+    requested = {turn for event, turn in promised if event == "requested"}
+    acknowledged = {turn for event, turn in promised if event == "acknowledged"}
     assert not recovered["error"], recovered
     assert not recovered["hangs"], recovered
     if not recovered["seen"]:

@@ -26,22 +26,22 @@ from support.simulated_disk_broker import SimulatedDiskBroker
 @pytest.fixture
 def broker() -> Any:
     disk = SimulatedDisk()
-    made = SimulatedDiskBroker(disk, disk.now_ms())
-    made.logdir.create_topic("t", 2)
-    yield made
-    made.stop()
+    harness = SimulatedDiskBroker(disk, disk.now_ms())
+    harness.logdir.create_topic("t", 2)
+    yield harness
+    harness.stop()
 
 
 def begin(broker: SimulatedDiskBroker, name: str = "x", **more: Any) -> tuple[int, int]:
-    got = broker.ask(
+    initialized = broker.ask(
         wire.INIT_PRODUCER_ID,
         4,
         transactional_id=name,
         transaction_timeout_ms=60_000,
         **more,
     )
-    assert got.error_code == 0
-    return got.producer_id, got.producer_epoch
+    assert initialized.error_code == 0
+    return initialized.producer_id, initialized.producer_epoch
 
 
 def add(
@@ -56,7 +56,7 @@ def add(
     topics = [topic_type(name="t", partitions=partitions)]
     if topic != "t":
         topics.append(topic_type(name=topic, partitions=[0]))
-    answer = broker.ask(
+    response = broker.ask(
         wire.ADD_PARTITIONS_TO_TXN,
         version,
         v3_and_below_transactional_id="x",
@@ -66,7 +66,7 @@ def add(
     )
     return [
         part.partition_error_code
-        for each in answer.results_by_topic_v3_and_below
+        for each in response.results_by_topic_v3_and_below
         for part in each.results_by_partition
     ]
 
@@ -88,7 +88,7 @@ def produce(
     )
     topic_type = wire.PRODUCE.Request.Topic
     part = topic_type.Partition(index=partition, records=batch)
-    answer = broker.ask(
+    response = broker.ask(
         wire.PRODUCE,
         version,
         transactional_id="x",
@@ -96,7 +96,7 @@ def produce(
         timeout_ms=1_000,
         topic_data=[topic_type(name="t", partition_data=[part])],
     )
-    return int(answer.responses[0].partition_responses[0].error_code)
+    return int(response.responses[0].partition_responses[0].error_code)
 
 
 def end(
@@ -129,7 +129,7 @@ def commit_offset(
     part = topic_type.Partition(
         partition_index=0, committed_offset=offset, committed_metadata=""
     )
-    answer = broker.ask(
+    response = broker.ask(
         wire.TXN_OFFSET_COMMIT,
         version,
         transactional_id="x",
@@ -139,17 +139,17 @@ def commit_offset(
         topics=[topic_type(name="t", partitions=[part])],
         **{"generation_id": -1, **more},
     )
-    return int(answer.topics[0].partitions[0].error_code)
+    return int(response.topics[0].partitions[0].error_code)
 
 
 def fetch_offset(
     broker: SimulatedDiskBroker, *, is_strict: bool = False, group: str = "g"
 ) -> tuple[int, int]:
     topic = wire.OFFSET_FETCH.Request.Topic(name="t", partition_indexes=[0])
-    answer = broker.ask(
+    response = broker.ask(
         wire.OFFSET_FETCH, 7, group_id=group, topics=[topic], require_stable=is_strict
     )
-    part = answer.topics[0].partitions[0]
+    part = response.topics[0].partitions[0]
     return part.error_code, part.committed_offset
 
 
@@ -172,20 +172,20 @@ def test_feature_is_reported_in_the_form_of_each_version(
         (3, []),
         (4, [("group.version", 0, 1), ("transaction.version", 0, 2)]),
     ):
-        answer = broker.ask(
+        response = broker.ask(
             wire.API_VERSIONS,
             version,
             client_software_name="a",
             client_software_version="1",
         )
         finalized = [
-            (each.name, each.max_version_level) for each in answer.finalized_features
+            (each.name, each.max_version_level) for each in response.finalized_features
         ]
         assert finalized == [("group.version", 1), ("transaction.version", 2)]
-        assert answer.finalized_features_epoch == 0
+        assert response.finalized_features_epoch == 0
         assert [
             (each.name, each.min_version, each.max_version)
-            for each in answer.supported_features
+            for each in response.supported_features
         ] == supported
 
 
@@ -270,8 +270,8 @@ def test_from_version_12_on_a_batch_adds_its_partition(
 ) -> None:
     id_and_epoch = begin(broker)
     assert produce(broker, id_and_epoch, version=12) == 0
-    answer = end(broker, id_and_epoch, version=5)
-    assert (answer.producer_id, answer.producer_epoch) == (
+    ended = end(broker, id_and_epoch, version=5)
+    assert (ended.producer_id, ended.producer_epoch) == (
         id_and_epoch[0],
         id_and_epoch[1] + 1,
     )
@@ -381,7 +381,7 @@ def test_texts_that_are_too_long_for_a_record_are_refused(
     assert reported.topics[0].partitions[0].error_code == codes.INVALID_GROUP_ID
 
 
-def test_a_marker_ends_the_offsets_of_its_own_partition_alone(
+def test_marker_ends_only_the_offsets_in_its_partition(
     broker: SimulatedDiskBroker,
 ) -> None:
     broker.logdir.create_topic(OFFSETS_TOPIC, 2)
@@ -622,10 +622,10 @@ def test_transaction_state_topic_cannot_be_deleted(
     broker: SimulatedDiskBroker,
 ) -> None:
     begin(broker)
-    answer = broker.ask(
+    response = broker.ask(
         wire.DELETE_TOPICS, 4, topic_names=["__transaction_state"], timeout_ms=1
     )
-    assert answer.responses[0].error_code == codes.POLICY_VIOLATION
+    assert response.responses[0].error_code == codes.POLICY_VIOLATION
 
 
 def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
@@ -643,10 +643,10 @@ def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
     assert none.error_code == codes.TRANSACTIONAL_ID_NOT_FOUND
 
     def listed(**filters: Any) -> list[str]:
-        answer = broker.ask(
+        response = broker.ask(
             wire.LIST_TRANSACTIONS, 2, **{"duration_filter": -1, **filters}
         )
-        return [each.transactional_id for each in answer.transaction_states]
+        return [each.transactional_id for each in response.transaction_states]
 
     assert (
         listed()
@@ -672,12 +672,12 @@ def test_responses_to_admin_tools(broker: SimulatedDiskBroker) -> None:
     known, unknown = (
         broker.ask(wire.DESCRIBE_PRODUCERS, 0, topics=[asked]).topics[0].partitions
     )
-    (found,) = known.active_producers
-    assert (found.producer_id, found.producer_epoch, found.last_sequence) == (
+    (producer,) = known.active_producers
+    assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (
         *id_and_epoch,
         0,
     )
-    assert (found.current_txn_start_offset, found.coordinator_epoch) == (0, -1)
+    assert (producer.current_txn_start_offset, producer.coordinator_epoch) == (0, -1)
     assert unknown.error_code == codes.UNKNOWN_TOPIC_OR_PARTITION
 
     marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
@@ -708,14 +708,14 @@ def test_patterns_of_ids_use_the_engine_re2(
     begin(broker, "xx")
 
     def listed(pattern: str) -> Any:
-        answer = broker.ask(
+        response = broker.ask(
             wire.LIST_TRANSACTIONS,
             2,
             duration_filter=-1,
             transactional_id_pattern=pattern,
         )
-        return answer.error_code or [
-            each.transactional_id for each in answer.transaction_states
+        return response.error_code or [
+            each.transactional_id for each in response.transaction_states
         ]
 
     assert (listed("x+"), listed("x")) == (["xx"], []), "a whole id"

@@ -25,10 +25,10 @@ DEADLINE_S = 60  # a limit for events that must happen; no test depends on their
 
 @pytest.fixture
 def broker(kafka_factory: Callable[..., Kafka], tmp_path: Path) -> Kafka:
-    made = kafka_factory(tmp_path / "data", num_partitions=1)
-    made.logdir.create_topic("t", 2)
-    made.logdir.create_topic("in", 1)
-    return made
+    started = kafka_factory(tmp_path / "data", num_partitions=1)
+    started.logdir.create_topic("t", 2)
+    started.logdir.create_topic("in", 1)
+    return started
 
 
 def transactional(servers: str, name: str = "x", **options: Any) -> Any:
@@ -76,20 +76,20 @@ def take(servers: str, count: int, topic: str = "t", **options: Any) -> list[Any
     consumer.assign(
         [confluent_kafka.TopicPartition(topic, number, 0) for number in range(parts)]
     )
-    found = []
+    messages = []
     ends = 0
     until = time.monotonic() + DEADLINE_S
-    while (len(found) < count or ends < parts) and time.monotonic() < until:
+    while (len(messages) < count or ends < parts) and time.monotonic() < until:
         message = consumer.poll(0.1)
         if message is not None and message.error() is None:
-            found.append(message)
+            messages.append(message)
         elif message is not None:
             assert (
                 message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
             ), message.error()
             ends += 1
     consumer.close()
-    return found
+    return messages
 
 
 def test_stored_state_is_loaded_outside_the_event_loop(
@@ -126,9 +126,11 @@ def test_stored_state_is_loaded_outside_the_event_loop(
     servers = kafka_factory(tmp_path / "data").bootstrap_servers
     transactional(servers)
     consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g"})
-    (found,) = consumer.committed([confluent_kafka.TopicPartition("t", 0)], DEADLINE_S)
+    (committed,) = consumer.committed(
+        [confluent_kafka.TopicPartition("t", 0)], DEADLINE_S
+    )
     consumer.close()
-    assert found.offset == 0
+    assert committed.offset == 0
     assert set(threads) == {"transactions", "loop", "groups"}
     assert threads["loop"] not in (threads["transactions"], threads["groups"])
 
@@ -170,7 +172,7 @@ def test_offsets_count_when_their_transaction_commits(broker: Kafka) -> None:
     while consumer.poll(0.1) is None:
         pass
     producer = transactional(servers)
-    place = confluent_kafka.TopicPartition("in", 0)
+    partition = confluent_kafka.TopicPartition("in", 0)
     for offset, commit, expected in (
         (1, False, -1001),
         (2, True, 2),
@@ -187,7 +189,7 @@ def test_offsets_count_when_their_transaction_commits(broker: Kafka) -> None:
             producer.commit_transaction(DEADLINE_S)
         else:
             producer.abort_transaction(DEADLINE_S)
-        assert consumer.committed([place], DEADLINE_S)[0].offset == expected
+        assert consumer.committed([partition], DEADLINE_S)[0].offset == expected
     consumer.close()
     assert committed(broker.logdir) == [b"out"] * 2
 

@@ -53,10 +53,10 @@ class Client:
             index=0, records=encode([(b"k", bytes(500), (), timestamp_ms)])
         )
         topic = topic_type(name="orders", partition_data=[part])
-        answer = await self.ask(
+        response = await self.ask(
             wire.PRODUCE, 9, acks=-1, timeout_ms=1_000, topic_data=[topic]
         )
-        (result,) = answer.responses[0].partition_responses
+        (result,) = response.responses[0].partition_responses
         assert result.error_code == 0
         return int(result.base_offset)
 
@@ -65,10 +65,10 @@ class Client:
         part = topic_type.Partition(
             partition_index=0, timestamp=-2, current_leader_epoch=-1
         )
-        answer = await self.ask(
+        response = await self.ask(
             wire.LIST_OFFSETS, 5, topics=[topic_type(name="orders", partitions=[part])]
         )
-        return int(answer.topics[0].partitions[0].offset)
+        return int(response.topics[0].partitions[0].offset)
 
     async def join(self, member_id: str = "") -> Any:
         protocol = wire.JOIN_GROUP.Request.Protocol(name="range", metadata=b"")
@@ -89,7 +89,7 @@ class Client:
             assignment_type(member_id=member.member_id, assignment=b"")
             for member in joined.members
         ]
-        answer = await self.ask(
+        response = await self.ask(
             wire.SYNC_GROUP,
             3,
             group_id="g",
@@ -97,24 +97,24 @@ class Client:
             member_id=joined.member_id,
             assignments=assignments,
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     async def heartbeat(self, joined: Any) -> int:
-        answer = await self.ask(
+        response = await self.ask(
             wire.HEARTBEAT,
             3,
             group_id="g",
             generation_id=joined.generation_id,
             member_id=joined.member_id,
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     async def commit(self, joined: Any, offset: int) -> int:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
         part = topic_type.Partition(
             partition_index=0, committed_offset=offset, committed_metadata=""
         )
-        answer = await self.ask(
+        response = await self.ask(
             wire.OFFSET_COMMIT,
             7,
             group_id="g",
@@ -122,13 +122,13 @@ class Client:
             member_id=joined.member_id,
             topics=[topic_type(name="orders", partitions=[part])],
         )
-        return int(answer.topics[0].partitions[0].error_code)
+        return int(response.topics[0].partitions[0].error_code)
 
     async def committed(self) -> dict[int, int]:
-        answer = await self.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=None)
+        response = await self.ask(wire.OFFSET_FETCH, 5, group_id="g", topics=None)
         return {
             part.partition_index: part.committed_offset
-            for topic in answer.topics
+            for topic in response.topics
             for part in topic.partitions
         }
 

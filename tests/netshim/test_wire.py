@@ -135,12 +135,12 @@ def test_same_bytes_as_kio(message: Message) -> None:
         if cls is None:
             continue
         for value in examples(message, version, tame=True):
-            theirs = to_kio(cls, value)
+            kio_value = to_kio(cls, value)
             buffer = io.BytesIO()
-            serial.entity_writer(cls)(buffer, theirs)
+            serial.entity_writer(cls)(buffer, kio_value)
             ours = encode(message, version, value)
             assert ours == buffer.getvalue(), (version, value)
-            assert serial.entity_reader(cls)(ours, 0) == (theirs, len(ours))
+            assert serial.entity_reader(cls)(ours, 0) == (kio_value, len(ours))
             assert message.decode(version, buffer.getvalue()) == value
             COMPARED["kio"].add((message, version))
 
@@ -163,12 +163,12 @@ def test_same_defaults_as_kio(message: Message) -> None:
         for field in dataclasses.fields(cls):
             ours = by_name.get(field.name) or by_name[f"{field.name}_ms"]
             if field.default is not dataclasses.MISSING:
-                theirs = kio_content(
+                kio_default = kio_content(
                     hints[field.name],
                     field.metadata.get("kafka_type"),
                     getattr(value, ours.name),
                 )
-                assert theirs == field.default, (cls, field.name)
+                assert kio_default == field.default, (cls, field.name)
             if ours.struct:
                 compare(dataclass_in(hints[field.name]), ours.struct)
 
@@ -236,8 +236,8 @@ class KafkaPython:
             shape.tagged(self.version) if self.flexible else []
         )
 
-    def there(self, theirs: Any, shape: Struct, value: Any) -> dict[str, Any]:
-        by_name = {field.name: field for field in theirs}
+    def there(self, fields: Any, shape: Struct, value: Any) -> dict[str, Any]:
+        by_name = {field.name: field for field in fields}
         default = shape.cls()
         content = {}
         for field in self.fields(shape):
@@ -247,13 +247,13 @@ class KafkaPython:
                 content[name] = self.one_there(by_name[name], field, content_of)
         return content
 
-    def one_there(self, theirs: Any, field: Field, value: Any) -> Any:
+    def one_there(self, kafka_field: Any, field: Field, value: Any) -> Any:
         if isinstance(value, list):
-            return [self.one_there(theirs, field, element) for element in value]
+            return [self.one_there(kafka_field, field, element) for element in value]
         if field.struct and value is not None:
-            return theirs.data_class(
+            return kafka_field.data_class(
                 version=self.version,
-                **self.there(theirs.fields.values(), field.struct, value),
+                **self.there(kafka_field.fields.values(), field.struct, value),
             )
         if field.name in self.operations:
             return {bit for bit in range(32) if value >> bit & 1}
@@ -261,11 +261,11 @@ class KafkaPython:
             return uuid.UUID(bytes=value) if any(value) else None
         return value
 
-    def back(self, shape: Struct, theirs: Any) -> Any:
+    def back(self, shape: Struct, decoded: Any) -> Any:
         value = shape.cls()
         for field in self.fields(shape):
-            if field.tag is None or field.name in (theirs.tags or ()):
-                content = getattr(theirs, self.operations.get(field.name, field.name))
+            if field.tag is None or field.name in (decoded.tags or ()):
+                content = getattr(decoded, self.operations.get(field.name, field.name))
                 setattr(value, field.name, self.one_back(field, content))
         return value
 
@@ -298,11 +298,11 @@ def test_same_bytes_as_kafka_python(message: Message) -> None:
         for value in examples(message, version):
             if message is wire.API_VERSIONS.response:
                 value.error_code = 0
-            theirs = cls(
+            kafka_python_message = cls(
                 version=version,
                 **carry.there(cls._struct.fields.values(), message.schema, value),
             )
-            encoded = bytes(theirs.encode(version=version))
+            encoded = bytes(kafka_python_message.encode(version=version))
             ours = encode(message, version, value)
             if not is_request_or_response:
                 ours = wire.encode_versioned(message, version, value)
@@ -434,7 +434,7 @@ def test_oracles_have_checked_every_version_that_they_support() -> None:
     }
     # kio has the consumer protocol, but no record of a coordinator.
     assert without <= {message.name for message in DATA}
-    counts = {name: len(seen) for name, seen in COMPARED.items()}
+    counts = {name: len(versions) for name, versions in COMPARED.items()}
     assert counts == {"kio": 466, "kafka-python": 458, "aiokafka": 155}
 
 
@@ -596,9 +596,11 @@ def test_frames_round_trip(api: wire.Api) -> None:
         assert (header.api_key, header.api_version) == (api.key, version)
         assert (header.correlation_id, header.client_id) == (-5, "cliént")
         assert wire.decode_request(header, memoryview(frame)[4:]) == request
-        answer = b"".join(wire.encode_response(api, version, 2**31 - 1, response))
-        assert int.from_bytes(answer[:4], "big") == len(answer) - 4
-        assert wire.decode_response(api, version, memoryview(answer)[4:]) == (
+        response_frame = b"".join(
+            wire.encode_response(api, version, 2**31 - 1, response)
+        )
+        assert int.from_bytes(response_frame[:4], "big") == len(response_frame) - 4
+        assert wire.decode_response(api, version, memoryview(response_frame)[4:]) == (
             2**31 - 1,
             response,
         )
@@ -668,8 +670,8 @@ def test_unknown_tagged_fields_are_skipped() -> None:
     header = wire.decode_header(memoryview(frame))
     assert wire.decode_request(header, memoryview(frame)) == request
     # Heartbeat v4, tags 9 and 100.
-    answer = bytes.fromhex("00000001 00 00000000 0000 02 09 03 aabbcc 64 00")
-    assert wire.decode_response(wire.HEARTBEAT, 4, answer) == (
+    response_frame = bytes.fromhex("00000001 00 00000000 0000 02 09 03 aabbcc 64 00")
+    assert wire.decode_response(wire.HEARTBEAT, 4, response_frame) == (
         1,
         wire.HEARTBEAT.Response(),
     )
@@ -727,7 +729,7 @@ def test_records_are_not_copied() -> None:
         ]
 
 
-def test_values_are_made_by_keyword_with_the_defaults_of_the_schema() -> None:
+def test_values_are_created_by_keyword_with_schema_defaults() -> None:
     Partition = wire.FETCH.Response.Topic.Partition
     assert Partition(high_watermark=5) == Partition(
         high_watermark=5, log_start_offset=-1
@@ -793,7 +795,7 @@ def test_protocol_error_contains_the_field_and_the_position() -> None:
 
 
 @pytest.mark.parametrize(("message", "version"), VERSIONED, ids=str)
-def test_every_cut_is_refused(message: Message, version: int) -> None:
+def test_every_truncated_frame_is_refused(message: Message, version: int) -> None:
     data = encode(
         message,
         version,

@@ -76,8 +76,8 @@ def choose(
 def test_brokers_use_the_first_listener_unless_another_is_named() -> None:
     texts = "PLAINTEXT://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:2"
     assert choose(*texts).listener.port == 1
-    found = choose(*texts, name="sasl_plaintext")
-    assert found.listener.port == 2
+    chosen = choose(*texts, name="sasl_plaintext")
+    assert chosen.listener.port == 2
     with pytest.raises(InvalidConfigError, match="PLAINTEXT or SASL_PLAINTEXT"):
         choose(*texts, name="SSL")
 
@@ -90,8 +90,8 @@ def test_a_listener_on_all_networks_needs_an_address(host: str) -> None:
     listener = Listener.parse(
         f"PLAINTEXT://{host}:1", advertised=("b1.example.com", 9092)
     )
-    found = BrokerListener.choose([listener], None, None, None, SCRAM)
-    assert found.listener.address == ("b1.example.com", 9092)
+    chosen = BrokerListener.choose([listener], None, None, None, SCRAM)
+    assert chosen.listener.address == ("b1.example.com", 9092)
 
 
 def test_the_mechanism_of_the_brokers_is_served() -> None:
@@ -239,7 +239,7 @@ def test_an_interrupted_request_takes_no_encrypted_bytes(files: Files) -> None:
     context = TlsSettings(cert=files.broker).context()
     listening = socket.create_server(("127.0.0.1", 0))
     settings = ClientSettings(protocol="SSL", ca_file=files.ca)
-    found: list[Any] = []
+    results: list[Any] = []
 
     def serve() -> None:
         sock, _ = listening.accept()
@@ -249,7 +249,7 @@ def test_an_interrupted_request_takes_no_encrypted_bytes(files: Files) -> None:
                 (10).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes(6)
             )
             sslsocket.sendall((1_000).to_bytes(4, "big") + b"x" * 100)
-            found.append(sslsocket.recv(1))
+            results.append(sslsocket.recv(1))
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -292,8 +292,8 @@ def test_an_interrupted_request_takes_no_encrypted_bytes(files: Files) -> None:
 def test_each_broker_has_the_next_ports(
     texts: list[str], number: int, expected: list[str]
 ) -> None:
-    found = _numbered("--x", texts, number)
-    assert found == [part for text in expected for part in ("--x", text)]
+    arguments = _numbered("--x", texts, number)
+    assert arguments == [part for text in expected for part in ("--x", text)]
 
 
 def test_ports_of_two_listeners_must_not_meet() -> None:
@@ -313,10 +313,10 @@ def test_ports_of_two_listeners_must_not_meet() -> None:
 def test_a_broker_that_cannot_join_does_not_start(
     tmp_path: Path, options: dict[str, Any], text: str
 ) -> None:
-    place = ClusterSettings(registry=str(tmp_path / "cluster"), node_id=1)
+    settings = ClusterSettings(registry=str(tmp_path / "cluster"), node_id=1)
     with (
         pytest.raises(InvalidConfigError, match=text),
-        netshim.serve(tmp_path / "1", cluster=place, **options),
+        netshim.serve(tmp_path / "1", cluster=settings, **options),
     ):
         pass
     assert not (tmp_path / "cluster.registry").exists()
@@ -326,8 +326,8 @@ def test_a_broker_that_cannot_join_does_not_start(
 def test_a_cluster_without_security_reads_no_users_until_a_quota_is_set(
     tmp_path: Path,
 ) -> None:
-    place = ClusterSettings(registry=str(tmp_path / "cluster"), node_id=1)
-    with netshim.serve(tmp_path / "1", cluster=place) as server_thread:
+    settings = ClusterSettings(registry=str(tmp_path / "cluster"), node_id=1)
+    with netshim.serve(tmp_path / "1", cluster=settings) as server_thread:
         security = server_thread.server.security
         assert not security.has_store
         with open_registry(tmp_path / "cluster", topics="truth") as registry:

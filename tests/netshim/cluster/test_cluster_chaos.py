@@ -101,17 +101,19 @@ def move(cluster: Cluster, index: int, replicas: list[int] | None) -> int:
 
 def until_moved(cluster: Cluster) -> None:
     """Wait until no partition is being reassigned and all replicas are in sync."""
-    found: list[tuple[list[int], list[int]]] = []
+    replicas_and_isrs: list[tuple[list[int], list[int]]] = []
 
     def is_moved() -> bool:
         parts = [cluster.partition("t", index) for index in range(PARTITIONS)]
-        found[:] = [(part.replica_nodes, part.isr_nodes) for part in parts]
-        return all(len(all_) == 3 and {*all_} == {*isr} for all_, isr in found)
+        replicas_and_isrs[:] = [(part.replica_nodes, part.isr_nodes) for part in parts]
+        return all(
+            len(all_) == 3 and {*all_} == {*isr} for all_, isr in replicas_and_isrs
+        )
 
     try:
         until(is_moved, "the replicas are moved and in sync")
     except AssertionError as error:
-        error.add_note(f"the last replicas and ISRs: {found}")
+        error.add_note(f"the last replicas and ISRs: {replicas_and_isrs}")
         raise
 
 

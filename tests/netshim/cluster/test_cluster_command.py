@@ -57,8 +57,8 @@ def test_only_a_process_that_holds_a_lock_is_overdue(
 ) -> None:
     place, process = stopped
     holders = LockHolders(lock_of(tmp_path), 6.0)
-    found = [holders.overdue(process.pid, now_s) for now_s in (0.0, 5.9, 6.0)]
-    assert found == [False, False, place == "inside"]
+    overdue = [holders.overdue(process.pid, now_s) for now_s in (0.0, 5.9, 6.0)]
+    assert overdue == [False, False, place == "inside"]
     process.send_signal(signal.SIGCONT)
     process.wait()
     assert not holders.overdue(process.pid, 7.0)

@@ -146,13 +146,11 @@ class Follower:
     ) -> Outcome:
         """List the partitions whose offset changed, or `only` these."""
         is_new = self.epoch == 0
-        places = [
-            place for place, at in self.offsets.items() if self.listed.get(place) != at
-        ]
+        places = [key for key, at in self.offsets.items() if self.listed.get(key) != at]
         if only is not None and not is_new:
             places = only
-        for place in places:
-            self.listed[place] = self.offsets[place]
+        for key in places:
+            self.listed[key] = self.offsets[key]
         epoch = self.epoch
         kind = wire.FETCH.Request
         sides = iter(self.session_ids)
@@ -205,19 +203,19 @@ class Follower:
     def begin(self) -> None:
         """Begin a session, and fetch until no partition has changed."""
         self.fetch()
-        for place in self.offsets:
-            self.catch_up(place)
+        for key in self.offsets:
+            self.catch_up(key)
         for _ in range(3):
             self.fetch()
 
-    def catch_up(self, place: tuple[str, int]) -> None:
+    def catch_up(self, key: tuple[str, int]) -> None:
         """Move the position of a partition to the end of the leader's log."""
-        self.offsets[place] = end_of(self.pair, place)
+        self.offsets[key] = end_of(self.pair, key)
 
 
-def end_of(pair: Pair, place: tuple[str, int]) -> int:
+def end_of(pair: Pair, key: tuple[str, int]) -> int:
     end: int = pair.each(
-        lambda side: side.broker_harness.logdir.partition(*place).log_end_offset
+        lambda side: side.broker_harness.logdir.partition(*key).log_end_offset
     )
     return end
 
@@ -229,12 +227,12 @@ def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["os", "group"])
 def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    made = Pair(tmp_path, request.param, side=ClusterSide)
+    pair_of_brokers = Pair(tmp_path, request.param, side=ClusterSide)
     for name, count in TOPICS.items():
         for number in range(count):
-            made.produce(topic=name, partition=number)
-    yield made
-    made.close()
+            pair_of_brokers.produce(topic=name, partition=number)
+    yield pair_of_brokers
+    pair_of_brokers.close()
 
 
 def test_follower_is_answered_in_the_fast_path(pair: Pair) -> None:
@@ -373,7 +371,7 @@ def test_waiting_follower_notices_a_change(pair: Pair, change: str) -> None:
 
 def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> None:
     follower = rng.choice(followers)
-    place = rng.choice([*follower.offsets, PLACE, PLACE, PLACE])
+    key = rng.choice([*follower.offsets, PLACE, PLACE, PLACE])
     kind = rng.randrange(20)
     if kind < 5:
         producer = (-1, -1, -1)
@@ -381,8 +379,8 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
             producer = rng.randrange(2), 0, rng.randrange(4)
         pair.produce(
             rng.choice((9, 10, 13)),
-            topic=place[0],
-            partition=place[1],
+            topic=key[0],
+            partition=key[1],
             acks=rng.choice((-1, 1)),
             records=batch_of(rng.choice((1, 1, 3, 200)), producer=producer),
         )
@@ -390,11 +388,9 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
         if follower.is_waiting and rng.random() < 0.95:
             return
         if rng.random() < 0.6:
-            follower.catch_up(place)
+            follower.catch_up(key)
         elif rng.random() < 0.2:  # repeat a batch, or use an invalid offset
-            follower.offsets[place] = max(
-                0, follower.offsets[place] + rng.choice((-1, 1))
-            )
+            follower.offsets[key] = max(0, follower.offsets[key] + rng.choice((-1, 1)))
         follower.fetch(
             version=16 if rng.random() < 0.05 else None,
             wait_ms=rng.choice((0, 100, 500, 500)),
@@ -402,15 +398,15 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
             leader_epoch=4 if rng.random() < 0.03 else None,
             last_epoch=rng.choice((-1, -1, -1, 3, 4)),
             max_bytes=rng.choice((100, 1 << 20, 1 << 20)),
-            only=rng.choice((None, None, [], [place])),
+            only=rng.choice((None, None, [], [key])),
         )
     elif kind < 17:
-        offset = rng.randrange(end_of(pair, place) + 1)
+        offset = rng.randrange(end_of(pair, key) + 1)
         pair.fetch(
             offset,
             rng.choice((12, 13, 17)),
-            topic=place[0],
-            partition=place[1],
+            topic=key[0],
+            partition=key[1],
             # A search for transactions would wait on one side only.
             isolation=0,
             wait_ms=rng.choice((0, 100)),
@@ -419,13 +415,11 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
     elif kind == 17:
         members = rng.choice(((1, 2, 3), (1, 2), (1, 3), (1,)))
         for side in pair.sides:
-            side.change_state(
-                place, isr={member: IN_SYNC[member] for member in members}
-            )
+            side.change_state(key, isr={member: IN_SYNC[member] for member in members})
     elif kind == 18 and rng.random() < 0.1:
-        epoch = pair.sides[0].view.states[place].state.leader_epoch + 1
+        epoch = pair.sides[0].view.states[key].state.leader_epoch + 1
         for side in pair.sides:
-            side.change_state(place, leader_epoch=epoch)
+            side.change_state(key, leader_epoch=epoch)
     else:
         pair.sleep(rng.choice((1, 20, 120, 500)))
 

@@ -97,14 +97,14 @@ def test_leader_with_a_full_disk_refuses_records_and_continues(
         cluster.until_in_sync("t", 3)
         filler.write_bytes(bytes(_DISK_BYTES - _LEFT_BYTES))
         load = Load(cluster, "t", padding=bytes(_PADDING_BYTES))
-        answer = until(lambda: refusal(cluster), "the leader refuses records")
-        assert answer.error_code == codes.KAFKA_STORAGE_ERROR, answer
+        refused = until(lambda: refusal(cluster), "the leader refuses records")
+        assert refused.error_code == codes.KAFKA_STORAGE_ERROR, refused
         until(lambda: "KAFKA_STORAGE_ERROR" in cluster.log(3), "the log has the error")
         acknowledged = dict(load.acknowledged)
         assert acknowledged
-        found = read_all(cluster, "t")
-        assert {place: value for value, place in acknowledged.items()} == {
-            place: found[place] for place in acknowledged.values()
+        stored = read_all(cluster, "t")
+        assert {key: value for value, key in acknowledged.items()} == {
+            key: stored[key] for key in acknowledged.values()
         }
         entry = cluster.until_in_sync("t", 3)
         assert (entry.leader_id, entry.leader_epoch) == (3, 0)
@@ -137,5 +137,5 @@ def refusal(cluster: Cluster) -> Any:
         ],
     )
     response = cluster.ask(3, wire.PRODUCE, request, max_version=9)
-    answer = response.responses[0].partition_responses[0]
-    return answer if answer.error_code else None
+    result = response.responses[0].partition_responses[0]
+    return result if result.error_code else None

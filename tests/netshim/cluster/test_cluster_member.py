@@ -40,7 +40,7 @@ Join = Callable[..., ClusterMember]
 
 @pytest.fixture
 def join(tmp_path: Path) -> Iterator[Join]:
-    made: list[ClusterMember] = []
+    members: list[ClusterMember] = []
 
     def begin(
         number: int,
@@ -61,7 +61,7 @@ def join(tmp_path: Path) -> Iterator[Join]:
             lambda view: None,
             lambda: next(turns),
         )
-        made.append(member)
+        members.append(member)
         member.open()
         member.join(
             "127.0.0.1", 9000 + number, disk or f"disk-{number}", was_clean=True
@@ -69,7 +69,7 @@ def join(tmp_path: Path) -> Iterator[Join]:
         return member
 
     yield begin
-    for member in made:
+    for member in members:
         member.close()
 
 
@@ -98,7 +98,7 @@ def wait_for_brokers(members: Iterable[ClusterMember], numbers: set[int]) -> Non
         wait(member, lambda view: set(view.brokers) == numbers)
 
 
-def test_each_member_sees_the_others_and_one_is_controller(join: Join) -> None:
+def test_each_view_has_all_brokers_and_one_controller(join: Join) -> None:
     members = [join(number) for number in (1, 2, 3)]
     for member in members:
         wait(member, lambda view: set(view.brokers) == {1, 2, 3})
@@ -217,7 +217,7 @@ def test_broker_number_and_directory_are_unique(join: Join) -> None:
         join(2, disk="disk-1")
 
 
-def test_change_is_found_although_its_note_was_lost(
+def test_unpublished_change_is_read_when_the_brokers_change(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = join(1), join(2)
@@ -240,12 +240,12 @@ def test_change_that_could_not_be_read_is_read_again(
     read = second.registry.get_many
     failed: list[str] = []
 
-    def fail_once(wanted: Iterable[str]) -> Any:
-        found = list(wanted)
-        if paths.topic("t") in found and not failed:
+    def fail_once(paths_to_read: Iterable[str]) -> Any:
+        path_list = list(paths_to_read)
+        if paths.topic("t") in path_list and not failed:
             failed.append("t")
             raise RegistryUnavailableError("no answer")
-        return read(found)
+        return read(path_list)
 
     monkeypatch.setattr(second.registry, "get_many", fail_once)
     create(first, "t", (1,))
@@ -254,7 +254,7 @@ def test_change_that_could_not_be_read_is_read_again(
 
 
 @pytest.mark.long
-def test_a_number_in_use_is_refused_although_the_loop_waits_for_the_answer(
+def test_number_in_use_is_refused_while_the_event_loop_is_blocked(
     join: Join,
 ) -> None:
     """The wait for the end of a former session is longer than the session timeout."""
@@ -553,16 +553,16 @@ def test_topic_that_is_replaced_while_it_is_read_has_no_former_state(
     views: list[ClusterView] = []
     first._on_view = views.append
 
-    def read_late(member: ClusterMember, wanted: Any) -> Any:
-        found = read(member, wanted)
-        if not replaced and paths.topic("t") in wanted:
+    def read_late(member: ClusterMember, paths_to_read: Any) -> Any:
+        nodes = read(member, paths_to_read)
+        if not replaced and paths.topic("t") in paths_to_read:
             replaced.append(other.topic_id)
             registry = member.registry
             registry.set(paths.topic("t"), registry_nodes.pack_topic(other))
             registry.delete(former_path)
             registry.create(registry_nodes.state_path("t", 0, other.topic_id), state)
             member.publish_changes([("t", WHOLE_TOPIC)])
-        return found
+        return nodes
 
     monkeypatch.setattr(ClusterMember, "_read_nodes", read_late)
     first.publish_changes([("t", WHOLE_TOPIC)])
@@ -615,7 +615,7 @@ def test_a_member_whose_node_is_missing_registers_again(join: Join) -> None:
 def test_closing_member_ends_a_wait_for_a_view(join: Join) -> None:
     """A broker that created a topic while it stopped waited 20 s for its own views."""
     member = join(1)
-    found: list[bool] = []
+    results: list[bool] = []
     waiting = threading.Event()
 
     def is_met(view: ClusterView) -> bool:
@@ -623,10 +623,10 @@ def test_closing_member_ends_a_wait_for_a_view(join: Join) -> None:
         return False
 
     thread = threading.Thread(
-        target=lambda: found.append(member.wait_for(is_met, 10 * LIMIT_S))
+        target=lambda: results.append(member.wait_for(is_met, 10 * LIMIT_S))
     )
     thread.start()
     assert waiting.wait(LIMIT_S)
     member.close()
     thread.join(LIMIT_S)
-    assert found == [False]
+    assert results == [False]

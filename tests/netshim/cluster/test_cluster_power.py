@@ -82,10 +82,12 @@ def disk(tmp_path: Path) -> Iterator[PowerCutDisk]:
         b"none", b"/", None, _MS_REC_SLAVE, None
     ):
         pytest.skip("power cuts need root, to mount file systems")
-    made = PowerCutDisk(tmp_path)
-    made.mount()
-    yield made
-    subprocess.run(["umount", "-l", str(made.at)], check=False, capture_output=True)
+    power_cut_disk = PowerCutDisk(tmp_path)
+    power_cut_disk.mount()
+    yield power_cut_disk
+    subprocess.run(
+        ["umount", "-l", str(power_cut_disk.at)], check=False, capture_output=True
+    )
 
 
 #: Replaces the check of the durability policy in each broker: leaders and followers

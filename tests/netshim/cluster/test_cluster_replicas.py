@@ -47,7 +47,7 @@ class Replicas:
         member: Any = types.SimpleNamespace(
             settings=types.SimpleNamespace(node_id=OWN), epoch=5
         )
-        self.found = ClusterReplicas(
+        self.cluster_replicas = ClusterReplicas(
             self.broker_harness.broker.state,
             self.broker_harness.logdir,
             member,
@@ -60,8 +60,8 @@ class Replicas:
             ),
         )
 
-    def take(self, version: int, state: LeaderAndIsr | None) -> None:
-        self.found.apply_view(view_of(version, state))
+    def apply_state(self, version: int, state: LeaderAndIsr | None) -> None:
+        self.cluster_replicas.apply_view(view_of(version, state))
 
     @property
     def has_replica(self) -> bool:
@@ -78,44 +78,44 @@ class Replicas:
 
 @pytest.fixture
 def replicas(tmp_path: Path) -> Iterator[Replicas]:
-    made = Replicas(tmp_path)
-    made.take(1, ASSIGNED)
-    made.broker_harness.run()
-    assert made.found.is_leader(KEY)
-    made.append()
-    yield made
-    made.found.close()
-    made.broker_harness.close()
+    leading = Replicas(tmp_path)
+    leading.apply_state(1, ASSIGNED)
+    leading.broker_harness.run()
+    assert leading.cluster_replicas.is_leader(KEY)
+    leading.append()
+    yield leading
+    leading.cluster_replicas.close()
+    leading.broker_harness.close()
 
 
 def test_unassigned_broker_removes_its_replica(replicas: Replicas) -> None:
-    replicas.take(2, UNASSIGNED)
-    assert not replicas.found.is_leader(KEY)
+    replicas.apply_state(2, UNASSIGNED)
+    assert not replicas.cluster_replicas.is_leader(KEY)
     replicas.broker_harness.run()
     assert not replicas.has_replica
 
 
 def test_replica_without_a_state_is_kept(replicas: Replicas) -> None:
     """The registry may have lost the state, or it may be damaged."""
-    replicas.take(2, None)
+    replicas.apply_state(2, None)
     replicas.broker_harness.run()
-    assert not replicas.found.is_leader(KEY)
+    assert not replicas.cluster_replicas.is_leader(KEY)
     assert replicas.log_end == 1
 
 
 def test_replica_has_no_role_until_its_removal_is_complete(replicas: Replicas) -> None:
     """A broker that is assigned again would lead a log that is being removed."""
-    replicas.take(2, UNASSIGNED)
+    replicas.apply_state(2, UNASSIGNED)
     replicas.broker_harness.run(1)  # the end of the role
     (removal,) = replicas.broker_harness.submitted
     replicas.broker_harness.submitted.clear()
-    replicas.take(3, attrs.evolve(ASSIGNED, leader_epoch=6))
+    replicas.apply_state(3, attrs.evolve(ASSIGNED, leader_epoch=6))
     replicas.broker_harness.run()
     assert replicas.has_replica
-    assert not replicas.found.is_leader(KEY)
+    assert not replicas.cluster_replicas.is_leader(KEY)
     replicas.broker_harness.submitted.append(removal)
     replicas.broker_harness.run()
-    assert replicas.found.is_leader(KEY)
+    assert replicas.cluster_replicas.is_leader(KEY)
     assert replicas.log_end == 0
 
 
@@ -132,8 +132,8 @@ def test_removal_waits_for_the_work_of_a_role(
         return open_log(logdir, topic, number)
 
     monkeypatch.setattr(LogDir, "partition", partition)
-    replicas.take(2, attrs.evolve(ASSIGNED, leader_epoch=4))
-    replicas.take(3, UNASSIGNED)
+    replicas.apply_state(2, attrs.evolve(ASSIGNED, leader_epoch=4))
+    replicas.apply_state(3, UNASSIGNED)
     submitted = replicas.broker_harness.submitted
     while submitted:
         # A removal that did not wait would be the newest work.

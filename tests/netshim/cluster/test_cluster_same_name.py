@@ -19,8 +19,8 @@ GROUPS = [f"g{number}" for number in range(6)]
 
 def controller_of(cluster: Cluster) -> int:
     request = wire.METADATA.Request(topics=[])
-    found: int = cluster.ask(1, wire.METADATA, request).controller_id
-    return found
+    controller_id: int = cluster.ask(1, wire.METADATA, request).controller_id
+    return controller_id
 
 
 def assign(cluster: Cluster, number: int, topic: str, brokers: list[int]) -> None:
@@ -48,13 +48,13 @@ def committed(cluster: Cluster, group: str, offset: int | None = None) -> int:
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": cluster.bootstrap_servers, "group.id": group}
     )
-    place = confluent_kafka.TopicPartition("t", 0)
+    partition = confluent_kafka.TopicPartition("t", 0)
     if offset is not None:
-        place.offset = offset
-        consumer.commit(offsets=[place], asynchronous=False)
-    (found,) = consumer.committed([place], timeout=30)
+        partition.offset = offset
+        consumer.commit(offsets=[partition], asynchronous=False)
+    (fetched,) = consumer.committed([partition], timeout=30)
     consumer.close()
-    number: int = found.offset
+    number: int = fetched.offset
     return number
 
 

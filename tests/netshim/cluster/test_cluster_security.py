@@ -30,17 +30,17 @@ NUMBERS = (1, 2, 3)
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
-    with SecuredCluster(tmp_path_factory.mktemp("secured") / "cluster") as made:
-        made.add_users(ADMIN, ALICE)
-        yield made
+    with SecuredCluster(tmp_path_factory.mktemp("secured") / "cluster") as cluster:
+        cluster.add_users(ADMIN, ALICE)
+        yield cluster
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[SecuredCluster]:
     """Return a cluster whose brokers a test may stop."""
-    with SecuredCluster(tmp_path / "cluster") as made:
-        made.add_users(ADMIN, ALICE)
-        yield made
+    with SecuredCluster(tmp_path / "cluster") as cluster:
+        cluster.add_users(ADMIN, ALICE)
+        yield cluster
 
 
 def rule(topic: str, operation: AclOperation, **fields: Any) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def rules_at(cluster: SecuredCluster, number: int, topic: str) -> int:
         operation=AclOperation.ANY,
         permission_type=Permission.ANY,
     )
-    found = cluster.ask(number, wire.DESCRIBE_ACLS, request)
-    assert found.error_code == codes.NONE
-    return sum(len(resource.acls) for resource in found.resources)
+    described = cluster.ask(number, wire.DESCRIBE_ACLS, request)
+    assert described.error_code == codes.NONE
+    return sum(len(resource.acls) for resource in described.resources)
 
 
 def until_known(cluster: SecuredCluster, topic: str, count: int) -> None:
@@ -124,8 +124,8 @@ def produce(cluster: SecuredCluster, leader: int, topic: str, topic_id: bytes) -
         timeout_ms=30_000,
         topic_data=[kind(name=topic, topic_id=topic_id, partition_data=[part])],
     )
-    (found,) = cluster.ask(leader, wire.PRODUCE, request).responses
-    assert found.partition_responses[0].error_code == codes.NONE
+    (topic_result,) = cluster.ask(leader, wire.PRODUCE, request).responses
+    assert topic_result.partition_responses[0].error_code == codes.NONE
 
 
 def fetch_request(
@@ -191,14 +191,14 @@ def test_transactions_of_a_user_span_brokers(secured: SecuredCluster) -> None:
         {**config, "group.id": "check", "enable.auto.commit": False}
     )
     consumer.assign([confluent_kafka.TopicPartition("paid", n, 0) for n in range(3)])
-    found: list[tuple[int, bytes]] = []
-    while len(found) < 6:
+    consumed: list[tuple[int, bytes]] = []
+    while len(consumed) < 6:
         message = consumer.poll(60)
         assert message is not None, "no record within a minute"
         if message.error() is None:
-            found.append((message.partition(), message.value()))
+            consumed.append((message.partition(), message.value()))
     consumer.close()
-    assert sorted(found) == [(n, value) for n in range(3) for value in (b"1", b"3")]
+    assert sorted(consumed) == [(n, value) for n in range(3) for value in (b"1", b"3")]
 
 
 # -- attackers -------------------------------------------------------------------------
@@ -241,9 +241,9 @@ def test_a_client_cannot_fetch_as_a_follower(secured: SecuredCluster) -> None:
         (as_follower(topic_id, other, 1, 1_000), 17),
         (fetch_request(topic_id, replica_id=other), 13),
     ):
-        found = secured.ask(leader, wire.FETCH, request, alice, max_version=version)
-        assert code_of(found) == codes.TOPIC_AUTHORIZATION_FAILED
-        assert not found.responses[0].partitions[0].records
+        response = secured.ask(leader, wire.FETCH, request, alice, max_version=version)
+        assert code_of(response) == codes.TOPIC_AUTHORIZATION_FAILED
+        assert not response.responses[0].partitions[0].records
     assert secured.until_in_sync("followed", 3).leader_id == leader
 
 
@@ -309,8 +309,8 @@ def test_an_old_broker_epoch_is_refused(secured: SecuredCluster) -> None:
         (99, 1, codes.UNKNOWN_LEADER_EPOCH),
     ):
         request = as_follower(topic_id, replica, epoch)
-        found = secured.ask(leader, wire.FETCH, request, broker, max_version=17)
-        assert code_of(found) == expected, (replica, epoch)
+        response = secured.ask(leader, wire.FETCH, request, broker, max_version=17)
+        assert code_of(response) == expected, (replica, epoch)
 
 
 @pytest.mark.long
@@ -331,8 +331,8 @@ def test_no_user_can_take_the_name_of_the_brokers(secured: SecuredCluster) -> No
         ),
         kind(deletions=[kind.Deletion(name=BROKER_USER, mechanism=2)]),
     ):
-        (found,) = secured.ask(1, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
-        assert found.error_code == codes.UNACCEPTABLE_CREDENTIAL
+        (result,) = secured.ask(1, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
+        assert result.error_code == codes.UNACCEPTABLE_CREDENTIAL
     netshim("user", "add", secured.path, BROKER_USER, expected=2)
     assert secured.ask(
         1, wire.METADATA, wire.METADATA.Request(), secured.broker_settings()
@@ -353,8 +353,8 @@ def test_rules_of_one_broker_are_enforced_by_all(secured: SecuredCluster) -> Non
             allow_auto_topic_creation=False,
         )
         (topic,) = secured.ask(number, wire.METADATA, request, alice).topics
-        found: int = topic.error_code
-        return found
+        error_code: int = topic.error_code
+        return error_code
 
     assert [code(number) for number in NUMBERS] == [29, 29, 29]
     allow(secured, 2, "ruled", AclOperation.DESCRIBE)
@@ -378,14 +378,14 @@ def test_users_of_one_broker_log_in_at_every_broker(secured: SecuredCluster) -> 
         salted_password=salted,
     )
     request = kind(upsertions=[added])
-    (found,) = secured.ask(1, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
-    assert found.error_code == codes.NONE
+    (result,) = secured.ask(1, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
+    assert result.error_code == codes.NONE
     assert secured.logs_in(1, "bob")
     for number in NUMBERS:
         until(lambda number=number: secured.logs_in(number, "bob"), "bob logs in")
     request = kind(deletions=[kind.Deletion(name="bob", mechanism=2)])
-    (found,) = secured.ask(2, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
-    assert found.error_code == codes.NONE
+    (result,) = secured.ask(2, wire.ALTER_USER_SCRAM_CREDENTIALS, request).results
+    assert result.error_code == codes.NONE
     assert not secured.logs_in(2, "bob")
     for number in NUMBERS:
         until(lambda number=number: not secured.logs_in(number, "bob"), "no login")
@@ -428,9 +428,9 @@ def test_a_fetch_session_ends_to_serve_a_topic_without_a_rule(
         later = wire.FETCH.Request(
             max_wait_ms=0, session_id=begun.session_id, session_epoch=1, topics=[]
         )
-        found = connection.request(wire.FETCH, later)
-        assert code_of(found) == codes.TOPIC_AUTHORIZATION_FAILED
-        assert not found.responses[0].partitions[0].records
+        response = connection.request(wire.FETCH, later)
+        assert code_of(response) == codes.TOPIC_AUTHORIZATION_FAILED
+        assert not response.responses[0].partitions[0].records
     finally:
         connection.close()
 

@@ -37,8 +37,8 @@ def test_a_topic_is_created_used_changed_and_deleted(calm: Cluster) -> None:
 
     admin = admin_client.AdminClient({"bootstrap.servers": calm.bootstrap_servers})
     resource = admin_client.ConfigResource("TOPIC", "orders")
-    found = admin.describe_configs([resource])[resource].result()
-    assert found["retention.ms"].value == "86400000"
+    described = admin.describe_configs([resource])[resource].result()
+    assert described["retention.ms"].value == "86400000"
     new = admin_client.NewPartitions("orders", 5)
     admin.create_partitions([new])["orders"].result()
     assert len(calm.metadata("orders").partitions) == 5
@@ -108,12 +108,13 @@ def test_a_topic_that_the_registry_lost_keeps_its_replicas(calm: Cluster) -> Non
 @pytest.mark.long
 def test_added_partitions_have_leaders_and_as_many_replicas(calm: Cluster) -> None:
     calm.create("grown")
-    kind = wire.CREATE_PARTITIONS.Request
-    request = kind(
-        topics=[kind.Topic(name="grown", count=3, assignments=None)], timeout_ms=30_000
+    request_type = wire.CREATE_PARTITIONS.Request
+    request = request_type(
+        topics=[request_type.Topic(name="grown", count=3, assignments=None)],
+        timeout_ms=30_000,
     )
-    found = calm.ask(2, wire.CREATE_PARTITIONS, request).results[0]
-    assert found.error_code == codes.NONE, found
+    result = calm.ask(2, wire.CREATE_PARTITIONS, request).results[0]
+    assert result.error_code == codes.NONE, result
     for index in range(3):
         calm.until_in_sync("grown", 3, index)
 
@@ -187,10 +188,10 @@ def test_only_the_leader_accepts_records(calm: Cluster) -> None:
             )
         ]
     )
-    found = calm.ask(other, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
-    assert found.error_code == codes.NOT_LEADER_OR_FOLLOWER
-    found = calm.ask(first.leader_id, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
-    assert (found.error_code, found.offset) == (codes.NONE, 0)
+    result = calm.ask(other, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
+    assert result.error_code == codes.NOT_LEADER_OR_FOLLOWER
+    result = calm.ask(first.leader_id, wire.LIST_OFFSETS, asked).topics[0].partitions[0]
+    assert (result.error_code, result.offset) == (codes.NONE, 0)
 
 
 def test_followers_get_the_high_watermark_without_more_records(calm: Cluster) -> None:
@@ -205,18 +206,18 @@ def test_followers_get_the_high_watermark_without_more_records(calm: Cluster) ->
     )
     producer.produce("single", b"v")
     assert producer.flush(60) == 0
-    place = wire.FETCH.Request.Topic
-    part = place.Partition(
+    topic_type = wire.FETCH.Request.Topic
+    part = topic_type.Partition(
         partition=0, current_leader_epoch=entry.leader_epoch, partition_max_bytes=1_000
     )
     request = wire.FETCH.Request(
-        max_wait_ms=0, topics=[place(topic_id=topic_id, partitions=[part])]
+        max_wait_ms=0, topics=[topic_type(topic_id=topic_id, partitions=[part])]
     )
     for number in {1, 2, 3} - {entry.leader_id}:
 
         def is_shown(number: int = number) -> bool:
-            found = calm.ask(number, wire.FETCH, request).responses[0].partitions[0]
-            return bool(found.high_watermark == 1 and found.records)
+            partition = calm.ask(number, wire.FETCH, request).responses[0].partitions[0]
+            return bool(partition.high_watermark == 1 and partition.records)
 
         until(is_shown, f"broker {number} shows the record")
 
@@ -240,11 +241,11 @@ def test_refusals_of_other_brokers_name_the_leader(calm: Cluster) -> None:
             )
         ],
     )
-    place = wire.FETCH.Request.Topic
-    asked = place(
+    topic_type = wire.FETCH.Request.Topic
+    asked = topic_type(
         topic="elsewhere",
         topic_id=topic_id,
-        partitions=[place.Partition(partition=0)],
+        partitions=[topic_type.Partition(partition=0)],
     )
     fetch = wire.FETCH.Request(max_wait_ms=0, topics=[asked])
 
@@ -380,7 +381,7 @@ def test_too_few_replicas_refuse_acks_all(cluster: Cluster) -> None:
         "the others leave the ISR",
     )
     outcomes: dict[str, list[Any]] = {"all": [], "1": []}
-    for acks, found in outcomes.items():
+    for acks, errors in outcomes.items():
         producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": f"127.0.0.1:{cluster.ports[leader]}",
@@ -390,7 +391,7 @@ def test_too_few_replicas_refuse_acks_all(cluster: Cluster) -> None:
             }
         )
         producer.produce(
-            "t", b"1", on_delivery=lambda error, _, found=found: found.append(error)
+            "t", b"1", on_delivery=lambda error, _, errors=errors: errors.append(error)
         )
         producer.flush(60)
     refused = outcomes["all"][0]
@@ -398,15 +399,15 @@ def test_too_few_replicas_refuse_acks_all(cluster: Cluster) -> None:
     assert outcomes["1"] == [None]
 
 
-def offset_of(client: Any, place: Any) -> int | None:
+def offset_of(client: Any, partition: Any) -> int | None:
     """Return the committed offset; None if the coordinator has moved."""
     try:
-        (found,) = client.committed([place], timeout=90)
+        (committed,) = client.committed([partition], timeout=90)
     except confluent_kafka.KafkaException as error:
         # librdkafka does not repeat a request with this answer.
         assert error.args[0].code() == confluent_kafka.KafkaError.NOT_COORDINATOR
         return None
-    offset: int = found.offset
+    offset: int = committed.offset
     return offset
 
 
@@ -418,7 +419,7 @@ def test_committed_offsets_survive_their_coordinator(cluster: Cluster) -> None:
     load.end()
 
     def consumer() -> Any:
-        made = confluent_kafka.Consumer(
+        opened = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": cluster.bootstrap_servers,
                 "group.id": "g",
@@ -426,21 +427,21 @@ def test_committed_offsets_survive_their_coordinator(cluster: Cluster) -> None:
                 "enable.auto.commit": False,
             }
         )
-        return made
+        return opened
 
-    place = confluent_kafka.TopicPartition("t", 0)
+    partition = confluent_kafka.TopicPartition("t", 0)
     committed = 0
     for _ in range(3):
         client = consumer()
         committed += 7
-        place.offset = committed
-        client.commit(offsets=[place], asynchronous=False)
+        partition.offset = committed
+        client.commit(offsets=[partition], asynchronous=False)
         client.close()
         coordinator = cluster.until_in_sync("__consumer_offsets", 3).leader_id
         cluster.kill(coordinator)
         client = consumer()
-        found = until(lambda client=client: offset_of(client, place), "an answer")
-        assert found == committed
+        offset = until(lambda client=client: offset_of(client, partition), "an answer")
+        assert offset == committed
         client.close()
         cluster.start(coordinator)
 
@@ -458,27 +459,27 @@ def test_a_group_continues_after_a_failover(cluster: Cluster) -> None:
         }
     )
     consumer.subscribe(["t"])
-    seen: set[int] = set()
+    consumed: set[int] = set()
 
     def read(count: int) -> None:
-        before = len(seen)
+        before = len(consumed)
         end_s = time.monotonic() + 90
-        while len(seen) < before + count:
+        while len(consumed) < before + count:
             assert time.monotonic() < end_s
             message = consumer.poll(1)
             if message is not None and message.error() is None:
-                seen.add(int(message.value()))
+                consumed.add(int(message.value()))
 
     read(50)
     cluster.kill(cluster.until_in_sync("__consumer_offsets", 3).leader_id)
     read(200)
     acknowledged = load.end()
     end_s = time.monotonic() + 90
-    while not acknowledged.keys() <= seen:
+    while not acknowledged.keys() <= consumed:
         assert time.monotonic() < end_s, "records are missing"
         message = consumer.poll(1)
         if message is not None and message.error() is None:
-            seen.add(int(message.value()))
+            consumed.add(int(message.value()))
     consumer.close()
 
 
@@ -626,10 +627,10 @@ def test_broker_without_a_cluster_does_not_import_netshim_cluster() -> None:
         "import sys, netshim.command, netshim.server;"
         "print([m for m in sys.modules if m.startswith('netshim.cluster.')])"
     )
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert found.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.slow
@@ -761,5 +762,5 @@ def test_topics_whose_leaders_are_late_are_created_with_error_7(
 
 def brokers_of(cluster: Cluster) -> list[int]:
     """Return the brokers that broker 1 reports as registered."""
-    found = cluster.ask(1, wire.METADATA, wire.METADATA.Request(topics=[]))
-    return [broker.node_id for broker in found.brokers]
+    metadata = cluster.ask(1, wire.METADATA, wire.METADATA.Request(topics=[]))
+    return [broker.node_id for broker in metadata.brokers]

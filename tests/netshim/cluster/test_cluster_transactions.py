@@ -19,7 +19,7 @@ PARTITIONS = 3
 
 
 def producer(cluster: Cluster, name: str, **settings: Any) -> Any:
-    made = confluent_kafka.Producer(
+    opened = confluent_kafka.Producer(
         {
             "bootstrap.servers": cluster.bootstrap_servers,
             "transactional.id": name,
@@ -29,8 +29,8 @@ def producer(cluster: Cluster, name: str, **settings: Any) -> Any:
             **settings,
         }
     )
-    made.init_transactions(90)
-    return made
+    opened.init_transactions(90)
+    return opened
 
 
 def consumer(cluster: Cluster, group: str, **settings: Any) -> Any:
@@ -49,7 +49,7 @@ def consumer(cluster: Cluster, group: str, **settings: Any) -> Any:
 
 def read_committed(cluster: Cluster, topic: str) -> list[str]:
     """Return all values that are committed, once no transaction is open."""
-    found: list[str] = []
+    values: list[str] = []
     client = consumer(cluster, "check")
     client.assign(
         [confluent_kafka.TopicPartition(topic, n, 0) for n in range(PARTITIONS)]
@@ -59,11 +59,11 @@ def read_committed(cluster: Cluster, topic: str) -> list[str]:
         message = client.poll(60)
         assert message is not None, "no message within a minute"
         if message.error() is None:
-            found.append(message.value().decode())
+            values.append(message.value().decode())
         elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
             ended.add(message.partition())
     client.close()
-    return found
+    return values
 
 
 def test_transactions_commit_and_abort_over_all_leaders(calm: Cluster) -> None:
@@ -78,8 +78,8 @@ def test_transactions_commit_and_abort_over_all_leaders(calm: Cluster) -> None:
         else:
             entry.commit_transaction(60)
     expected = {f"{n}-{p}" for n in (0, 2, 4) for p in range(PARTITIONS)}
-    found = read_committed(calm, "t")
-    assert (len(found), set(found)) == (len(expected), expected)
+    values = read_committed(calm, "t")
+    assert (len(values), set(values)) == (len(expected), expected)
 
 
 def test_offsets_of_a_transaction_are_committed_with_it(calm: Cluster) -> None:
@@ -126,8 +126,8 @@ def test_a_partition_outside_of_the_transaction_is_refused(calm: Cluster) -> Non
     find = wire.FIND_COORDINATOR.Request(key_type=1, coordinator_keys=["raw"])
 
     def coordinator() -> Any:
-        found = calm.ask(1, wire.FIND_COORDINATOR, find).coordinators[0]
-        return found.node_id if found.error_code == codes.NONE else None
+        result = calm.ask(1, wire.FIND_COORDINATOR, find).coordinators[0]
+        return result.node_id if result.error_code == codes.NONE else None
 
     home = until(coordinator, "a coordinator")
     init = wire.INIT_PRODUCER_ID.Request(
@@ -135,8 +135,8 @@ def test_a_partition_outside_of_the_transaction_is_refused(calm: Cluster) -> Non
     )
 
     def identity() -> Any:
-        found = calm.ask(home, wire.INIT_PRODUCER_ID, init)
-        return found if found.error_code == codes.NONE else None
+        result = calm.ask(home, wire.INIT_PRODUCER_ID, init)
+        return result if result.error_code == codes.NONE else None
 
     ids = until(identity, "the coordinator is loaded")
     other = next(number for number in (1, 2, 3) if number != home)

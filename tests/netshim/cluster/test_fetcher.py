@@ -56,31 +56,31 @@ class PlayedLeader:
 
     def next_request(self) -> tuple[tuple[int, int], dict[int, int], list[int]]:
         """Return the session, the offsets by partition, and the forgotten partitions."""
-        found = self.requests.get(timeout=LIMIT_S)
-        self.wait_ms = found.max_wait_ms
+        request = self.requests.get(timeout=LIMIT_S)
+        self.wait_ms = request.max_wait_ms
         listed = {
             part.partition: part.fetch_offset
-            for topic in found.topics
+            for topic in request.topics
             for part in topic.partitions
         }
         forgotten = [
             number
-            for topic in found.forgotten_topics_data
+            for topic in request.forgotten_topics_data
             for number in topic.partitions
         ]
-        return (found.session_id, found.session_epoch), listed, sorted(forgotten)
+        return (request.session_id, request.session_epoch), listed, sorted(forgotten)
 
     def answer(self, session_id: int = 5, error_code: int = 0, **parts: Any) -> None:
         """Answer with the parts of partitions `_0`, `_1`, ..."""
         kind = wire.FETCH.Response.Topic
-        found = [
+        partitions = [
             kind.Partition(
                 partition_index=int(name[1:]),
                 **{"high_watermark": 0, "records": b"", **fields},
             )
             for name, fields in parts.items()
         ]
-        topics = [kind(topic_id=TOPIC_ID, partitions=found)] if found else []
+        topics = [kind(topic_id=TOPIC_ID, partitions=partitions)] if partitions else []
         self.responses.put(
             wire.FETCH.Response(
                 session_id=session_id, error_code=error_code, responses=topics
@@ -100,9 +100,9 @@ def logs(tmp_path: Path) -> Iterator[list[Log]]:
 @pytest.fixture
 def fetcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaderFetcher]:
     monkeypatch.setattr("netshim.cluster.fetcher.PeerConnection", PlayedLeader)
-    made = LeaderFetcher(1, OS, FetcherSettings(), lambda _: None, lambda *_: None)
-    yield made
-    made.close()
+    opened = LeaderFetcher(1, OS, FetcherSettings(), lambda _: None, lambda *_: None)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ VIEW = ClusterView(
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
     """Play the other brokers. A broker without an entry does not answer."""
-    found: Reports = {}
+    reported: Reports = {}
 
     class PlayedBroker:
         def __init__(self, broker: int, connect: Any) -> None:
@@ -50,7 +50,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
             self._broker = broker
 
         def request(self, api: object, request: object) -> Any:
-            if self._broker not in found:
+            if self._broker not in reported:
                 raise RemoteUnavailableError("no answer")
             kind = wire.METADATA.Response.Topic
             return wire.METADATA.Response(
@@ -65,7 +65,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
                             )
                         ],
                     )
-                    for name, (leader, epoch) in found[self._broker].items()
+                    for name, (leader, epoch) in reported[self._broker].items()
                 ]
             )
 
@@ -73,7 +73,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
             pass
 
     monkeypatch.setattr(peer_views, "PeerConnection", PlayedBroker)
-    return found
+    return reported
 
 
 def not_called(_: int) -> NoReturn:
@@ -116,7 +116,7 @@ def test_no_report_makes_this_broker_a_leader(
     assert read(view) == {("t", 0): (3, 4)}
 
 
-def test_without_answers_the_view_remains(reports: Reports) -> None:
+def test_view_remains_if_no_peer_answers(reports: Reports) -> None:
     views = PeerViews(1, not_called)
     assert views.newer_view(VIEW) is VIEW
     until(lambda: not views._asking, "the ends of the questions")

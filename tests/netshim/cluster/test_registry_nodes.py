@@ -100,44 +100,48 @@ def test_partitions_are_added_to_the_topic_that_they_were_placed_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "stored_topic",
     [
         None,
         TopicNode(uuid.uuid4(), {0: (1, 2)}),  # deleted and created again
         TopicNode(ID, {0: (1, 2), 1: (1,)}),
     ],
 )
-def test_no_partitions_are_added_to_another_topic(found: TopicNode | None) -> None:
-    data = None if found is None else registry_nodes.pack_topic(found)
+def test_no_partitions_are_added_to_another_topic(
+    stored_topic: TopicNode | None,
+) -> None:
+    data = None if stored_topic is None else registry_nodes.pack_topic(stored_topic)
     with pytest.raises(BadVersionError):
         registry_nodes.add_partitions(
             data, "/p", TopicNode(ID, {0: (1, 2)}), {1: (2, 3)}
         )
 
 
-def test_a_note_lists_the_changes_since_a_number() -> None:
-    note = (
+def test_published_changes_since_a_number() -> None:
+    published = (
         PublishedChanges().with_changes([("t", 0), ("t", 1)]).with_changes([("u", -1)])
     )
-    note = registry_nodes.unpack_changes(registry_nodes.pack_changes(note), "/p")
-    assert note.last == 3
-    assert note.since(3) == set()
-    assert note.since(1) == {("t", 1), ("u", -1)}
-    assert note.since(0) == {("t", 0), ("t", 1), ("u", -1)}
+    published = registry_nodes.unpack_changes(
+        registry_nodes.pack_changes(published), "/p"
+    )
+    assert published.last == 3
+    assert published.since(3) == set()
+    assert published.since(1) == {("t", 1), ("u", -1)}
+    assert published.since(0) == {("t", 0), ("t", 1), ("u", -1)}
 
 
-def test_a_reader_that_missed_too_much_reads_all() -> None:
-    note = PublishedChanges().with_changes([(str(ID), DELETED)])
-    assert note.deleted_ids == {str(ID)}
-    note = PublishedChanges().with_changes(
+def test_reader_that_missed_too_many_changes_reads_all() -> None:
+    published = PublishedChanges().with_changes([(str(ID), DELETED)])
+    assert published.deleted_ids == {str(ID)}
+    published = PublishedChanges().with_changes(
         [("t", n) for n in range(registry_nodes.MAX_CHANGES + 5)]
     )
-    assert note.since(3) is None
-    assert note.since(-1) is None
-    assert note.since(6) is not None
+    assert published.since(3) is None
+    assert published.since(-1) is None
+    assert published.since(6) is not None
 
 
-def test_a_damaged_note_is_refused() -> None:
+def test_damaged_list_of_changes_is_refused() -> None:
     with pytest.raises(CorruptRegistryError):
         registry_nodes.unpack_changes(b'{"n":1,"recent":[[1]]}', "/p")
 
@@ -147,8 +151,8 @@ def test_a_damaged_note_is_refused() -> None:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[FileRegistry]:
-    with open_registry(tmp_path / "c", topics="truth") as made:
-        yield made
+    with open_registry(tmp_path / "c", topics="truth") as opened:
+        yield opened
 
 
 def put_topic(registry: FileRegistry, name: str, node: TopicNode) -> None:
@@ -160,8 +164,8 @@ def read_view(registry: FileRegistry, brokers: Any = None) -> ClusterView:
     """Read the registry as a member does."""
     topics, states = {}, {}
     for name in registry.children(paths.TOPICS):
-        found = registry.get(paths.topic(name))
-        node = registry_nodes.unpack_topic(found.value, name)
+        stored_node = registry.get(paths.topic(name))
+        node = registry_nodes.unpack_topic(stored_node.value, name)
         config = LogConfig.parse({"min.insync.replicas": 2})
         topics[name] = TopicOfCluster(node, {}, config)
         for number in registry.children(registry_nodes.partitions_path(name)):
@@ -314,7 +318,7 @@ def test_write_for_a_deleted_topic_does_not_reach_the_next_topic(
     assert read_view(registry).states["t", 0].state.leader == 3
 
 
-def test_a_damaged_state_is_left_alone(registry: FileRegistry) -> None:
+def test_damaged_state_is_not_replaced(registry: FileRegistry) -> None:
     put_topic(registry, "t", TopicNode(ID, {0: (1,), 1: (2,)}))
     view = attrs.evolve(read_view(registry), damaged=frozenset({("t", 0)}))
     assert list(review_cluster(registry, view, 4, waits_for_disk=True)) == [("t", 1)]

@@ -63,21 +63,21 @@ def test_partition_is_read_once_its_records_are_committed(loading: Any) -> None:
     not committed yet, and reported an older offset than the acknowledged offset.
     """
     host, held, reads = loading
-    found: list[bool] = []
-    host.load(0, found.append)
+    outcomes: list[bool] = []
+    host.load(0, outcomes.append)
     ((end, committed),) = held.waiting
-    assert (end, reads, found) == (1, [], [])
+    assert (end, reads, outcomes) == (1, [], [])
     assert not host.is_loaded
     committed(None)
-    assert (reads, found, host.is_loaded) == ([1], [True], True)
+    assert (reads, outcomes, host.is_loaded) == ([1], [True], True)
 
 
 def test_partition_that_is_led_elsewhere_is_not_read(loading: Any) -> None:
     host, held, reads = loading
-    found: list[bool] = []
-    host.load(0, found.append)
+    outcomes: list[bool] = []
+    host.load(0, outcomes.append)
     held.waiting[0][1](NotLeaderError("another broker leads"))
-    assert (reads, found, host.is_loaded) == ([], [False], False)
+    assert (reads, outcomes, host.is_loaded) == ([], [False], False)
 
 
 def store_commit(logdir: LogDir, topic: str, topic_id: bytes = b"") -> None:

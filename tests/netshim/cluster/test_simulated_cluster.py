@@ -182,7 +182,7 @@ def test_each_bug_can_be_seeded() -> None:
     "bug", [pytest.param(bug, id=bug.name.replace(" ", "-")) for bug in BUGS]
 )
 def test_seeded_bug_is_found(bug: Bug) -> None:
-    found = find(bug)
-    assert found is not None, f"not found in {bug.within} schedules"
-    _, rule = found
+    seed_and_rule = find(bug)
+    assert seed_and_rule is not None, f"not found in {bug.within} schedules"
+    _, rule = seed_and_rule
     assert rule in bug.rules.split()

@@ -22,11 +22,11 @@ def data(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object, code: int = 0, typed: str | None = None) -> str:
-    found = CliRunner().invoke(
+    done = CliRunner().invoke(
         main, [str(argument) for argument in arguments], input=typed
     )
-    assert found.exit_code == code, found.output
-    return found.output
+    assert done.exit_code == code, done.output
+    return done.output
 
 
 def stored(data: Path) -> Any:
@@ -91,10 +91,10 @@ def test_unknown_directory_is_an_error(data: Path) -> None:
 def test_rules_of_a_producer_and_a_consumer(data: Path) -> None:
     run("acl", "add", data, "User:a", "--producer", "--topic", "t")
     run("acl", "add", data, "User:b", "--consumer", "--topic", "t", "--group", "g")
-    found = {
+    stored_rules = {
         (acl.principal, acl.resource_type, acl.operation) for acl in stored(data).acls
     }
-    assert found == {
+    assert stored_rules == {
         ("User:a", ResourceType.TOPIC, AclOperation.WRITE),
         ("User:a", ResourceType.TOPIC, AclOperation.CREATE),
         ("User:a", ResourceType.TOPIC, AclOperation.DESCRIBE),
@@ -217,17 +217,17 @@ def test_damaged_rules_deny_everything_of_their_topic(
     assert "allow\tUser:a\tRead\ttopic u\t" in listed
     assert "/kafka-acl/Topic/t" in caplog.text and "version" in caplog.text
     # The damaged file is not replaced, because a deny rule may be lost.
-    found = run("acl", "add", data, "User:a", "--consumer", "--topic", "t", code=2)
-    assert "kafka-acl/Topic/t" in found
+    output = run("acl", "add", data, "User:a", "--consumer", "--topic", "t", code=2)
+    assert "kafka-acl/Topic/t" in output
 
 
 def test_users_of_a_cluster_are_in_its_registry(tmp_path: Path) -> None:
     """The command accepts the directory of the cluster or the path of its registry."""
     open_registry(tmp_path / "cluster", topics="truth").close()
-    for place, name in ((tmp_path, "alice"), (tmp_path / "cluster", "bob")):
-        run("user", "add", place, name, typed="secret\nsecret\n")
+    for directory, name in ((tmp_path, "alice"), (tmp_path / "cluster", "bob")):
+        run("user", "add", directory, name, typed="secret\nsecret\n")
     with open_registry(tmp_path / "cluster", topics="truth") as registry:
         assert registry.children("/config/users") == ["alice", "bob"]
     assert registry_path(str(tmp_path)) not in map(str, tmp_path.parent.iterdir())
-    found = run("user", "add", tmp_path / "1", "carol", typed="x\nx\n", code=2)
-    assert "one broker" in found and str(tmp_path) in found
+    output = run("user", "add", tmp_path / "1", "carol", typed="x\nx\n", code=2)
+    assert "one broker" in output and str(tmp_path) in output

@@ -63,9 +63,11 @@ def allows(rules: list[Acl], user: str, host: str, operation: int, name: str) ->
         for rule in applying
     ):
         return False
-    wanted = {operation, AclOperation.ALL} | implied.get(AclOperation(operation), set())
+    sufficient = {operation, AclOperation.ALL} | implied.get(
+        AclOperation(operation), set()
+    )
     return any(
-        rule.permission == Permission.ALLOW and rule.operation in wanted
+        rule.permission == Permission.ALLOW and rule.operation in sufficient
         for rule in applying
     )
 
@@ -83,10 +85,10 @@ def test_index_decides_as_the_rules_one_by_one(
     rules: list[Acl], user: str, host: str, operation: AclOperation, name: str
 ) -> None:
     index = AclIndex(rules)
-    wanted = allows(rules, user, host, operation, name)
+    expected = allows(rules, user, host, operation, name)
     for _ in range(2):  # the second decision comes from the cache
-        found = index.allows(user, host, operation, ResourceType.TOPIC, name)
-        assert found == wanted
+        actual = index.allows(user, host, operation, ResourceType.TOPIC, name)
+        assert actual == expected
 
 
 def rule(
@@ -174,11 +176,11 @@ def test_match_filter_selects_rules_that_cover_a_name() -> None:
         rule("other"),
         rule("orders-eu", pattern=Pattern.PREFIXED),
     ]
-    wanted = AclFilter(
+    match_filter = AclFilter(
         ResourceType.TOPIC, Pattern.MATCH, "orders", None, None,
         AclOperation.ANY, Permission.ANY,
     )  # fmt: skip
-    assert [rule.name for rule in rules if wanted.matches(rule)] == [
+    assert [rule.name for rule in rules if match_filter.matches(rule)] == [
         "orders",
         "*",
         "ord",

@@ -63,28 +63,28 @@ class Attack:
         return {"producer_id": producer_id, "producer_epoch": epoch}
 
     def begin(self, name: str, **more: Any) -> tuple[int, int]:
-        answer = self.ask(
+        response = self.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id=name,
             transaction_timeout_ms=60_000,
             **more,
         )
-        assert answer.error_code == 0
-        return answer.producer_id, answer.producer_epoch
+        assert response.error_code == 0
+        return response.producer_id, response.producer_epoch
 
     def take_over(self, name: str) -> int:
-        answer = self.ask(
+        response = self.ask(
             wire.INIT_PRODUCER_ID,
             4,
             transactional_id=name,
             transaction_timeout_ms=60_000,
             **self.producer(),
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     def add(self, name: str, id_and_epoch: tuple[int, int]) -> int:
-        answer = self.ask(
+        response = self.ask(
             wire.ADD_PARTITIONS_TO_TXN,
             3,
             v3_and_below_transactional_id=name,
@@ -94,13 +94,13 @@ class Attack:
                 wire.ADD_PARTITIONS_TO_TXN.Request.Topic(name="t", partitions=[0])
             ],
         )
-        topic = answer.results_by_topic_v3_and_below[0]
+        topic = response.results_by_topic_v3_and_below[0]
         return int(topic.results_by_partition[0].partition_error_code)
 
     def send(self, name: str | None, records: bytes, version: int) -> int:
         topic_type = wire.PRODUCE.Request.Topic
         part = topic_type.Partition(index=0, records=records)
-        answer = self.ask(
+        response = self.ask(
             wire.PRODUCE,
             version,
             transactional_id=name,
@@ -108,7 +108,7 @@ class Attack:
             timeout_ms=1_000,
             topic_data=[topic_type(name="t", partition_data=[part])],
         )
-        return int(answer.responses[0].partition_responses[0].error_code)
+        return int(response.responses[0].partition_responses[0].error_code)
 
     def produce(self, name: str | None, *, sequence: int = 0, version: int = 9) -> int:
         batch = encode(
@@ -140,27 +140,27 @@ class Attack:
         return self.send(None, batch, 9)
 
     def end(self, name: str) -> int:
-        answer = self.ask(
+        response = self.ask(
             wire.END_TXN, 3, transactional_id=name, committed=False, **self.producer()
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     def add_group(self, name: str) -> int:
-        answer = self.ask(
+        response = self.ask(
             wire.ADD_OFFSETS_TO_TXN,
             3,
             transactional_id=name,
             group_id=GROUP,
             **self.producer(),
         )
-        return int(answer.error_code)
+        return int(response.error_code)
 
     def commit(self, name: str) -> int:
         topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
         part = topic_type.Partition(
             partition_index=0, committed_offset=1, committed_metadata=""
         )
-        answer = self.ask(
+        response = self.ask(
             wire.TXN_OFFSET_COMMIT,
             3,
             transactional_id=name,
@@ -169,11 +169,11 @@ class Attack:
             topics=[topic_type(name="t", partitions=[part])],
             **self.producer(),
         )
-        return int(answer.topics[0].partitions[0].error_code)
+        return int(response.topics[0].partitions[0].error_code)
 
     def write_marker(self) -> int:
         marker = wire.WRITE_TXN_MARKERS.Request.Marker
-        answer = self.ask(
+        response = self.ask(
             wire.WRITE_TXN_MARKERS,
             1,
             markers=[
@@ -185,7 +185,7 @@ class Attack:
                 )
             ],
         )
-        return int(answer.markers[0].topics[0].partitions[0].error_code)
+        return int(response.markers[0].topics[0].partitions[0].error_code)
 
 
 FORBIDDEN = codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -194,9 +194,9 @@ NO_MAPPING = codes.INVALID_PRODUCER_ID_MAPPING
 
 @pytest.fixture
 def attack(tmp_path: Path) -> Iterator[Attack]:
-    found = Attack(tmp_path / "data")
-    yield found
-    found.broker_harness.close()
+    opened = Attack(tmp_path / "data")
+    yield opened
+    opened.broker_harness.close()
 
 
 @pytest.mark.parametrize(

@@ -420,15 +420,15 @@ def test_challenge_of_an_unknown_user_has_the_form_of_a_stored_credential(
     store_alice(client, "SCRAM-SHA-512", PASSWORD, salt=salt, iterations=8_192)
     iterations, size, is_text = challenged(client, "alice", "SCRAM-SHA-512")
     for number in range(30):
-        found = challenged(client, f"nobody{number}", "SCRAM-SHA-512")
-        assert found[0] == iterations == 8_192
+        challenge = challenged(client, f"nobody{number}", "SCRAM-SHA-512")
+        assert challenge[0] == iterations == 8_192
         if len(salt) == 26:
             # 130 random bits in base 36. Each digit less is 36 times as rare: 23 digits
             # occurred once in some hundred runs.
-            assert 18 <= found[1] <= 26
-            assert found[2] is is_text
+            assert 18 <= challenge[1] <= 26
+            assert challenge[2] is is_text
         else:
-            assert found[1] == size
+            assert challenge[1] == size
 
 
 def test_plain_derives_the_same_keys_for_an_unknown_user(

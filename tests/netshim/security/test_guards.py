@@ -40,13 +40,13 @@ def allow(
 @pytest.fixture
 def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
     """A broker with the topics a, b, c and d, of which the user may describe b and d."""
-    found = BrokerHarness(tmp_path / "data")
+    harness = BrokerHarness(tmp_path / "data")
     for name in "abcd":
-        found.logdir.create_topic(name, 2)
+        harness.logdir.create_topic(name, 2)
     describe = AclOperation.DESCRIBE
-    allow(found, *((ResourceType.TOPIC, name, describe) for name in "bd"))
-    yield found
-    found.close()
+    allow(harness, *((ResourceType.TOPIC, name, describe) for name in "bd"))
+    yield harness
+    harness.close()
 
 
 def test_pages_of_topics_skip_forbidden_topics(broker_harness: BrokerHarness) -> None:

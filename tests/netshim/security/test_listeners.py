@@ -42,9 +42,9 @@ def test_malformed_listener_is_refused(text: str) -> None:
 
 
 def test_listener_may_have_a_name_of_its_own() -> None:
-    found = Listener.parse("mine://[::1]:9093", protocol="sasl_ssl")
-    assert (found.name, found.host, found.port) == ("MINE", "::1", 9093)
-    assert found.uses_tls and found.uses_sasl and found.is_local
+    listener = Listener.parse("mine://[::1]:9093", protocol="sasl_ssl")
+    assert (listener.name, listener.host, listener.port) == ("MINE", "::1", 9093)
+    assert listener.uses_tls and listener.uses_sasl and listener.is_local
 
 
 TLS = TlsSettings(cert="c", client_ca="ca", client="required")
@@ -99,13 +99,13 @@ def test_unusable_certificate_files_are_named(
     open_key = tmp_path / "open.pem"
     open_key.write_bytes(Path(broker).read_bytes())
     open_key.chmod(0o644)
-    for cert, key, found in (
+    for cert, key, expected in (
         (str(tmp_path / "none.pem"), None, "none.pem"),
         (str(junk), None, "junk.pem"),
         (broker, other, "belong together"),
         (str(open_key), None, "chmod 600"),
     ):
-        with pytest.raises(InvalidConfigError, match=found):
+        with pytest.raises(InvalidConfigError, match=expected):
             TlsSettings(cert=cert, key=key).context()
 
 
@@ -296,11 +296,11 @@ def test_connection_accepted_while_the_broker_stops_is_closed(
             await asyncio.create_task(server.stop())
             assert is_closed(client)
 
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as raised_warnings:
         warnings.simplefilter("always", ResourceWarning)
         asyncio.run(connect_and_stop())
         gc.collect()
-    assert [str(warning_message.message) for warning_message in found] == []
+    assert [str(warning_message.message) for warning_message in raised_warnings] == []
 
 
 def test_large_frame_before_authentication_closes_the_connection(
@@ -318,9 +318,9 @@ def test_new_connections_use_a_renewed_certificate(
 
     def shown() -> bytes:
         with encrypted(kafka_secured) as sock:
-            found = sock.getpeercert(binary_form=True)
-            assert found is not None
-            return found
+            certificate = sock.getpeercert(binary_form=True)
+            assert certificate is not None
+            return certificate
 
     before = shown()
     renewed = kafka_secured._authority.issue_cert("localhost", "127.0.0.1")
@@ -417,15 +417,15 @@ def test_each_listener_advertises_its_own_address(tmp_path: Path) -> None:
         ),
     ]
     with netshim.serve(tmp_path / "data", listeners=listeners) as server:
-        found = []
+        addresses = []
         for listener in server.server.listeners:
             client = Client(listener.port)
             request = wire.METADATA.Request(topics=[])
             (broker,) = client.ask(wire.METADATA, 5, request).brokers
-            found.append((broker.host, broker.port))
+            addresses.append((broker.host, broker.port))
             client.sock.close()
         first = server.server.listeners[0].port
-    assert found == [("127.0.0.1", first), ("broker.example.com", 9093)]
+    assert addresses == [("127.0.0.1", first), ("broker.example.com", 9093)]
 
 
 @pytest.mark.long

@@ -12,9 +12,9 @@ from netshim.security.stored import DEFAULT, Entity
 
 
 def limited(bounds: dict[Entity, dict[str, float]]) -> Quotas:
-    found = Quotas()
-    found.set_bounds(bounds)
-    return found
+    quotas_with_bounds = Quotas()
+    quotas_with_bounds.set_bounds(bounds)
+    return quotas_with_bounds
 
 
 def test_ten_requests_are_free_and_later_requests_are_delayed() -> None:
@@ -73,10 +73,10 @@ def test_first_entity_with_a_bound_decides(count: int) -> None:
         for number, entity in enumerate(order)
         if number >= count
     }
-    found = limited(bounds)
+    limits = limited(bounds)
     # 1,000 bytes at a bound of b are delayed for 1,000 / b s less the window of 10 s.
     expected_ms = round(1_000 / (10 + count) * 1_000 - 10_000)
-    assert found.record(quotas.PRODUCE, "u", "c", 1_000, 0) == expected_ms
+    assert limits.record(quotas.PRODUCE, "u", "c", 1_000, 0) == expected_ms
 
 
 @pytest.mark.parametrize(

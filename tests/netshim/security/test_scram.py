@@ -110,9 +110,9 @@ def test_malformed_first_message_is_refused(token: bytes) -> None:
 
 
 def test_escaped_names_are_read() -> None:
-    found = scram.parse_first(b"n,a=a=2Cb=3Dc,n=a=2Cb=3Dc,r=abc,tokenauth=true")
-    assert found.user == "a,b=c"
-    assert found.bare == "n=a=2Cb=3Dc,r=abc,tokenauth=true"
+    first_message = scram.parse_first(b"n,a=a=2Cb=3Dc,n=a=2Cb=3Dc,r=abc,tokenauth=true")
+    assert first_message.user == "a,b=c"
+    assert first_message.bare == "n=a=2Cb=3Dc,r=abc,tokenauth=true"
 
 
 @pytest.mark.parametrize("mechanism", scram.HASHES)
@@ -133,7 +133,7 @@ def test_made_up_credential_is_always_the_same_for_a_name() -> None:
     assert scram.CredentialForm.of("SCRAM-SHA-256", first) == form
 
 
-def test_names_are_spread_over_all_forms_and_keep_theirs() -> None:
+def test_added_credential_form_moves_names_only_to_itself() -> None:
     forms = [
         scram.CredentialForm("SCRAM-SHA-256", 4_096 + number) for number in range(4)
     ]

@@ -37,11 +37,11 @@ def orders(kafka_secured: SecuredKafka) -> SecuredKafka:
 
 def produce(config: dict[str, Any], topic: str, value: bytes) -> Any:
     """Return the error of a delivery, or None."""
-    found: list[Any] = []
+    errors: list[Any] = []
     producer = confluent_kafka.Producer(config)
-    producer.produce(topic, value, on_delivery=lambda error, _: found.append(error))
+    producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
     producer.flush(30)
-    return found[0]
+    return errors[0]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -109,14 +109,14 @@ def test_topic_without_a_rule_is_refused(orders: SecuredKafka) -> None:
 def test_deny_takes_effect_on_open_connections(orders: SecuredKafka) -> None:
     config = orders.client_config("alice")
     producer = confluent_kafka.Producer(config)
-    found: list[Any] = []
+    errors: list[Any] = []
 
     def send() -> Any:
         producer.produce(
-            "orders", b"x", on_delivery=lambda error, _: found.append(error)
+            "orders", b"x", on_delivery=lambda error, _: errors.append(error)
         )
         producer.flush(30)
-        return found[-1]
+        return errors[-1]
 
     assert send() is None
     orders.deny("alice", "write", topic="orders")
@@ -147,12 +147,12 @@ def test_admin_client_manages_rules(orders: SecuredKafka) -> None:
         Kind.TOPIC, "ord", Shape.PREFIXED, "User:bob", "*", Op.READ, Permits.ALLOW
     )
     admin.create_acls([rule])[rule].result(30)
-    wanted = AclBindingFilter(
+    rule_filter = AclBindingFilter(
         Kind.TOPIC, "orders", Shape.MATCH, "User:bob", None, Op.ANY, Permits.ANY
     )
-    assert admin.describe_acls(wanted).result(30) == [rule]
-    assert admin.delete_acls([wanted])[wanted].result(30) == [rule]
-    assert admin.describe_acls(wanted).result(30) == []
+    assert admin.describe_acls(rule_filter).result(30) == [rule]
+    assert admin.delete_acls([rule_filter])[rule_filter].result(30) == [rule]
+    assert admin.describe_acls(rule_filter).result(30) == []
 
 
 def test_user_without_rules_cannot_manage_topics(orders: SecuredKafka) -> None:
@@ -193,10 +193,10 @@ def test_client_certificate_names_the_user(
         }
         assert produce({**config, **own}, "orders", b"x") is None
         other = confluent_kafka.Producer({**config, "message.timeout.ms": 1_000})
-        found: list[Any] = []
-        other.produce("orders", b"y", on_delivery=lambda error, _: found.append(error))
+        errors: list[Any] = []
+        other.produce("orders", b"y", on_delivery=lambda error, _: errors.append(error))
         other.flush(30)
-        assert found[0] is not None, "a client without a certificate was served"
+        assert errors[0] is not None, "a client without a certificate was served"
 
 
 def test_commands_change_a_running_broker(

@@ -16,9 +16,9 @@ from support.conformance import RecordingClient, report
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     path = tmp_path_factory.mktemp("secured") / "data"
-    found = start_secured(path, **report.SETTINGS)
-    found.logdir.host.next_producer_id()  # 0 could not be distinguished from none
-    state = found.server.server.broker.state
+    started = start_secured(path, **report.SETTINGS)
+    started.logdir.host.next_producer_id()  # 0 could not be distinguished from none
+    state = started.server.server.broker.state
     bounds = {
         (ADMIN, None, None): {
             "producer_byte_rate": 1e12,
@@ -27,9 +27,9 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
             "controller_mutation_rate": 1e9,
         }
     }
-    found.server.call(lambda: state.security.quotas.set_bounds(bounds))
-    yield found
-    found.stop()
+    started.server.call(lambda: state.security.quotas.set_bounds(bounds))
+    yield started
+    started.stop()
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,11 @@ def test_answers_are_the_same_as_without_security(
         finally:
             recording_client.close()
         ours[recording_client.name] = recording_client.recorded
-    found = report.differences(ours, report.load())
+    differing = report.differences(ours, report.load())
     # Kafka answered without an authorizer, and without users.
     unexplained = [
         row
-        for row in found
+        for row in differing
         if report.reason_of(row[0], row[2]) is None
         and not row[0].endswith("Acls")
         and (row[0], row[2]) != ("DescribeUserScramCredentials", "all")

@@ -23,12 +23,12 @@ ANONYMOUS: Entity = ("ANONYMOUS", None, None)
 
 @pytest.fixture
 def broker_harness(tmp_path: Path) -> Iterator[BrokerHarness]:
-    found = BrokerHarness(tmp_path / "data")
-    found.logdir.create_topic("t")
+    harness = BrokerHarness(tmp_path / "data")
+    harness.logdir.create_topic("t")
     SESSION.pause_count = 0
-    yield found
+    yield harness
     SESSION.pause_count = 0
-    found.logdir.close()
+    harness.logdir.close()
 
 
 def limit(broker_harness: BrokerHarness, key: str, bound: float) -> None:
@@ -170,8 +170,8 @@ def test_deletion_above_the_quota(broker_harness: BrokerHarness, version: int) -
     assert second.throttle_time_ms >= 19_000
     is_refused = version >= 5
     assert ("b" in broker_harness.logdir) is is_refused
-    wanted = codes.THROTTLING_QUOTA_EXCEEDED if is_refused else 0
-    assert second.responses[0].error_code == wanted
+    expected = codes.THROTTLING_QUOTA_EXCEEDED if is_refused else 0
+    assert second.responses[0].error_code == expected
 
 
 def test_request_time_is_limited(broker_harness: BrokerHarness) -> None:

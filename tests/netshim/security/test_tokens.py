@@ -45,10 +45,10 @@ def token(
     algorithm: str = "RS256",
     **header: Any,
 ) -> str:
-    wanted = {"sub": "alice", "exp": NOW_S + 60, "aud": "logs", "iss": "me"}
-    wanted.update(claims or {})
+    all_claims = {"sub": "alice", "exp": NOW_S + 60, "aud": "logs", "iss": "me"}
+    all_claims.update(claims or {})
     return jwt.encode(
-        {name: value for name, value in wanted.items() if value is not None},
+        {name: value for name, value in all_claims.items() if value is not None},
         key,
         algorithm=algorithm,
         headers={"kid": "k1", **header},
@@ -63,8 +63,8 @@ def verifier(tmp_path: Path) -> JwtVerifier:
 
 
 def test_signed_token_is_accepted_until_it_expires(verifier: JwtVerifier) -> None:
-    found = verifier.verify(token(), NOW_MS)
-    assert found == Accepted("alice", expires_ms=NOW_MS + 60_000)
+    result = verifier.verify(token(), NOW_MS)
+    assert result == Accepted("alice", expires_ms=NOW_MS + 60_000)
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ def test_failing_download_is_not_repeated_at_each_login() -> None:
 def test_former_keys_remain_in_use_if_they_cannot_be_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers = [jwks().encode(), b'{"other": 1}']
+    responses = [jwks().encode(), b'{"other": 1}']
     verifier = JwtVerifier(
-        "https://example.com/keys", download=lambda _: answers.pop(0)
+        "https://example.com/keys", download=lambda _: responses.pop(0)
     )
     assert isinstance(verifier.verify(token({"aud": None}), NOW_MS), Accepted)
     later_s = time.monotonic() + 4_000
     monkeypatch.setattr("netshim.security.tokens.time.monotonic", lambda: later_s)
     assert isinstance(verifier.verify(token({"aud": None}), NOW_MS), Accepted)
-    assert answers == []
+    assert responses == []
 
 
 @pytest.mark.parametrize("source", ["http://example.com/keys", "ftp://x/y"])
@@ -180,10 +180,10 @@ def exchange(verifier: JwtVerifier) -> Any:
 
 
 def step(entry: Any, message: bytes) -> Any:
-    found = entry.step(message, NOW_MS)
-    while isinstance(found, Work):
-        found = found.run()
-    return found
+    result = entry.step(message, NOW_MS)
+    while isinstance(result, Work):
+        result = result.run()
+    return result
 
 
 def test_exchange_accepts_a_token(verifier: JwtVerifier) -> None:
