@@ -102,7 +102,7 @@ _PAGE_TOP = """# Comparison with Apache Kafka, request by request
 
 The same {count:,} raw requests were sent to netshim and to a broker of Apache Kafka 4.1.1, in each version that
 netshim serves. The answers were compared field by field, except random values (ids, ports, times) and error texts.
-`make interop` sends the requests to both brokers and writes this page. `make check` sends them to netshim, and compares
+`make interop` sends the requests to both brokers and writes this page. `make test` sends them to netshim, and compares
 the answers with the stored answers of Kafka.
 
 ## Requests
