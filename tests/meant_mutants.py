@@ -1,14 +1,19 @@
-"""Whether tests notice mistakes with a meaning: a missing sync, two steps swapped, a stale cache, a bound read twice.
+"""Checks that tests notice mistakes that a developer could make: a missing sync, two steps
+in the wrong order, a stale cache, a limit that is read twice.
 
     python tests/meant_mutants.py [NAME ...]
 
-mutants.py makes small changes by chance; those here somebody might make, and each would lose data, show wrong data,
-keep others waiting or keep what should go. Prints a line of JSON for each, and at the end how many were noticed.
+mutants.py makes small random changes. Each mistake here would lose data, return wrong
+data, block others, or keep data that should be deleted. The program prints a line of JSON
+for each mistake, and in the end the number of those that were noticed.
 
-- No file of the tree is changed: the tests run in a copy of it, with its sources first on PYTHONPATH.
-- The old text has to occur exactly once, so that a mistake whose code has moved on is an error here and not forgotten.
-- A mistake is noticed when a test fails with it, or hangs, and passes without it.
-- Each is tried with the tests that fit it, not with all. One that survives deserves a test, or another in its place.
+- No file of the repository is changed: the tests run in a copy, whose sources are first on
+  PYTHONPATH.
+- The old text of a mistake must occur exactly once. If the code has changed, this program
+  reports an error instead of skipping the mistake.
+- A mistake is noticed if a test fails or hangs with it and passes without it.
+- Each mistake runs only the tests that are named beside it. One that is not noticed needs
+  a new test, or another mistake in its place.
 """
 
 from __future__ import annotations
