@@ -124,7 +124,7 @@ MISTAKES: Final = (
         "                item.verify()  # only a valid CRC proves that it is one\n                continue\n"
         "            yield item",
         "                continue\n            yield item",
-        "faults/test_bit_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
+        "faults/test_bit_rot.py::test_flipped_control_bit_hides_no_record",
     ),
     # -- the segment that is written
     Mistake(

@@ -1,14 +1,14 @@
-"""Bit rot: flipped bits, zeroed or swapped blocks, and files that are truncated, missing
-or duplicated (T11, promise 3).
+"""Tests of bit rot: flipped bits, zeroed or swapped blocks, and files that are truncated,
+missing or duplicated (T11, promise 3).
 
-A reader of a damaged log gets the written records, or a typed error. It never gets other
-records, and never fewer records without an error. An opening for writing may cut records
-above the recovery point, and its report then contains that.
+A reader of a damaged log gets the written records, or a typed error. The reader never gets
+other records, and never fewer records without an error. An opening for writing may
+truncate records above the recovery point, and then reports that.
 
-A CRC covers a batch from its attributes on. It does not cover base offset, length,
-leader epoch and magic, 17 of the 61 bytes of a head: in the logs below 4 % of the flips.
-A wrong length or magic causes an error of its own, the epoch changes no record, and
-offsets are compared with their neighbours.
+A CRC covers a batch from its attributes on. It does not cover base offset, length, leader
+epoch and magic, which are 17 of the 61 bytes of a head, and get less than 4 % of the flips
+in the logs. A wrong length or magic is detected without the CRC, the epoch changes no
+record, and offsets are compared with the offsets of neighbouring batches.
 
 LOGCORE_FLIPS sets how many bits are flipped: 50,000 by default, 100,000,000 in `make
 slow`.
@@ -42,8 +42,8 @@ SEED = int(os.environ.get("LOGCORE_TEST_SEED", "7"))
 
 
 def batches() -> dict[str, bytes]:
-    """Batches of every codec and format, and control batches: Kafka's and its clients',
-    and larger ones of ours.
+    """Return batches of every codec and format, and control batches. Kafka and its clients
+    wrote the vectors, and logcore writes larger batches.
     """
     found = {
         path.name: path.read_bytes()
@@ -60,8 +60,8 @@ def batches() -> dict[str, bytes]:
 
 
 def contents(data: bytes) -> list[Any]:
-    """Content of the complete batches: offsets, times, keys, values, headers; control
-    types.
+    """Return the offsets, times, keys, values and headers of the complete batches, and the
+    control types.
     """
     at = 0
     found = []
@@ -81,7 +81,7 @@ def without_offsets(found: list[Any]) -> list[Any]:
 
 
 def batch_positions(data: bytes) -> list[int]:
-    """Start position of each batch."""
+    """Return the start position of each batch."""
     found = []
     at = 0
     while (batch := RecordBatch.parse(data, at)) is not None:
@@ -96,8 +96,8 @@ def batch_positions(data: bytes) -> list[int]:
     [FLIPS, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],
 )
 def test_flipped_bit_in_batch_is_detected(count: int) -> None:
-    """Flip every single bit, or a sample if there is no time for all; then a few at once
-    in the part that the CRC covers.
+    """Flip each bit, or a sample of `count` bits. Then flip several bits at once in the
+    part that the CRC covers.
     """
     samples = batches()
     sound = {name: contents(data) for name, data in samples.items()}
@@ -140,7 +140,7 @@ def test_flipped_bit_in_batch_is_detected(count: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["read", "scan", "scan_typed"])
-def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(
+def test_flipped_control_bit_hides_no_record(
     way: str,
 ) -> None:
     """Readers skip control batches, and a batch with that bit flipped would be one."""
@@ -174,8 +174,8 @@ def test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records(
 
 
 def kafkas(name: str) -> Files:
-    """Kafka's files: transactions, markers, an index of aborted ones, snapshots,
-    compacted batches.
+    """Return files of Kafka with transactions, markers, an index of aborted transactions,
+    snapshots and compacted batches.
     """
     disk = SimulatedDisk.load(VECTORS / f"partition-{name}")
     return {
@@ -219,8 +219,10 @@ def look_up(log: logcore.Log) -> Answers:
 def answers(
     files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool
 ) -> Answers:
-    """Answers of a log, LogcoreError for each refusal; "cut": the number of bytes that
-    its opening reports as cut. Raises LogcoreError.
+    """Open a log, and return its answers by name, LogcoreError for a question that raises.
+
+    "cut" is the number of bytes that the opening reports as truncated. Raises LogcoreError
+    if the log cannot be opened.
     """
     disk = SimulatedDisk(files, now_ms=T0)
     found: Answers = {}
@@ -242,7 +244,10 @@ def check(
     *,
     read_only: bool,
 ) -> str:
-    """ "same", "cut" or "error"; fails for all else."""
+    """Compare the answers of a damaged log with the answers of the complete log.
+
+    Return "same", "cut" or "error". Any other result fails the test.
+    """
     try:
         found = answers(files, questions, read_only=read_only)
     except logcore.LogcoreError:
@@ -273,9 +278,7 @@ SHARE = 800
 
 
 def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
-    """Bits to flip, each once: as many in heads of batches as elsewhere, or all bits if
-    there are fewer.
-    """
+    """Yield bits to flip, each once. Half of the bits are in heads of batches."""
     heads = []
     others = []
     for path, data in files.items():
@@ -297,8 +300,8 @@ def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
 
 
 def large_damages(files: Files, count: int) -> Iterator[tuple[str, Files]]:
-    """Larger damage: blocks zeroed or swapped, files truncated, missing, or replaced by
-    the content of another file.
+    """Yield files with larger damage: zeroed or swapped blocks, and files that are
+    truncated, missing, or replaced by the content of another file.
     """
     rng = random.Random(SEED)
     paths = [path for path in files if os.path.basename(path) not in EXEMPT]
@@ -355,7 +358,7 @@ def turned(files: Files, count: int) -> Iterator[tuple[str, Files]]:
 @pytest.mark.parametrize(
     "count", [FLIPS // SHARE, pytest.param(MANY // SHARE, marks=pytest.mark.slow)]
 )
-def test_rot_of_own_log_is_never_silent(
+def test_damage_of_a_log_of_logcore_is_detected(
     questions: Any, damages: Any, read_only: bool, count: int
 ) -> None:
     files = own()
@@ -372,7 +375,7 @@ def test_rot_of_own_log_is_never_silent(
 
 
 def compacted() -> Files:
-    """A directory of ours: a log in several compacted segments, and newer ones that
+    """Return a log of logcore with several compacted segments, and newer segments that
     were not compacted.
     """
     disk = SimulatedDisk(now_ms=T0)
@@ -392,8 +395,8 @@ def compacted() -> Files:
 
 
 def transactional() -> Files:
-    """A directory of ours with transactions over several segments: committed, aborted,
-    and one that is open.
+    """Return a log of logcore with committed, aborted and open transactions in several
+    segments.
     """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, fs=disk) as log:
@@ -418,8 +421,8 @@ def transactional() -> Files:
 
 
 def losses(files: Files) -> Iterator[tuple[str, Files]]:
-    """Segments that are missing, with or without their other files, that are empty, or
-    that lack a batch or end before one.
+    """Yield files in which a segment is missing, with or without its other files, is empty,
+    lacks a batch, or ends before a batch.
     """
     for path in sorted(path for path in files if path.endswith(".log")):
         raw = files[path]
@@ -443,7 +446,7 @@ def losses(files: Files) -> Iterator[tuple[str, Files]]:
 
 
 def everything(log: logcore.Log) -> Answers:
-    """All that a reader may ask."""
+    """Return a function for each query of a reader."""
     start = log.log_start_offset
     end = log.high_watermark
     times = range(T0 - 5, T0 + 500, 35)
@@ -473,7 +476,7 @@ def everything(log: logcore.Log) -> Answers:
 
 
 def _fetched(log: logcore.Log, start: int, end: int) -> bytes:
-    """As a client gets it, in several requests."""
+    """Return stored batches as several requests of a client would."""
     found = b""
     while start < end:
         part = b"".join(log.stored(start, max_bytes=300))
@@ -490,7 +493,7 @@ def _sent(log: logcore.Log, offset: int) -> bytes:
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("made", [own, compacted, transactional])
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_missing_batch_or_segment_is_never_silent(
+def test_missing_batch_or_segment_is_detected(
     made: Callable[[], Files], read_only: bool, step: int
 ) -> None:
     """Every question to a log with missing parts returns the answer of the complete log,
@@ -514,11 +517,11 @@ def test_missing_batch_or_segment_is_never_silent(
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize("damages", [turned, large_damages])
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-after"])
-def test_rot_of_kafkas_logs_changes_no_value(
+def test_damage_of_a_log_of_kafka_changes_no_value(
     name: str, damages: Any, read_only: bool
 ) -> None:
-    """Their offsets may have gaps, so a larger offset at the end is indistinguishable
-    from a valid one. Wrong values are detectable.
+    """Offsets of Kafka's logs may have gaps, so a larger offset at the end is
+    indistinguishable from a valid offset. Wrong values are detectable.
     """
     files = kafkas(name)
     sound = answers(files, read_through, read_only=read_only)
@@ -543,8 +546,8 @@ def of_topics(files: Files) -> Any:
 
 
 def of_snapshot(files: Files) -> Any:
-    """A batch that was stored is known again, with the state from a snapshot or from
-    the batches.
+    """Append a batch that is stored already. The log detects the duplicate, with the state
+    from a snapshot or from the batches.
     """
     last = encode(
         [(b"k", b"v", (), FUTURE)] * 2, producer_id=0, producer_epoch=0, base_sequence=8
@@ -568,7 +571,7 @@ def of_snapshot(files: Files) -> Any:
     ],
 )
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_bit_of_a_small_file_is_refused_or_changes_nothing(
+def test_flipped_bit_in_a_small_file_is_refused_or_harmless(
     name: str, ask: Callable[[Files], Any], step: int
 ) -> None:
     files = own()

@@ -1,11 +1,11 @@
-"""Every disk that a crash may leave of a log opens with exactly the acknowledged
-records, unchanged.
+"""Tests of crashes of a log, with every possible state of the disk. The log opens with
+exactly the acknowledged records, unchanged.
 
-The tests run programs of a few calls on a log on a simulated disk. At each change of
-the disk, and inside each write, they open and check all disks that a crash may leave
+The tests run programs of a few calls on a log on a simulated disk. At each change of the
+disk, and inside each write, they open and check all possible disks after a crash
 (logcore.testing.explore, logcore.testing.oracle; docs/crashes.md has the rules and the
 figures). There are three kinds of programs: all sequences of at most three calls, random
-longer ones, and each program with one failing operation of the disk. The calls include
+longer sequences, and programs with one failing operation of the disk. The calls include
 later changes of data: retention, compaction, transactions, leader epochs.
 tests/faults/test_directory_crashes.py does the same with directories of topics.
 
@@ -129,7 +129,9 @@ WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
     ("world", "durability"),
     [(world, durability) for world in WORLDS for durability in WORLDS[world][1]],
 )
-def test_small_world(world: str, durability: str, count: int) -> None:
+def test_crash_after_any_short_program_keeps_promises(
+    world: str, durability: str, count: int
+) -> None:
     """Sequences share their prefixes, so the search opens equal disks once for all
     sequences of a policy.
     """
@@ -146,7 +148,7 @@ def test_small_world(world: str, durability: str, count: int) -> None:
 
 @each_count
 @pytest.mark.parametrize("part", range(2))
-def test_random_programs(part: int, count: int) -> None:
+def test_crash_after_random_programs_keeps_promises(part: int, count: int) -> None:
     """Every second program is of a compacted log."""
     total = Report()
     began = time.perf_counter()
@@ -262,10 +264,8 @@ def explored_or_why(seed: int) -> Report | str:
 
 
 @pytest.mark.slow
-def test_towards_twenty_million_states() -> None:
-    """Continues where the last run ended: the counts are kept in a file. Uses all
-    cores.
-    """
+def test_exploration_continues_where_the_last_run_ended() -> None:
+    """The counts of the last run are kept in a file. The exploration uses all cores."""
     goal = int(os.environ.get("LOGCORE_EXPLORE_STATES", "20000000"))
     seconds = float(os.environ.get("LOGCORE_EXPLORE_SECONDS", "1800"))
     file = Path(os.environ.get("LOGCORE_EXPLORE_FILE", "build/explored.json"))

@@ -1,11 +1,11 @@
-"""Every disk that a crash may leave of a directory of topics holds every topic that was
-promised, and no other topic.
+"""Tests of crashes of a directory of topics, with every possible state of the disk. Every
+acknowledged topic exists afterwards, and no other topic.
 
-The tests do with a directory what tests/faults/test_crash_explorer.py does with one log.
-Random programs run on a LogDir on a simulated disk: topics are created, extended,
-changed, forked and deleted, writes are staged, and ticks run retention and compaction.
-Each disk that a crash may leave is opened and checked. A topic exists completely or not
-at all, and so does a staged write. LogHistory describes the content of logs.
+tests/faults/test_crash_explorer.py has the same tests for one log. Random programs run on a
+LogDir on a simulated disk: topics are created, extended, changed, forked and deleted,
+writes are staged, and ticks run retention and compaction. Each possible disk after a crash
+is opened and checked. A topic exists completely or not at all, and so does a staged write.
+LogHistory describes the content of logs.
 
 LOGCORE_DIRECTORY_STATES=n explores n disks; `make slow` explores 500,000. A failure
 prints how to repeat it.
@@ -55,10 +55,12 @@ COMPACTED: dict[str, Any] = {
 
 @attrs.define
 class Topic:
-    """A topic that the program expects. topic_id: None while it is being created.
-    counts: partition counts, the old and the new one while partitions are added.
-    retentions: possible values of its retention.ms. may_lack: whether the topic may be
-    missing, because it is being created or deleted.
+    """A topic that the program expects.
+
+    `topic_id` is None while the topic is being created. `counts` are the possible numbers
+    of partitions: two while partitions are added. `retentions` are possible values of
+    retention.ms. `may_lack` means that the topic may be missing, because it is being
+    created or deleted.
     """
 
     config: dict[str, Any]
@@ -78,7 +80,7 @@ class FoundTopic:
 
 @attrs.frozen
 class FoundDirectory:
-    """producer_id: the next to be given out."""
+    """The expected directory. `producer_id` is the next id to be allocated."""
 
     topics: dict[str, FoundTopic]
     producer_id: int
@@ -164,7 +166,7 @@ def recover(
 
 
 class Program:
-    """Calls on a directory. The program draws their arguments."""
+    """Calls on a directory, with random arguments."""
 
     def __init__(self, seed: int, durability: str, *, limit: int) -> None:
         self.rng = random.Random(seed)
@@ -234,7 +236,7 @@ class Program:
         return self.logdir
 
     def some(self) -> str | None:
-        """A topic."""
+        """Return the name of a random topic, or None."""
         return self.rng.choice(sorted(self.topics)) if self.topics else None
 
     # Each action does one thing, if there is an object to do it with: it declares the
@@ -259,7 +261,7 @@ class Program:
         self.open()
 
     def kill(self) -> None:
-        """The process dies and starts again; the machine keeps running."""
+        """Kill the process and start it again, while the machine keeps running."""
         self.disk.kill()
         self.logdir = None
         logdir = self.opened()
@@ -379,8 +381,8 @@ class Program:
         history.acknowledge(receipt.last_offset + 1, receipt.durability)
 
     def stage(self) -> None:
-        """As a Spark job does: tasks write beside the logs, the driver publishes, the
-        next tick or opening appends.
+        """Stage a write like a Spark job. Tasks write staged files, the driver publishes
+        them, and the next tick or opening appends them.
         """
         name = self.some()
         if name is None or self.topics[name].config is not KEPT:
@@ -452,9 +454,7 @@ class Program:
             history.deleted()
 
     def tick(self) -> None:
-        """Syncs, checkpoints, and for half a minute's worth of them retention and
-        compaction.
-        """
+        """Run the maintenance of half a minute: syncs, checkpoints, retention, compaction."""
         for _ in range(3):
             self.disk.advance(10_000)
             self._tick()

@@ -1,9 +1,9 @@
-"""A failing disk: acknowledged records remain, other records leave no byte, and the log
-reports nothing false afterwards.
+"""Tests of a failing disk. Acknowledged records remain, failed appends leave no byte, and
+the log reports its state correctly afterwards.
 
-At the end each operation of the disk fails at each of its calls, in a script of
-producers, transactions, compaction and retention; tests/faults/test_crash_explorer.py
-does the same with plain appends.
+The last tests let each operation of the disk fail at each of its calls, in a script of
+producers, transactions, compaction and retention. tests/faults/test_crash_explorer.py does
+the same with plain appends.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def failing_always(operation: str, code: int = errno.EIO, path: str = "*") -> Fa
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("policy", ["always", "group", "os"])
-def test_a_full_disk_is_cut_back_and_may_be_retried(code: int, policy: str) -> None:
+def test_full_disk_undoes_the_append_and_a_retry_succeeds(
+    code: int, policy: str
+) -> None:
     disk = SimulatedDisk()
     with open_log(PARTITION, create=True, durability=policy, fs=disk) as log:
         log.append(b"first")
@@ -98,7 +100,7 @@ def test_disk_full_inside_large_append_undoes_the_whole_append() -> None:
         assert next(log.read(end)).value == b"last"
 
 
-def test_a_write_that_cannot_be_cut_back_poisons() -> None:
+def test_write_that_cannot_be_undone_poisons_the_log() -> None:
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, fs=disk)
     log.append(b"first")
@@ -187,7 +189,7 @@ def test_undo_without_memory_poisons_the_log() -> None:
     assert disk.content(f"t-0/{0:020d}.txnindex") == before
 
 
-def test_an_error_of_the_device_poisons() -> None:
+def test_device_error_poisons_the_log() -> None:
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, durability="os", fs=disk)
     log.append(b"first")
@@ -208,7 +210,7 @@ def test_an_error_of_the_device_poisons() -> None:
 
 @pytest.mark.parametrize("policy", ["always", "group", "every(1)", "interval(1)", "os"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_failed_sync_is_never_tried_again(policy: str, code: int) -> None:
+def test_failed_sync_is_never_retried(policy: str, code: int) -> None:
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, durability=policy, fs=disk)
     log.append(b"first")
@@ -232,7 +234,7 @@ def test_a_failed_sync_is_never_tried_again(policy: str, code: int) -> None:
         assert next(again.read(0)).value == b"first"
 
 
-def test_under_always_at_most_one_batch_is_unsynced() -> None:
+def test_durability_always_leaves_at_most_one_unsynced_batch() -> None:
     disk = SimulatedDisk()
     with open_log(PARTITION, create=True, durability="always", fs=disk) as log:
         for at in range(5):
@@ -283,7 +285,7 @@ def test_failed_sync_raises_in_every_waiting_thread() -> None:
 @pytest.mark.parametrize(
     "operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"]
 )
-def test_an_error_at_any_call_loses_nothing_acknowledged(operation: str) -> None:
+def test_error_at_any_call_loses_no_acknowledged_record(operation: str) -> None:
     """The nth call fails, for every n that a workload reaches; then the disk heals and
     the log is opened.
     """
@@ -329,7 +331,7 @@ def test_an_error_at_any_call_loses_nothing_acknowledged(operation: str) -> None
         assert nth > 4
 
 
-def test_a_failing_read_at_opening_changes_nothing() -> None:
+def test_failed_read_at_opening_changes_no_file() -> None:
     def files_of_the_partition() -> dict[str, bytes]:
         return {
             path: content
@@ -351,7 +353,7 @@ def test_a_failing_read_at_opening_changes_nothing() -> None:
         assert log.log_end_offset == 20
 
 
-def test_running_out_of_descriptors_raises_and_is_temporary(partition: Path) -> None:
+def test_lack_of_descriptors_raises_and_is_temporary(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -371,7 +373,7 @@ def test_running_out_of_descriptors_raises_and_is_temporary(partition: Path) -> 
     assert values(partition) == [b"x"]
 
 
-def test_a_real_file_size_limit_at_any_byte(tmp_path: Path) -> None:
+def test_file_size_limit_at_any_byte_undoes_the_append(tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes the kernel itself write short and then refuse."""
     rooms = (0, 1, 30, 60, 61, 100, 200)
     program = f"""
@@ -494,7 +496,7 @@ def test_failed_sync_in_recovery_is_recorded_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_marker_that_cannot_be_written_or_indexed(code: int) -> None:
+def test_marker_that_fails_can_be_written_again(code: int) -> None:
     """If the marker is not written, the transaction remains open, and can be ended once
     the disk has room. If it is written, but missing in the index that Kafka trusts, the
     log refuses appends until an opening has rebuilt the index.
@@ -532,7 +534,7 @@ def test_a_marker_that_cannot_be_written_or_indexed(code: int) -> None:
     assert len(disk.content(f"t-0/{0:020d}.txnindex")) == TXN_ENTRY.itemsize
 
 
-def test_recovery_on_a_full_disk_still_opens() -> None:
+def test_recovery_succeeds_on_a_full_disk() -> None:
     disk = SimulatedDisk(faults=failing_always("fdatasync"))
     log = open_log(PARTITION, create=True, fs=disk)
     with pytest.raises(logcore.DurabilityUnknownError):
@@ -588,11 +590,11 @@ LATER = (
 
 
 class LaterProgram(Program):
-    """A program whose calls may fail: it does not know whether a batch was stored then,
-    and sends as a new producer.
+    """A program whose calls may fail. After a failure the outcome of the batch is unknown,
+    and the program continues with a new producer.
 
-    Opening aborts the transactions that the old one left open, as Kafka's coordinator
-    does.
+    Opening aborts the transactions that the old producer left open, as in Kafka's
+    coordinator.
     """
 
     is_unsure = False
@@ -631,8 +633,8 @@ class LaterProgram(Program):
 
 
 def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
-    """Runs the script with a fault, then heals the disk; whether the fault came to
-    pass.
+    """Run the script with a fault on a disk that works again afterwards. Return whether
+    the fault occurred.
     """
     plan = FaultPlan(fault)
     program = LaterProgram(

@@ -1,5 +1,5 @@
-"""A name that exists may not be durable, and a file that was removed may come back:
-power cuts after clean calls.
+"""Tests of power cuts after successful calls. The name of a file may not be durable, and a
+removed file may exist again.
 """
 
 from __future__ import annotations

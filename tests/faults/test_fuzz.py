@@ -1,11 +1,11 @@
-"""Every decoder, given damaged bytes, raises nothing but errors of the tree and uses
-bounded memory.
+"""Tests that every decoder raises only errors of the library for damaged bytes, and uses
+limited memory.
 
-Valid samples are changed a little: bits, bytes, cuts, splices, repeats, and false
-lengths. A decoder that checks a CRC would refuse nearly all of these, so seven in ten
-get a correct CRC afterwards. A child process with a limited address space runs the
-decoders; a decoder that exceeds the limit, or hangs, fails the test. Inputs that once
-failed are kept in tests/data/fuzz, named `<decoder>-<what>.bin`, and run each time.
+The tests change valid samples: bits, bytes, truncations, splices, repeats, and wrong
+lengths. A decoder that checks a CRC would refuse nearly all of these, so seven in ten get
+a correct CRC afterwards. A child process with a limited address space runs the decoders. A
+decoder that exceeds the limit, or hangs, fails the test. Inputs that failed earlier are in
+tests/data/fuzz, named `<decoder>-<what>.bin`, and run each time.
 
 LOGCORE_FUZZ is the number of inputs: 15,000 by default, 50,000,000 in `make slow`. A
 failure prints the decoder, the seed and the input, and writes the input to a file.
@@ -129,7 +129,7 @@ def changed(rng: random.Random, samples: list[bytes]) -> bytes:
 
 
 def sealed(data: bytes) -> bytes:
-    """The data with a correct length and CRC in its first batch."""
+    """Return the data with a correct length and CRC in its first batch."""
     raw = bytearray(data)
     if len(raw) > 26:
         raw[8:12] = (len(raw) - 12).to_bytes(4, "big")
@@ -141,7 +141,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def checked(data: bytes) -> bytes:
-    """The first line of the data with a correct CRC, as in a manifest."""
+    """Return the first line of the data with a correct CRC, as in a manifest."""
     text = data.partition(b"\n")[0].partition(b" ")[2]
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
@@ -203,7 +203,7 @@ def file(path: str, data: bytes) -> None:
 
 
 def partition(name: str, data: bytes) -> None:
-    """Opens and reads a log of one sound segment that has this small file beside it."""
+    """Open and read a log of one valid segment, with this small file in its directory."""
     files = {f"/d/t-0/{file_name(0, '.log')}": SEGMENT, "/d/t-0/" + name: data}
     disk = SimulatedDisk(files)
     with logcore.open("/d/t-0", fs=disk) as log:
@@ -221,7 +221,7 @@ def partition(name: str, data: bytes) -> None:
 
 
 def log(data: bytes) -> None:
-    """Opens, recovers and reads a log whose only segment is the data."""
+    """Open, recover and read a log whose only segment is the data."""
     path = f"/d/t-0/{file_name(0, '.log')}"
     for read_only in (True, False):
         with logcore.open(
@@ -259,7 +259,7 @@ def group_settings(data: bytes) -> None:
 
 
 def rowed(data: bytes) -> bytes:
-    """With a first line that fits the rows."""
+    """Return the data with a first line that contains the number of rows."""
     _, _, body = data.partition(b"\n")
     head = {"version": 1, "crc32": zlib.crc32(body), "groups": len(body.splitlines())}
     return json.dumps(head).encode() + b"\n" + body
@@ -303,8 +303,8 @@ SEGMENT = b"".join(
 def decoders() -> dict[
     str, tuple[Decoder, list[bytes], Callable[[bytes], bytes] | None]
 ]:
-    """Name -> (decoder, samples, the function that corrects the CRC of a changed
-    sample).
+    """Return for each name a decoder, its samples, and a function that corrects the CRC of
+    a changed sample.
     """
     vectors = [
         path.read_bytes()
@@ -459,8 +459,9 @@ def _rest(kind: Any) -> dict[str, Any]:
 
 
 def run(name: str, data: bytes) -> bool:
-    """Return whether the decoder accepted the data. Raises errors that are not of the
-    library's tree, and ResourceError: memory ran out.
+    """Return whether the decoder accepted the data.
+
+    Errors that are not LogcoreErrors are raised, and so is ResourceError for lack of memory.
     """
     try:
         decoders()[name][0](data)
@@ -472,9 +473,7 @@ def run(name: str, data: bytes) -> bool:
 
 
 def explore(count: int, seed: int) -> Iterator[tuple[str, int, int]]:
-    """For each decoder: its name, its executions, and how many of them accepted the
-    input.
-    """
+    """Yield for each decoder its name, the number of inputs, and how many it accepted."""
     every = decoders()
     resource.setrlimit(resource.RLIMIT_AS, (_size_bytes() + MEMORY_BYTES,) * 2)
     # Opening a log takes milliseconds, most others take ten microseconds.
@@ -527,9 +526,7 @@ def main(count: int, seed: int) -> None:
         pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)]),
     ],
 )
-def test_foreign_bytes_cause_nothing_but_errors_of_the_tree(
-    tmp_path: Path, count: int
-) -> None:
+def test_any_bytes_raise_only_errors_of_the_library(tmp_path: Path, count: int) -> None:
     seed = SEED or (
         7 if count == EXECUTIONS else random.SystemRandom().randrange(1 << 32)
     )
@@ -567,7 +564,7 @@ def test_foreign_bytes_cause_nothing_but_errors_of_the_tree(
         for path in sorted((DATA / "fuzz").glob("*.bin"))
     ],
 )
-def test_input_that_once_failed(path: Path) -> None:
+def test_inputs_that_failed_earlier_are_decoded_or_refused(path: Path) -> None:
     run(path.name.rpartition("-")[0], path.read_bytes())
 
 
@@ -612,7 +609,7 @@ def bomb(codec: Codec, data: bytes) -> bytes:
 @pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc"
 )
-def test_a_gibibyte_of_zeros_in_a_batch_takes_the_cap_and_little_more() -> None:
+def test_gibibyte_of_zeros_in_a_batch_uses_memory_up_to_the_limit() -> None:
     """With the cap that users get, through a batch; tests/format/test_compression.py
     tests the codecs alone.
     """

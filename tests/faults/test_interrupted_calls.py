@@ -1,5 +1,5 @@
-"""Ctrl-C at any line of any public call: records are returned or not committed, no
-claim is kept, and no member is left in a group.
+"""Tests of Ctrl-C at any line of any public call. Records are returned or not committed, no
+claim is kept, and no member remains in a group.
 
 `make check` interrupts each call at a few evenly spaced lines; `make slow` interrupts at
 every line. LOGCORE_INTERRUPTS=n sets the number of lines per call.
@@ -148,7 +148,7 @@ def test_second_close_completes_an_interrupted_close(
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["poll", "poll_columns"])
-def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(
+def test_poll_interrupted_in_the_fetcher_skips_no_record(
     how: str,
 ) -> None:
     """Those lines take records, advance positions, and return the records. The same
