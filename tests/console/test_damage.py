@@ -138,7 +138,9 @@ def test_segment_missing_in_the_middle_is_a_loss(
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [0, 1, 12, 61, 100, 5_000])
-def test_cut_segments_are_shown(orders: Path, consoles: Consoles, size: int) -> None:
+def test_truncated_segments_are_shown(
+    orders: Path, consoles: Consoles, size: int
+) -> None:
     whole = logs(orders)[-1].stat().st_size
     os.truncate(logs(orders)[-1], min(size, whole - 1))
     os.truncate(logs(orders, 1)[1], size)
@@ -183,7 +185,9 @@ def test_half_copied_directory_is_shown(
         client.page(path)
 
 
-def test_foreign_directory_is_an_error_page(tmp_path: Path, consoles: Consoles) -> None:
+def test_directory_of_other_files_shows_no_traceback(
+    tmp_path: Path, consoles: Consoles
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("hello")
     page = consoles(tmp_path / "home").get("/")

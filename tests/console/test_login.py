@@ -170,7 +170,7 @@ def test_wrong_login_is_refused_with_one_text(
     assert "<script>" not in page.source
 
 
-def test_guessing_is_limited_by_user_and_address(client: ConsoleClient) -> None:
+def test_failed_logins_are_limited_by_user_and_address(client: ConsoleClient) -> None:
     statuses = [client.log_in("alice", "wrong").status for _ in range(7)]
     assert statuses == [403] * 5 + [429] * 2
     assert client.log_in("alice", PASSWORD).status == 429
@@ -179,7 +179,7 @@ def test_guessing_is_limited_by_user_and_address(client: ConsoleClient) -> None:
     assert statuses[-1] == 429
 
 
-def test_guessing_may_continue_after_a_minute(
+def test_login_is_allowed_again_after_a_minute(
     client: ConsoleClient, users: LoginSetup
 ) -> None:
     for _ in range(6):
@@ -244,7 +244,7 @@ def test_form_of_another_type_or_size_is_refused(client: ConsoleClient) -> None:
     assert client.post("/login", {f"f{n}": "" for n in range(200)}).status == 400
 
 
-def test_a_damaged_registry_shows_no_page(
+def test_damaged_registry_shows_no_page(
     client: ConsoleClient, users: LoginSetup
 ) -> None:
     client.log_in("alice", PASSWORD)

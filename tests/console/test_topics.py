@@ -40,7 +40,7 @@ def test_topics_show_appends_of_a_running_writer(
         assert console.page("/").rows()[0][2] == str(count)
 
 
-def test_filter_selects_topics_and_internal_ones_are_hidden(
+def test_filter_selects_topics_and_internal_topics_are_hidden(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     for name in ("orders", "Other", "payments"):
@@ -179,7 +179,7 @@ def test_pages_of_an_empty_directory(
     console.page(path)
 
 
-def test_page_of_the_broker_exists_only_beside_one(
+def test_page_of_the_broker_exists_only_with_a_broker(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     assert "/broker" not in console.page("/").links

@@ -35,7 +35,7 @@ from netshim.console.values import (
         (b'{"a": 1}', "json", '{"a": 1}'),
     ],
 )
-def test_bytes_have_a_form(data: bytes | None, form: str, text: str) -> None:
+def test_bytes_are_shown_in_a_form(data: bytes | None, form: str, text: str) -> None:
     shown = show(data)
     assert (shown.form, shown.text) == (form, text)
 
@@ -81,7 +81,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES.filter(lambda entry: isinstance(entry, dict | list)))
-def test_tree_holds_the_whole_value(value: Any) -> None:
+def test_tree_contains_the_complete_value(value: Any) -> None:
     if "Infinity" in json.dumps(value):
         return
     tree = full_value(json.dumps(value).encode()).tree

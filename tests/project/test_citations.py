@@ -1,6 +1,4 @@
-"""Each section of docs/kafka/ that a docstring or comment of the source cites is a
-heading there.
-"""
+"""Tests that each section of docs/kafka/ that the source cites exists as a heading."""
 
 from __future__ import annotations
 

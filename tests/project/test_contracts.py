@@ -1,10 +1,9 @@
-"""Checks of the architecture: imports between modules, and effects that only one module
+"""Tests of the architecture: imports between modules, and effects that only one module
 may have.
 
-import-linter reads the layers from .importlinter. Rules that it cannot express are
-checked here, by the syntax trees: only `fs` touches the disk, time and random numbers
-are arguments, no module starts threads, and heavy optional packages are imported inside
-functions. Modules that do not exist yet are no failure.
+import-linter reads the layers from .importlinter. The tests check the other rules with
+syntax trees: only `fs` accesses the disk, time and random numbers are arguments, no module
+starts threads, and heavy optional packages are imported inside functions.
 """
 
 import ast
@@ -22,7 +21,7 @@ SOURCES = ROOT / "src"
 #: Parts of logcore that may use the disk, the clock or random numbers themselves, with
 #: the reason. A package includes its modules.
 EXEMPT = {
-    "logcore.fs": "the one door to the disk, and to the clock that wakes its waiters",
+    "logcore.fs": "accesses the disk, and the clock for its timeouts",
     "logcore.fs.watch": "a part of fs: it waits for changes of files",
     "logcore.fs.lock_holders": "a part of fs: it reads /proc for messages",
     "logcore.schemas.protoc": "runs a compiler on a text that comes with a schema",
@@ -156,8 +155,8 @@ def parse(module: str) -> ast.Module:
 
 
 def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and full dotted name of each import and each use of an imported name, as far
-    as the text shows them.
+    """Yield the line and the full dotted name of each import and of each use of an imported
+    name.
     """
     imported: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -217,7 +216,7 @@ def listed(found: Iterable[tuple[str, int, str]]) -> str:
 
 
 @pytest.mark.long
-def test_only_fs_meets_the_world():
+def test_only_fs_accesses_disk_clock_and_random_numbers():
     found = set()
     for module in PURE_MODULES:
         allowed = ALLOWED.get(module, set())
@@ -225,7 +224,7 @@ def test_only_fs_meets_the_world():
             if is_worldly(name) and name not in allowed:
                 found.add((module, line, name))
     assert not found, (
-        f"disk, clock and chance come in as arguments, through logcore.fs:{listed(sorted(found))}"
+        f"the disk, the clock and random numbers must be accessed through logcore.fs:{listed(sorted(found))}"
     )
 
 
@@ -246,11 +245,11 @@ def test_only_fs_meets_the_world():
         ("import io\nio.open('x')", "io.open"),
     ],
 )
-def test_the_check_sees(text, name):
+def test_check_detects_effects(text, name):
     assert name in {name for _, name in uses(ast.parse(text)) if is_worldly(name)}
 
 
-def test_the_check_lets_pass():
+def test_check_accepts_code_without_effects():
     text = """
 import io, os, threading, numpy as np
 from os import PathLike, fspath
@@ -263,8 +262,8 @@ open(1); io.BytesIO(); threading.Lock(); fs.open(2); clock.time()
 
 
 def imported_at_import_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and top package of the imports that run when the module is imported; those
-    for type checkers do not.
+    """Yield the line and the top package of each import that runs when the module is
+    imported. Imports for type checkers do not run.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -310,7 +309,7 @@ def test_pyspark_is_imported_only_in_its_adapter():
     assert not found, f"only pyspark_logcore imports pyspark:{listed(found)}"
 
 
-def test_layers_hold():
+def test_imports_follow_the_layers():
     command = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
     done = subprocess.run(
         [sys.executable, "-c", command],
@@ -323,8 +322,8 @@ def test_layers_hold():
 
 
 def test_import_is_light():
-    """Spark executors and command lines wait for `import logcore`: numpy and crc32c,
-    but no codec, loop or table.
+    """Spark executors and command lines wait for `import logcore`. It imports numpy and
+    crc32c, but no codec, event loop or table library.
     """
     heavy = [
         "asyncio",
@@ -354,7 +353,7 @@ def test_import_is_light():
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_modules_of_tests_have_names_of_their_own():
-    """pytest imports them by their names alone, so two of one name stop the whole run."""
+def test_names_of_test_modules_are_unique():
+    """pytest imports test modules by their file names, so two equal names end the run."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

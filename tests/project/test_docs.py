@@ -1,10 +1,8 @@
-"""The documents are true: every example in them runs, every link in them leads to a
-file.
+"""Tests that every example of the documentation runs, and every link leads to a file.
 
-The blocks of one page run in order in one directory of their own. Python blocks share
-their names, as in one session; `sh` blocks run with `logcore` on the path. A block is
-left out when its fence says `no-run`. docs/spark.md runs in tests/spark/test_spark.py,
-where there is a Spark.
+The blocks of a page run in order in a new directory. Python blocks share their names, as in
+one session, and `sh` blocks run with `logcore` on the path. Blocks whose fence contains
+`no-run` are left out. tests/spark/test_spark.py runs docs/spark.md, because it needs Spark.
 """
 
 from __future__ import annotations
@@ -85,7 +83,7 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert not missing, f"{page.relative_to(ROOT)}: {missing}"
 
 
-def test_the_docs_site_has_every_page() -> None:
+def test_docs_site_has_every_page() -> None:
     named = set(
         re.findall(
             r"[\w/-]+\.md",
@@ -99,7 +97,7 @@ def test_the_docs_site_has_every_page() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Names that GitHub gives to the headings of a page."""
+    """Return the anchors that GitHub creates for the headings of a page."""
     headings = re.findall(
         r"^#+ +(.+?)\s*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE
     )
@@ -166,7 +164,7 @@ def test_each_folder_has_a_contract(folder: str) -> None:
     ]
 
 
-def test_the_map_names_existing_tests() -> None:
+def test_map_refers_to_existing_tests() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", MAP)
     assert len(named) > 100
     for path, name in named:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow  # `make docs` is the same, and a minute is long for `make test`
-def test_the_site_is_built_in_strict_mode(tmp_path: Path) -> None:
+def test_docs_site_is_built_in_strict_mode(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     command = [
         sys.executable,

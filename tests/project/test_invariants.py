@@ -14,7 +14,7 @@ from logcore.testing import SimulatedDisk
 @pytest.mark.skipif(
     not VERIFIES, reason="needs LOGCORE_VERIFY=1 from outside, as in make test"
 )
-def test_a_step_without_the_lock_of_its_log_is_noticed() -> None:
+def test_step_without_the_lock_of_its_log_is_detected() -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
         with pytest.raises(AssertionError, match="without the lock"):
             log.host.writer.roll_locked()
@@ -26,7 +26,7 @@ def test_a_step_without_the_lock_of_its_log_is_noticed() -> None:
     [("log_start", 9), ("visible", 9), ("end", 1)],
     ids=["log start", "high watermark", "log end"],
 )
-def test_fields_that_contradict_each_other_are_noticed(field: str, value: int) -> None:
+def test_contradictory_fields_are_detected(field: str, value: int) -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"a")
         log.append(b"b")
@@ -39,7 +39,7 @@ def test_fields_that_contradict_each_other_are_noticed(field: str, value: int) -
         setattr(state, field, before)
 
 
-def test_segments_out_of_order_are_noticed() -> None:
+def test_segments_out_of_order_are_detected() -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"a")
         log.roll()

@@ -38,7 +38,7 @@ def logdir(tmp_path: Path) -> Any:
         yield opened
 
 
-def test_a_directory_and_a_topic_show_offsets_times_and_sizes(
+def test_directory_and_topic_show_offsets_times_and_sizes(
     logdir: logcore.LogDir,
 ) -> None:
     for at in range(5):
@@ -68,7 +68,7 @@ def test_a_directory_and_a_topic_show_offsets_times_and_sizes(
     assert beside._repr_html_() is None, "the text form serves for a closed one"
 
 
-def test_a_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:
+def test_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:
     log = logdir.partition("orders", 0)
     log.append(
         b"<b>&", key=b"\xff\x00", headers=[("h", b"1"), ("h", None)], timestamp_ms=0
@@ -148,7 +148,7 @@ def test_bytes_that_are_text_are_shown_as_text(value: bytes, shown: str) -> None
     assert format_html.format_bytes(value) == shown
 
 
-def test_a_header_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
+def test_header_that_is_not_utf8_is_shown(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append(b"v", headers=[("\udcff", b"x")])
         assert (
@@ -158,7 +158,7 @@ def test_a_header_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # five seconds of Jupyter
-def test_the_example_notebook_runs_and_plots() -> None:
+def test_example_notebook_runs_and_plots() -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

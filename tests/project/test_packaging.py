@@ -192,7 +192,7 @@ def test_wheels_are_built_for_each_supported_python() -> None:
 
 
 @pytest.mark.slow  # it builds a wheel
-def test_a_wheel_of_the_plain_kernels_fits_every_platform(source: Path) -> None:
+def test_wheel_of_the_plain_kernels_supports_every_platform(source: Path) -> None:
     wheel = build(source, "build_wheel")
     assert wheel.name == f"logcore_db-{logcore.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:

@@ -237,7 +237,7 @@ def test_type_checkers_find_wrong_types(checker: str, tmp_path: Path) -> None:
     assert not more, "seen, though only a run was to find it"
 
 
-def test_a_log_has_few_public_names_and_the_needed_come_first() -> None:
+def test_log_has_few_public_names_and_the_usual_come_first() -> None:
     names = [name for name in dir(logcore.Log) if not name.startswith("_")]
     assert len(names) <= 47, names
     spec = importlib.util.spec_from_file_location(

@@ -150,7 +150,7 @@ def test_no_class_reads_the_private_names_of_another() -> None:
         ),
     ],
 )
-def test_the_check_of_private_names_sees(text: str, count: int) -> None:
+def test_check_of_private_names_detects_uses(text: str, count: int) -> None:
     assert len(list(foreign_reads(ast.parse(text)))) == count
 
 
