@@ -74,7 +74,7 @@ def written(path: Path, codec: str) -> list[logcore.Record]:
 @pytest.mark.parametrize("codec", CODECS)
 def test_kafka_reads_every_record(tmp_path: Path, storage: Storage, codec: str) -> None:
     records = written(tmp_path / "orders-0", codec)
-    found = []
+    read_by_kafka = []
     for path in sorted((tmp_path / "orders-0").glob("*.log")):
         text = storage.dump(path, "--deep-iteration", "--print-data-log")
         batches = re.findall(r"^baseOffset: .*$", text, re.M)
@@ -83,11 +83,11 @@ def test_kafka_reads_every_record(tmp_path: Path, storage: Storage, codec: str) 
         assert "Found" not in text, text
         assert "invalid" not in text.replace("isvalid", "").lower(), text
         pattern = r"^\| offset: (\d+) CreateTime: (-?\d+) keySize: (-?\d+) valueSize: (-?\d+) .*?headerKeys: \[(.*?)\]"
-        found += [
+        read_by_kafka += [
             (int(offset), int(time), int(key), int(value), names)
             for offset, time, key, value, names in re.findall(pattern, text, re.M)
         ]
-    assert found == [
+    assert read_by_kafka == [
         (
             record.offset,
             record.timestamp_ms,

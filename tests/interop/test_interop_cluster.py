@@ -114,9 +114,9 @@ class Cluster:
     def _wait(self, log_file: Path, pattern: str) -> str:
         until = time.monotonic() + 120
         while time.monotonic() < until:
-            found = re.search(pattern, log_file.read_text())
-            if found:
-                return found[found.lastindex or 0]
+            match = re.search(pattern, log_file.read_text())
+            if match:
+                return match[match.lastindex or 0]
             time.sleep(0.1)
         pytest.fail(f"no {pattern!r}: {log_file.read_text()[-2000:]}")
 
@@ -168,13 +168,13 @@ def cluster(
         pyspark_logcore.ensure_java()
     except pyspark_logcore.JavaNotFoundError as error:
         pytest.skip(str(error))
-    for place in places:
-        place.mkdir()
-    made = Cluster(tmp_path_factory.mktemp("spark"), *places)
+    for directory in places:
+        directory.mkdir()
+    started = Cluster(tmp_path_factory.mktemp("spark"), *places)
     try:
-        yield made
+        yield started
     finally:
-        made.stop()
+        started.stop()
 
 
 def fill(path: Path, rows: int) -> None:

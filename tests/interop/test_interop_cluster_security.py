@@ -30,17 +30,17 @@ CONFIGS = "kafka.admin.ConfigCommand"
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
-    with SecuredCluster(tmp_path_factory.mktemp("secured") / "cluster") as made:
-        made.add_users(ADMIN, ALICE)
-        yield made
+    with SecuredCluster(tmp_path_factory.mktemp("secured") / "cluster") as cluster:
+        cluster.add_users(ADMIN, ALICE)
+        yield cluster
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[SecuredCluster]:
     """Return a cluster whose brokers a test may stop."""
-    with SecuredCluster(tmp_path / "cluster") as made:
-        made.add_users(ADMIN, ALICE)
-        yield made
+    with SecuredCluster(tmp_path / "cluster") as cluster:
+        cluster.add_users(ADMIN, ALICE)
+        yield cluster
 
 
 def properties(cluster: SecuredCluster, user: str) -> str:
@@ -116,13 +116,13 @@ def test_java_clients_use_the_rules_of_each_broker(
         tool(secured, 3, ACLS, "--add", "--allow-principal", "User:alice", *arguments)
     load = Load(secured, "java", **secured.config_of(ALICE))
     load.until_more(100)
-    found = kafka_jvm.tool(
+    output = kafka_jvm.tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         "--bootstrap-server", secured.bootstrap_servers,
         "--consumer.config", properties(secured, ALICE), "--topic", "java",
         "--group", "java", "--from-beginning", "--max-messages", "100",
     )  # fmt: skip
-    assert len(found.split()) == 100
+    assert len(output.split()) == 100
     check_load(secured, "java", load)
 
 
@@ -133,12 +133,12 @@ def test_kafkas_other_tools_log_in(secured: SecuredCluster) -> None:
     described = tool(secured, 1, topics, "--describe", "--topic", "tools")
     assert "Isr: " in described
     elect = "org.apache.kafka.tools.LeaderElectionCommand"
-    found = kafka_jvm.tool(
+    output = kafka_jvm.tool(
         elect, "--bootstrap-server", f"127.0.0.1:{secured.ports[2]}",
         "--admin.config", properties(secured, ADMIN),
         "--election-type", "preferred", "--all-topic-partitions",
     )  # fmt: skip
-    assert "Error" not in found
+    assert "Error" not in output
 
 
 # -- failures --------------------------------------------------------------------------
@@ -166,19 +166,19 @@ def test_a_group_continues_while_leaders_and_coordinators_are_killed(
         }
     )
     consumer.subscribe(["t"])
-    seen: set[int] = set()
+    consumed: set[int] = set()
 
     def read_more(count: int) -> None:
-        before = len(seen)
+        before = len(consumed)
         end_s = time.monotonic() + 120
-        while len(seen) < before + count:
+        while len(consumed) < before + count:
             assert time.monotonic() < end_s, "no more records within two minutes"
             message: Any = consumer.poll(1)
             if message is None:
                 continue
             error = message.error()
             if error is None:
-                seen.add(int(message.value()))
+                consumed.add(int(message.value()))
             else:
                 denied = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
                 assert error.code() != denied, error

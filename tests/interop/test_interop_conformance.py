@@ -21,7 +21,9 @@ pytestmark = pytest.mark.interop
 
 def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
     with kafka_jvm.Broker(tmp_path) as broker:
-        theirs = report.ask_all(int(broker.address.rpartition(":")[2]), report.served())
+        kafka_responses = report.ask_all(
+            int(broker.address.rpartition(":")[2]), report.served()
+        )
     kafka = start(tmp_path / "ours", **report.SETTINGS)
     try:
         ours = report.ask_all(
@@ -29,18 +31,20 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
         )
     finally:
         kafka.stop()
-    found = report.differences(ours, theirs)
-    assert [each for each in found if report.reason_of(each[0], each[2]) is None] == []
-    used = {report.reason_of(api, step) for api, _, step, _ in found}
+    differing = report.differences(ours, kafka_responses)
+    assert [
+        each for each in differing if report.reason_of(each[0], each[2]) is None
+    ] == []
+    used = {report.reason_of(api, step) for api, _, step, _ in differing}
     assert used == set(report.REASONS)
-    report.save(theirs)
-    report.PAGE.write_text(report.page(ours, theirs), encoding="utf-8")
+    report.save(kafka_responses)
+    report.PAGE.write_text(report.page(ours, kafka_responses), encoding="utf-8")
 
 
 def test_kafka_validates_settings_of_topics_as_it_did(tmp_path: Path) -> None:
     """tests/netshim/test_topic_settings.py compares with what is written here."""
     before = topic_settings.stored()
     with kafka_jvm.Broker(tmp_path) as broker:
-        found = topic_settings.ask(int(broker.address.rpartition(":")[2]))
-    topic_settings.store(found)
-    assert found == before
+        verdicts = topic_settings.ask(int(broker.address.rpartition(":")[2]))
+    topic_settings.store(verdicts)
+    assert verdicts == before

@@ -75,8 +75,8 @@ def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
         (path,) = (tmp_path / "data" / "__consumer_offsets-0").glob("*.log")
         text = storage.dump(path, "--offsets-decoder")
     for kind in (3, 5, 6, 7, 8, 16):
-        found = re.findall(rf'"type":"?{kind}"?.*', text)
-        assert found, (kind, text[:3000])
+        lines = re.findall(rf'"type":"?{kind}"?.*', text)
+        assert lines, (kind, text[:3000])
 
 
 # -- beside a broker of Kafka's own ----------------------------------------------------
@@ -162,19 +162,19 @@ def heartbeat(
     request = HEARTBEAT.Request(
         **{"group_id": "g", "member_id": member_id, "member_epoch": epoch, **fields}
     )
-    answer = client.ask(HEARTBEAT, 1, request)
+    response = client.ask(HEARTBEAT, 1, request)
     partitions = None
-    if answer.assignment is not None:
+    if response.assignment is not None:
         partitions = sorted(
             number
-            for topic in answer.assignment.topic_partitions
+            for topic in response.assignment.topic_partitions
             for number in topic.partitions
         )
     return (
-        answer.error_code,
-        answer.member_id,
-        answer.member_epoch,
-        answer.heartbeat_interval_ms,
+        response.error_code,
+        response.member_id,
+        response.member_epoch,
+        response.heartbeat_interval_ms,
         partitions,
     )
 
@@ -272,13 +272,13 @@ def make_topic(client: Client, count: int = 4) -> bytes:
     topic = wire.CREATE_TOPICS.Request.Topic(
         name="t", num_partitions=count, replication_factor=1
     )
-    made = client.ask(
+    created = client.ask(
         wire.CREATE_TOPICS,
         7,
         wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000),
     )
-    assert made.topics[0].error_code == 0
-    topic_id: bytes = made.topics[0].topic_id
+    assert created.topics[0].error_code == 0
+    topic_id: bytes = created.topics[0].topic_id
     numbers = None
     while not numbers:  # Kafka's coordinator learns of a topic later than ours
         numbers = heartbeat(client, topic_id, "W", 0, {**JOIN, "group_id": "waits"})[-1]
@@ -292,14 +292,18 @@ def life(address: str) -> list[Any]:
     """
     client = connected(address)
     topic_id = make_topic(client)
-    answers: list[Any] = [(step, heartbeat(client, topic_id, *step)) for step in STEPS]
-    answers.append(heartbeat(client, topic_id, "A", 0, {**JOIN, "group_id": "h"}))
-    answers.append(heartbeat(client, topic_id, "A", -1, {"group_id": "h"}))
+    steps_and_responses: list[Any] = [
+        (step, heartbeat(client, topic_id, *step)) for step in STEPS
+    ]
+    steps_and_responses.append(
+        heartbeat(client, topic_id, "A", 0, {**JOIN, "group_id": "h"})
+    )
+    steps_and_responses.append(heartbeat(client, topic_id, "A", -1, {"group_id": "h"}))
     first = heartbeat(client, topic_id, "A", 0, JOIN)
-    answers.append(first)
-    answers += others(client)
+    steps_and_responses.append(first)
+    steps_and_responses += others(client)
     client.sock.close()
-    return answers
+    return steps_and_responses
 
 
 def plain(value: Any) -> Any:
@@ -348,22 +352,22 @@ def check_answers(folder: Path, ask: Callable[[str], list[Any]]) -> tuple[Path, 
     Return both folders.
     """
     with kafka_jvm.Broker(folder) as broker:
-        theirs = ask(broker.address)
+        kafka_answers = ask(broker.address)
     ours_path = folder / "ours"
     kafka = start(
         ours_path,
         group_consumer_heartbeat_interval_ms=5_000,
         group_consumer_session_timeout_ms=45_000,
     )
-    ours = ask(kafka.bootstrap_servers)
+    own_answers = ask(kafka.bootstrap_servers)
     kafka.stop()
-    assert ours == theirs
+    assert own_answers == kafka_answers
     return ours_path, broker.data
 
 
 def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
-    ours, theirs = check_answers(tmp_path, life)
-    assert written(ours) == written(theirs)
+    own_path, kafka_path = check_answers(tmp_path, life)
+    assert written(own_path) == written(kafka_path)
 
 
 class Member:
@@ -448,18 +452,18 @@ class ClassicMember:
                 protocol_type="consumer",
                 protocols=[request_type.Protocol(name="range", metadata=WANTS)],
             )
-            answer = self.client.ask(wire.JOIN_GROUP, 7, request)
-            self.member_id = answer.member_id or self.member_id
-            if answer.error_code != codes.MEMBER_ID_REQUIRED:
+            response = self.client.ask(wire.JOIN_GROUP, 7, request)
+            self.member_id = response.member_id or self.member_id
+            if response.error_code != codes.MEMBER_ID_REQUIRED:
                 break
-        self.generation = answer.generation_id
-        is_leader = answer.leader == self.member_id
+        self.generation = response.generation_id
+        is_leader = response.leader == self.member_id
         self.steps.append(
             (
                 "join",
-                answer.error_code,
-                answer.generation_id,
-                answer.protocol_name,
+                response.error_code,
+                response.generation_id,
+                response.protocol_name,
                 is_leader,
             )
         )
@@ -481,12 +485,12 @@ class ClassicMember:
             member_id=self.member_id,
             assignments=assignments,
         )
-        answer = self.client.ask(wire.SYNC_GROUP, 3, request)
+        response = self.client.ask(wire.SYNC_GROUP, 3, request)
         self.steps.append(
             (
                 "sync",
-                answer.error_code,
-                sorted(read_assignment(answer.assignment) or ()),
+                response.error_code,
+                sorted(read_assignment(response.assignment) or ()),
             )
         )
 
@@ -502,12 +506,14 @@ class ClassicMember:
 
     def leave(self) -> None:
         member = wire.LEAVE_GROUP.Request.Member(member_id=self.member_id)
-        answer = self.client.ask(
+        response = self.client.ask(
             wire.LEAVE_GROUP,
             3,
             wire.LEAVE_GROUP.Request(group_id="g", members=[member]),
         )
-        self.steps.append(("leave", answer.error_code, answer.members[0].error_code))
+        self.steps.append(
+            ("leave", response.error_code, response.members[0].error_code)
+        )
 
     def commit(self, version: int, ahead: int = 0) -> None:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
@@ -520,8 +526,8 @@ class ClassicMember:
             generation_id_or_member_epoch=self.generation + ahead,
             topics=[topic_type(name="t", partitions=[part])],
         )
-        answer = self.client.ask(wire.OFFSET_COMMIT, version, request)
-        self.steps.append(("commit", answer.topics[0].partitions[0].error_code))
+        response = self.client.ask(wire.OFFSET_COMMIT, version, request)
+        self.steps.append(("commit", response.topics[0].partitions[0].error_code))
 
 
 def exchanged(address: str) -> list[Any]:

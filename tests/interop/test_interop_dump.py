@@ -121,7 +121,7 @@ def kafka() -> Iterator[Storage]:
 def theirs(kafka: Storage, path: Path, option: str) -> dict[int, dict[str, Any]]:
     """Return the JSON texts of each record that Kafka's tool prints, by their names."""
     decoder = json.JSONDecoder()
-    found: dict[int, dict[str, Any]] = {}
+    contents: dict[int, dict[str, Any]] = {}
     for offset, rest in RECORD.findall(kafka.dump(path, option)):
         content: dict[str, Any] = {}
         while rest.strip():
@@ -131,9 +131,9 @@ def theirs(kafka: Storage, path: Path, option: str) -> dict[int, dict[str, Any]]
             except ValueError:
                 end = len(rest)
             rest = rest[end:]
-        found[int(offset)] = content
-    assert found
-    return found
+        contents[int(offset)] = content
+    assert contents
+    return contents
 
 
 def ours(path: Path) -> dict[int, Any]:
@@ -150,15 +150,15 @@ def test_metadata_of_a_cluster(folder: Path, kafka: Storage) -> None:
     kinds = set()
     for path in (log, *snapshots(folder)):
         expected = theirs(kafka, path, "--cluster-metadata-decoder")
-        found = ours(path)
-        assert found.keys() == expected.keys()
+        decoded = ours(path)
+        assert decoded.keys() == expected.keys()
         for offset, content in expected.items():
-            says = found[offset]
-            kinds.add(says["type"])
+            decoded_record = decoded[offset]
+            kinds.add(decoded_record["type"])
             if "payload" in content:
-                assert says == content["payload"]
+                assert decoded_record == content["payload"]
             else:
-                assert {says["type"]: says["data"]} == content
+                assert {decoded_record["type"]: decoded_record["data"]} == content
     assert kinds >= {
         "LeaderChange",
         "SnapshotHeader",
@@ -177,61 +177,71 @@ def test_metadata_of_a_cluster(folder: Path, kafka: Storage) -> None:
 
 def test_first_records_of_a_quorum(folder: Path) -> None:
     """Kafka's tool refuses the name of this file."""
-    found = ours(folder / "meta" / "bootstrap.checkpoint")
-    assert "FEATURE_LEVEL_RECORD" in {says["type"] for says in found.values()}
+    decoded = ours(folder / "meta" / "bootstrap.checkpoint")
+    assert "FEATURE_LEVEL_RECORD" in {
+        decoded_record["type"] for decoded_record in decoded.values()
+    }
 
 
 def test_transactions(folder: Path, kafka: Storage) -> None:
     path = folder / "data" / "__transaction_state-0" / FIRST
     expected = theirs(kafka, path, "--transaction-log-decoder")
-    found = ours(path)
-    assert found.keys() == expected.keys()
+    decoded = ours(path)
+    assert decoded.keys() == expected.keys()
     for offset, content in expected.items():
         assert content["key"]["data"] == {
-            "transactionalId": found[offset]["transactional_id"]
+            "transactionalId": decoded[offset]["transactional_id"]
         }
         data = content["payload"]["data"]
-        says = found[offset]["transaction"]
-        assert says["producer_id"] == data["producerId"]
-        assert says["producer_epoch"] == data["producerEpoch"]
-        assert says["timeout_ms"] == data["transactionTimeoutMs"]
-        assert says["update_timestamp_ms"] == data["transactionLastUpdateTimestampMs"]
-        assert says["start_timestamp_ms"] == data["transactionStartTimestampMs"]
+        decoded_record = decoded[offset]["transaction"]
+        assert decoded_record["producer_id"] == data["producerId"]
+        assert decoded_record["producer_epoch"] == data["producerEpoch"]
+        assert decoded_record["timeout_ms"] == data["transactionTimeoutMs"]
+        assert (
+            decoded_record["update_timestamp_ms"]
+            == data["transactionLastUpdateTimestampMs"]
+        )
+        assert (
+            decoded_record["start_timestamp_ms"] == data["transactionStartTimestampMs"]
+        )
         partitions = [
             [entry["topic"], number]
             for entry in data["transactionPartitions"] or []
             for number in entry["partitionIds"]
         ]
-        assert says["partitions"] == sorted(partitions)
-    states = [found[offset]["transaction"]["state"] for offset in sorted(found)]
+        assert decoded_record["partitions"] == sorted(partitions)
+    states = [decoded[offset]["transaction"]["state"] for offset in sorted(decoded)]
     assert {"Empty", "Ongoing", "CompleteCommit", "CompleteAbort"} <= {*states}
 
 
 def test_groups(folder: Path, kafka: Storage) -> None:
     path = folder / "data" / "__consumer_offsets-0" / FIRST
     expected = theirs(kafka, path, "--offsets-decoder")
-    found = ours(path)
-    assert found.keys() == expected.keys()
+    decoded = ours(path)
+    assert decoded.keys() == expected.keys()
     kinds = set()
     for offset, content in expected.items():
-        says = found[offset]
+        decoded_record = decoded[offset]
         key = content["key"]
         kinds.add(int(key["type"]))
         name = key["data"].get("group", key["data"].get("groupId"))
-        assert says["group"] == name
+        assert decoded_record["group"] == name
         payload = content.get("payload")
         if key["type"] in ("0", "1"):
-            assert says["partition"] == key["data"]["partition"]
-            assert says["committed"]["offset"] == payload["data"]["offset"]
+            assert decoded_record["partition"] == key["data"]["partition"]
+            assert decoded_record["committed"]["offset"] == payload["data"]["offset"]
             assert (
-                says["committed"]["commit_timestamp_ms"]
+                decoded_record["committed"]["commit_timestamp_ms"]
                 == payload["data"]["commitTimestamp"]
             )
         elif key["type"] == "2" and payload is not None:
-            assert says["metadata"]["generation"] == payload["data"]["generation"]
-            assert [member["member_id"] for member in says["metadata"]["members"]] == [
-                entry["memberId"] for entry in payload["data"]["members"]
-            ]
-        elif "kind" in says:
-            assert (says["value"] is None) == (payload is None)
+            assert (
+                decoded_record["metadata"]["generation"]
+                == payload["data"]["generation"]
+            )
+            assert [
+                member["member_id"] for member in decoded_record["metadata"]["members"]
+            ] == [entry["memberId"] for entry in payload["data"]["members"]]
+        elif "kind" in decoded_record:
+            assert (decoded_record["value"] is None) == (payload is None)
     assert kinds >= {1, 2, 3, 5}

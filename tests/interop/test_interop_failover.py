@@ -172,11 +172,11 @@ class CommittedOffsets(threading.Thread):
     def run(self) -> None:
         while not self._is_over.wait(0.05):
             try:
-                found = self._client.committed(self._places, timeout=10)
+                committed = self._client.committed(self._places, timeout=10)
             except confluent_kafka.KafkaException:
                 continue
             self.reads += 1
-            for entry in found:
+            for entry in committed:
                 before = self.offsets[entry.partition]
                 if max(-1, entry.offset) < before:
                     self.broken.append(
@@ -196,20 +196,20 @@ class CommittedOffsets(threading.Thread):
 
 def read_values(consumer: Program) -> dict[tuple[int, int], int]:
     """Return the records that a consumer has printed, by partition and offset."""
-    found: dict[tuple[int, int], int] = {}
+    values: dict[tuple[int, int], int] = {}
     for line in list(consumer.lines):
         word, *numbers = line.split()
         if word == "read":
             partition, offset, value = map(int, numbers)
-            place = partition, offset
-            assert found.setdefault(place, value) == value, place
-    return found
+            key = partition, offset
+            assert values.setdefault(key, value) == value, key
+    return values
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster") as made:
-        yield made
+    with Cluster(tmp_path / "cluster") as started:
+        yield started
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -262,9 +262,9 @@ def test_client_loses_nothing_while_brokers_are_killed(
             f"{client} reads every record",
             _LIMIT_S,
         )
-        found = read_all(cluster, topic)
+        stored = read_all(cluster, topic)
         ends = dict.fromkeys(range(PARTITIONS), 0)
-        for number, offset in found:
+        for number, offset in stored:
             ends[number] = max(ends[number], offset + 1)
         until(lambda: committed.ends() == ends, "the last commit", _LIMIT_S)
     except AssertionError:
@@ -281,9 +281,9 @@ def test_client_loses_nothing_while_brokers_are_killed(
     if client != "kcat":
         acknowledged = [int(line.split()[1]) for line in producer.lines]
         assert sorted(acknowledged) == list(range(count))
-    values = sorted(found.values())
+    values = sorted(stored.values())
     assert values == list(range(count)), "records are lost, or stored twice"
-    for place, value in read_values(consumer).items():
-        assert found[place] == value, place
+    for key, value in read_values(consumer).items():
+        assert stored[key] == value, key
     assert not committed.broken, committed.broken[:3]
     print(f"{client}: {count} records, {committed.reads} reads, {', '.join(steps)}")

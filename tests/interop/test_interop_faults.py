@@ -58,10 +58,10 @@ def test_clients_behave_as_the_table_shows(tmp_path: Path, row: FaultRow) -> Non
         outcomes = pool.map(
             lambda client: observe(tmp_path / client, client, row), CLIENTS
         )
-        found = dict(zip(CLIENTS, outcomes, strict=True))
-    for client, outcome in found.items():
+        outcome_by_client = dict(zip(CLIENTS, outcomes, strict=True))
+    for client, outcome in outcome_by_client.items():
         check(client, row, outcome)
-    observed = line(row, [cell(found[client], row) for client in CLIENTS])
+    observed = line(row, [cell(outcome_by_client[client], row) for client in CLIENTS])
     if os.environ.get("LOGCORE_WRITE_TABLE"):
         write_line(row, observed)
     assert shown_lines().get(row.name) == observed

@@ -136,13 +136,13 @@ def test_compacted_topic_is_copied_with_its_gaps(
     data = tmp_path / "copy"
     follow(data, kafka, "table")
     with logcore.open_dir(data, read_only=True) as logdir:
-        found = {
+        copied = {
             record.key: record.value
             for record in logdir.partition("table", 0).read(
                 logdir.partition("table", 0).log_start_offset
             )
         }
-    assert found == written
+    assert copied == written
 
 
 def test_follower_that_is_killed_copies_everything_once(
@@ -189,9 +189,9 @@ def test_groups_continue_on_the_promoted_copy(
     }
     before = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, **group})
     before.subscribe(["moved"])
-    seen = []
-    while len(seen) < 40:
-        seen += before.consume(40 - len(seen), 1.0)
+    consumed = []
+    while len(consumed) < 40:
+        consumed += before.consume(40 - len(consumed), 1.0)
     before.commit(asynchronous=False)
     before.close()
     data = tmp_path / "copy"
@@ -203,11 +203,11 @@ def test_groups_continue_on_the_promoted_copy(
         address = ours.bootstrap_servers
         after = confluent_kafka.Consumer({"bootstrap.servers": address, **group})
         after.subscribe(["moved"])
-        while len(seen) < 100:
-            seen += after.consume(100 - len(seen), 1.0)
+        while len(consumed) < 100:
+            consumed += after.consume(100 - len(consumed), 1.0)
         after.close()
-        assert all(message.error() is None for message in seen)
-        assert sorted(int(message.value()) for message in seen) == list(range(100))
+        assert all(message.error() is None for message in consumed)
+        assert sorted(int(message.value()) for message in consumed) == list(range(100))
         late = confluent_kafka.Producer({"bootstrap.servers": address})
         offsets = []
         late.produce(
@@ -299,21 +299,21 @@ def test_kafka_serves_the_copy_and_its_groups_continue(
             {"bootstrap.servers": address, "enable.partition.eof": True, **group}
         )
         consumer.subscribe(["leaving"])
-        found = []
+        consumed = []
         ends = 0
         while ends < 2:
             message = consumer.poll(60)
             assert message is not None
             if message.error() is None:
-                place = message.partition(), message.offset()
-                found.append((*place, message.value()))
+                position = message.partition(), message.offset()
+                consumed.append((*position, message.value()))
             else:
                 assert (
                     message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
                 )
                 ends += 1
         consumer.close()
-        return sorted(found)
+        return sorted(consumed)
 
     other = tmp_path / "other"
     with kafka_jvm.Broker(other) as target:
@@ -334,6 +334,6 @@ def test_kafka_serves_the_copy_and_its_groups_continue(
         file.unlink()
     Path(other, "data", ".kafka_cleanshutdown").unlink()
     with kafka_jvm.Broker(other) as target:
-        found = read(target.address)
-    assert found == read(kafka.address)
-    assert {offset >= 20 for _, offset, _ in found} == {True}
+        consumed = read(target.address)
+    assert consumed == read(kafka.address)
+    assert {offset >= 20 for _, offset, _ in consumed} == {True}

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(1_800)]
 def example(language: str) -> str:
     """Return the example of the page in a language."""
     page = (ROOT / "docs" / "testing.md").read_text("utf-8")
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", page, re.S | re.M)
-    return str(found)
+    (program,) = re.findall(rf"^```{language}\n(.*?)^```", page, re.S | re.M)
+    return str(program)
 
 
 @pytest.fixture

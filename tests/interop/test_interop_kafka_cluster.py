@@ -77,8 +77,8 @@ def test_no_acknowledged_record_is_lost_by_failures(
         check_load(cluster, "t", load)
     with capsys.disabled():
         shown = "; ".join(
-            f"{name} " + ", ".join(f"{seconds:.2f}" for seconds in found)
-            for name, found in times.items()
+            f"{name} " + ", ".join(f"{seconds:.2f}" for seconds in durations)
+            for name, durations in times.items()
         )
         print(
             f"\n{kind.__name__}: {count} records, {offsets.commits} commits, "

@@ -151,8 +151,11 @@ class PartitionPair:
     ) -> None:
         self.kafka, self.rng = kafka, random.Random(seed)
         self.config = {**SMALL, **config}
-        self.ours, self.theirs = folder / "ours" / "t-0", folder / "theirs" / "t-0"
-        self.theirs.parent.mkdir(parents=True)
+        self.own_path, self.kafka_path = (
+            folder / "ours" / "t-0",
+            folder / "theirs" / "t-0",
+        )
+        self.kafka_path.parent.mkdir(parents=True)
         self.now_ms = T0
         monkeypatch.setattr(OS, "now_ms", lambda: self.now_ms)
         self.sequences: dict[int, int] = {}
@@ -169,20 +172,20 @@ class PartitionPair:
     def open(self) -> None:
         self.story.append("open")
         self.log = logcore.open(
-            self.ours, create=True, config=self.config, durability=self.durability
+            self.own_path, create=True, config=self.config, durability=self.durability
         )
-        self.kafka.ask("open", path=self.theirs, config=self.config)
+        self.kafka.ask("open", path=self.kafka_path, config=self.config)
         self.opened_end = self.log.log_end_offset
 
     def close(self) -> None:
         self.log.close()
-        self.kafka.ask("close", path=self.theirs)
+        self.kafka.ask("close", path=self.kafka_path)
 
     def clock(self, ms: int) -> None:
         self.now_ms += ms
         self.kafka.ask("now", now=self.now_ms)
 
-    def both(self, ours: Any, what: str, **more: Any) -> Any:
+    def both(self, run_own: Any, operation: str, **more: Any) -> Any:
         """Make a call on both, and check that both return or refuse it."""
         told = more
         if "data" in more:
@@ -194,53 +197,61 @@ class PartitionPair:
                 if key in ("producer", "transactional", "codec")
             }
         self.story.append(
-            " ".join([what, *(f"{key}={value}" for key, value in told.items())])
+            " ".join([operation, *(f"{key}={value}" for key, value in told.items())])
         )
         try:
-            theirs: Any = self.kafka.ask(what, path=self.theirs, **more)
+            kafka_result: Any = self.kafka.ask(operation, path=self.kafka_path, **more)
         except KafkaError as error:
-            theirs = error.name
+            kafka_result = error.name
         end = self.log.log_end_offset
         try:
-            mine = ours()
+            own_result = run_own()
         except logcore.LogcoreError as error:
-            mine = type(error).__name__
-            assert ERRORS.get(mine, mine) == theirs, (mine, error, theirs)
-            self.story[-1] += f" -> {mine}"
-            self.roll_after_refusal(what)
+            own_result = type(error).__name__
+            assert ERRORS.get(own_result, own_result) == kafka_result, (
+                own_result,
+                error,
+                kafka_result,
+            )
+            self.story[-1] += f" -> {own_result}"
+            self.roll_after_refusal(operation)
             return None
-        if theirs == "OutOfOrderSequenceException" and self.is_reopened:
+        if kafka_result == "OutOfOrderSequenceException" and self.is_reopened:
             # A repeated batch that Kafka does not remember any more: see check().
             # Neither side stores it.
-            assert mine.last_offset < end == self.log.log_end_offset, (
-                mine,
+            assert own_result.last_offset < end == self.log.log_end_offset, (
+                own_result,
                 self.told(),
             )
-            self.story[-1] += f" -> {theirs}, known here"
-            self.roll_after_refusal(what)
+            self.story[-1] += f" -> {kafka_result}, known here"
+            self.roll_after_refusal(operation)
             return None
-        assert not isinstance(theirs, str), (theirs, mine, self.told())
-        self.story[-1] += (
-            f" -> {mine[:2] if isinstance(mine, logcore.Receipt) else mine}"
+        assert not isinstance(kafka_result, str), (
+            kafka_result,
+            own_result,
+            self.told(),
         )
-        if isinstance(mine, logcore.Receipt):
-            assert (mine.offset, mine.last_offset) == (
-                theirs["offset"],
-                theirs["last_offset"],
+        self.story[-1] += (
+            f" -> {own_result[:2] if isinstance(own_result, logcore.Receipt) else own_result}"
+        )
+        if isinstance(own_result, logcore.Receipt):
+            assert (own_result.offset, own_result.last_offset) == (
+                kafka_result["offset"],
+                kafka_result["last_offset"],
             ), self.told()
             if self.log.log_end_offset > end:
                 self.ends.append(self.log.log_end_offset)
             else:
-                self.roll_after_refusal(what)
-        return theirs
+                self.roll_after_refusal(operation)
+        return kafka_result
 
-    def roll_after_refusal(self, what: str) -> None:
+    def roll_after_refusal(self, operation: str) -> None:
         """Check that both refuse a batch with a wrong sequence. Kafka rolls before it
         checks sequences (storage format section 14, 17), and logcore does not change
         the log.
         """
-        if what in ("append", "marker") and self.log.host.writer.active.size_bytes:
-            base_offset, size, _ = self.kafka.ask("state", path=self.theirs)[
+        if operation in ("append", "marker") and self.log.host.writer.active.size_bytes:
+            base_offset, size, _ = self.kafka.ask("state", path=self.kafka_path)[
                 "segments"
             ][-1]
             if (base_offset, size) == (self.log.log_end_offset, 0):
@@ -380,14 +391,14 @@ class PartitionPair:
             else 0
         )
         copies = []
-        for path in (self.ours, self.theirs):
+        for path in (self.own_path, self.kafka_path):
             copies.append(path.parent.with_suffix(".copy"))
             # Kafka writes its checkpoints in a thread of its own.
             shutil.copytree(
                 path.parent, copies[-1], ignore=shutil.ignore_patterns(".lock", "*.tmp")
             )
         self.close()
-        for copy, path in zip(copies, (self.ours, self.theirs), strict=True):
+        for copy, path in zip(copies, (self.own_path, self.kafka_path), strict=True):
             shutil.rmtree(path.parent)
             copy.rename(path.parent)
             active = max(path.glob("*.log"))
@@ -400,9 +411,9 @@ class PartitionPair:
         self.renew()
 
     def exchange(self) -> None:
-        ours = self.ours.parent
-        theirs = self.theirs.parent
-        between = self.ours.parent.with_suffix(".between")
+        ours = self.own_path.parent
+        theirs = self.kafka_path.parent
+        between = self.own_path.parent.with_suffix(".between")
         ours.rename(between)
         theirs.rename(ours)
         between.rename(theirs)
@@ -450,15 +461,15 @@ class PartitionPair:
 
     def retain(self) -> None:
         self.is_deleted = True
-        found = self.both(lambda: self.log.retain(self.now_ms), "retain")
-        assert found is not None
+        result = self.both(lambda: self.log.retain(self.now_ms), "retain")
+        assert result is not None
 
     def clean(self) -> None:
-        found = self.both(lambda: None, "clean", memory=1 << 20)
+        result = self.both(lambda: None, "clean", memory=1 << 20)
         report = clean(self.log, now_ms=self.now_ms, force=True)
-        assert (-1 if report is None else report.end_offset) == found["end"], (
+        assert (-1 if report is None else report.end_offset) == result["end"], (
             report,
-            found,
+            result,
         )
 
     # -- comparing
@@ -468,10 +479,10 @@ class PartitionPair:
         return self.story[-1]
 
     def check(self) -> None:
-        theirs = self.kafka.ask("state", path=self.theirs)
-        del theirs["aborted"]
-        mine = state_of(self.log)
-        for state in (mine, theirs):
+        kafka_state = self.kafka.ask("state", path=self.kafka_path)
+        del kafka_state["aborted"]
+        own_state = state_of(self.log)
+        for state in (own_state, kafka_state):
             if self.codecs != ["uncompressed"] and self.log.config.is_compacted:
                 # Other libraries compress the same records to other sizes.
                 del state["segments"]
@@ -494,25 +505,27 @@ class PartitionPair:
                 ]
         # Kafka's log may begin below the log start, at the head of the batch that
         # contains it.
-        theirs["last_stable"] = max(theirs["last_stable"], theirs["log_start"])
+        kafka_state["last_stable"] = max(
+            kafka_state["last_stable"], kafka_state["log_start"]
+        )
         self.is_unsure = False
         begun = [
             entry["open"]
-            for state in (mine, theirs)
+            for state in (own_state, kafka_state)
             for entry in state["producers"].values()
             if entry["open"] >= 0
         ]
-        if min(begun, default=mine["log_start"]) < mine["log_start"]:
+        if min(begun, default=own_state["log_start"]) < own_state["log_start"]:
             # If the first batches of a transaction are deleted, Kafka knows the facts
             # of a snapshot, and logcore the remaining batches. After a restart, these
             # differ.
             self.is_unsure = True
-            del mine["last_stable"], theirs["last_stable"]
+            del own_state["last_stable"], kafka_state["last_stable"]
         if self.is_reopened:
             # Kafka's snapshot contains the last batch of a producer. logcore reads up
             # to five earlier batches from the log.
-            for name, known in theirs["producers"].items():
-                own = mine["producers"].get(name, known)
+            for name, known in kafka_state["producers"].items():
+                own = own_state["producers"].get(name, known)
                 own["batches"] = own["batches"][
                     max(0, len(own["batches"]) - len(known["batches"])) :
                 ]
@@ -523,7 +536,7 @@ class PartitionPair:
         ):
             # The remembered state of other producers then depends on the snapshots that
             # exist.
-            mine["producers"], theirs["producers"] = (
+            own_state["producers"], kafka_state["producers"] = (
                 {
                     name: {
                         "epoch": entry["epoch"],
@@ -534,30 +547,30 @@ class PartitionPair:
                     if entry["batches"]
                     and entry["batches"][-1][3] >= state["log_start"]
                 }
-                for state in (mine, theirs)
+                for state in (own_state, kafka_state)
             )
-        if mine != theirs:
-            pytest.fail(f"{diff(mine, theirs)} {self.told()}")
+        if own_state != kafka_state:
+            pytest.fail(f"{diff(own_state, kafka_state)} {self.told()}")
 
     def is_below_start(self, base_offset: int) -> bool:
         return self.log.config.is_compacted and base_offset < self.log.log_start_offset
 
     def check_batches(self) -> None:
-        theirs = self.kafka.ask("batches", path=self.theirs)["batches"]
+        kafka_values = self.kafka.ask("batches", path=self.kafka_path)["batches"]
         rows = [row_of(batch) for batch in self.log.batches(self.log.log_start_offset)]
-        for row, other in zip(rows, theirs, strict=False):
+        for row, other in zip(rows, kafka_values, strict=False):
             if row != other:
                 pytest.fail(f"{row['base']} {diff(row, other)} {self.told()}")
-        assert len(rows) == len(theirs)
+        assert len(rows) == len(kafka_values)
         committed = [
             record.offset
             for record in self.log.read(
                 self.log.log_start_offset, isolation="read_committed"
             )
         ]
-        theirs = self.kafka.ask("committed", path=self.theirs)["offsets"]
+        kafka_values = self.kafka.ask("committed", path=self.kafka_path)["offsets"]
         if not self.is_unsure:
-            assert committed == theirs, self.told()
+            assert committed == kafka_values, self.told()
         times = [
             T0 + 500 * at
             for at in range(
@@ -565,8 +578,10 @@ class PartitionPair:
             )
         ]
         epochs = [*range(-1, self.log.leader_epoch + 2)]
-        theirs = self.kafka.ask("offsets", path=self.theirs, times=times, epochs=epochs)
-        mine: dict[str, Any] = {
+        kafka_values = self.kafka.ask(
+            "offsets", path=self.kafka_path, times=times, epochs=epochs
+        )
+        own_values: dict[str, Any] = {
             "times": [self.log.offset_for_timestamp(time) for time in times]
         }
         # Kafka may return the position of a marker, and logcore only of records.
@@ -575,21 +590,23 @@ class PartitionPair:
             for batch in self.log.batches(self.log.log_start_offset)
             if batch.is_control
         }
-        for at, offset in enumerate(theirs["times"]):
+        for at, offset in enumerate(kafka_values["times"]):
             if offset in markers and (
-                mine["times"][at] is None or mine["times"][at] > offset
+                own_values["times"][at] is None or own_values["times"][at] > offset
             ):
-                theirs["times"][at] = mine["times"][at]
+                kafka_values["times"][at] = own_values["times"][at]
             # Kafka searches no further than a segment whose youngest record is deleted.
             if offset is None and (self.is_deleted or self.log.config.is_compacted):
-                theirs["times"][at] = mine["times"][at]
-        mine["ends"] = [[*self.log.end_of_epoch(epoch)] for epoch in epochs]
-        if mine != theirs:
-            pytest.fail(f"{times} {epochs} {diff(mine, theirs)} {self.told()}")
+                kafka_values["times"][at] = own_values["times"][at]
+        own_values["ends"] = [[*self.log.end_of_epoch(epoch)] for epoch in epochs]
+        if own_values != kafka_values:
+            pytest.fail(
+                f"{times} {epochs} {diff(own_values, kafka_values)} {self.told()}"
+            )
 
     def check_files(self) -> None:
         """Compare the files when both are closed."""
-        for path in (self.ours, self.theirs):
+        for path in (self.own_path, self.kafka_path):
             damaged = [
                 verdict for verdict in verify(path) if verdict.status == "damaged"
             ]
@@ -603,30 +620,30 @@ class PartitionPair:
         if self.is_reopened or self.is_truncated:
             suffixes = suffixes[:2]
         for suffix in suffixes:
-            mine, theirs = (
+            own_content, kafka_content = (
                 {path.name: path.read_bytes() for path in folder.glob("*" + suffix)}
-                for folder in (self.ours, self.theirs)
+                for folder in (self.own_path, self.kafka_path)
             )
             # The two may differ in their empty files.
-            mine, theirs = (
+            own_content, kafka_content = (
                 {
                     name: content
                     for name, content in entry.items()
                     if content and not self.is_below_start(int(name[:20]))
                 }
-                for entry in (mine, theirs)
+                for entry in (own_content, kafka_content)
             )
             if suffix == ".txnindex":
                 entries = [
                     {name: aborted_in(content) for name, content in entry.items()}
-                    for entry in (mine, theirs)
+                    for entry in (own_content, kafka_content)
                 ]
-                mine, theirs = entries
+                own_content, kafka_content = entries
                 if self.is_deleted or self.log.config.is_compacted:
                     # Kafka remembers transactions whose first batches, or all, are
                     # deleted. logcore returns the start of the remaining batches, and
                     # readers need no earlier one.
-                    with logcore.open(self.ours, read_only=True) as log:
+                    with logcore.open(self.own_path, read_only=True) as log:
                         needed = [
                             [entry.producer_id, entry.last_offset]
                             for entry in log._scan_transactions().state.entries
@@ -646,10 +663,12 @@ class PartitionPair:
                             for entry in entries
                         )
                     )
-                    mine, theirs = ({"needed": rows} for rows in rows_of)
-            if mine != theirs:
-                pytest.fail(f"{suffix} {diff(mine, theirs)} {self.told()}")
-        for path in sorted(self.ours.iterdir()):
+                    own_content, kafka_content = ({"needed": rows} for rows in rows_of)
+            if own_content != kafka_content:
+                pytest.fail(
+                    f"{suffix} {diff(own_content, kafka_content)} {self.told()}"
+                )
+        for path in sorted(self.own_path.iterdir()):
             for options in DUMPS.get(path.suffix, ()):
                 dumped = self.kafka.dump(path, *options)
                 # The tool reads -1 as the time of an emptied batch, also in files of
@@ -672,17 +691,17 @@ def aborted_in(content: bytes) -> list[tuple[int, ...]]:
     return [fields[1:] for fields in struct.iter_unpack(">hqqqq", content)]
 
 
-def diff(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    keys = [*mine, *(key for key in theirs if key not in mine)]
-    found: dict[str, Any] = {
-        key: (mine.get(key), theirs.get(key))
+def diff(own: dict[str, Any], kafka: dict[str, Any]) -> dict[str, Any]:
+    keys = [*own, *(key for key in kafka if key not in own)]
+    differing: dict[str, Any] = {
+        key: (own.get(key), kafka.get(key))
         for key in keys
-        if mine.get(key) != theirs.get(key)
+        if own.get(key) != kafka.get(key)
     }
-    for key, (first, other) in found.items():
+    for key, (first, other) in differing.items():
         if isinstance(first, dict) and isinstance(other, dict):
-            found[key] = diff(first, other)
-    return found
+            differing[key] = diff(first, other)
+    return differing
 
 
 WEIGHTS = {
@@ -706,16 +725,16 @@ def pairs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    made: list[PartitionPair] = []
+    opened: list[PartitionPair] = []
 
     def make(seed: int, **config: Any) -> PartitionPair:
-        made.append(PartitionPair(kafka, tmp_path, monkeypatch, seed, **config))
-        return made[-1]
+        opened.append(PartitionPair(kafka, tmp_path, monkeypatch, seed, **config))
+        return opened[-1]
 
     yield make
-    for partition_pair in made:
+    for partition_pair in opened:
         try:
-            kafka.ask("close", path=partition_pair.theirs)
+            kafka.ask("close", path=partition_pair.kafka_path)
         except KafkaError:
             pass
         partition_pair.log.close()
@@ -798,32 +817,32 @@ def test_kafka_opens_forks_and_snapshots(
     live(partition_pair, 4, clean=0.5)
     partition_pair.close()
     at_offset = partition_pair.rng.randrange(partition_pair.ends[-1])
-    with logcore.open_dir(partition_pair.ours.parent, durability="os") as directory:
+    with logcore.open_dir(partition_pair.own_path.parent, durability="os") as directory:
         directory.fork("t", at_offset, "forked")
         directory.snapshot(tmp_path / "backup")
     logcore.restore(tmp_path / "backup", tmp_path / "copy")
     for path in (tmp_path / "ours" / "forked-0", tmp_path / "copy" / "t-0"):
         with logcore.open(path, config=partition_pair.config, durability="os") as log:
-            mine = state_of(log)
+            own_state = state_of(log)
             rows = [row_of(batch) for batch in log.batches(0)]
         kafka.ask("open", path=path, config=partition_pair.config)
-        theirs = kafka.ask("state", path=path)
-        found = kafka.ask("batches", path=path)["batches"]
+        kafka_state = kafka.ask("state", path=path)
+        kafka_batches = kafka.ask("batches", path=path)["batches"]
         kafka.ask("close", path=path)
-        assert rows == found
-        assert mine["log_end"] == (
+        assert rows == kafka_batches
+        assert own_state["log_end"] == (
             at_offset if path.name == "forked-0" else partition_pair.log.log_end_offset
         )
         for name in ("log_start", "log_end", "last_stable", "epochs"):
-            assert mine[name] == theirs[name], name
-        mine, theirs = (
+            assert own_state[name] == kafka_state[name], name
+        own_state, kafka_state = (
             {
                 name: (known["epoch"], known["open"], known["batches"][-1:])
                 for name, known in state["producers"].items()
             }
-            for state in (mine, theirs)
+            for state in (own_state, kafka_state)
         )
-        assert mine == theirs
+        assert own_state == kafka_state
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 3)])
@@ -850,7 +869,7 @@ def test_old_formats_are_read(
     for side in ("ours", "theirs"):
         path = tmp_path / side / "t-0"
         kafka.ask("open", path=path, config=config)
-        found = [
+        batch_rows = [
             record
             for batch in kafka.ask("batches", path=path)["batches"]
             for record in batch["records"]
@@ -859,8 +878,8 @@ def test_old_formats_are_read(
         with logcore.open(path, read_only=True) as log:
             assert [
                 entry for batch in log.batches(0) for entry in row_of(batch)["records"]
-            ] == found
-        rows.append(found)
+            ] == batch_rows
+        rows.append(batch_rows)
     assert rows[0] == rows[1] and 0 < len(rows[0]) < 41
 
 
@@ -910,9 +929,9 @@ def test_compaction_takes_as_long_as_kafka_s(
 
         def theirs(path: Path) -> float:
             kafka.ask("open", path=path, config=config)
-            found = kafka.ask("clean", path=path)
+            result = kafka.ask("clean", path=path)
             kafka.ask("close", path=path)
-            return float(found["seconds"])
+            return float(result["seconds"])
 
         def ours(path: Path) -> float:
             with logcore.open(path, config=config, durability="os") as log:
@@ -938,14 +957,14 @@ def test_compaction_takes_as_long_as_kafka_s(
         for turn in range(2):
             for name, work in (("ours", ours), ("theirs", theirs)):
                 times[name].append(timed(work, f"{name}{turn}"))
-    mine, other = (
+    own_seconds, kafka_seconds = (
         {
             path.name: path.read_bytes()
             for path in (tmp_path / name / "t-0").glob("*.log")
         }
         for name in ("ours1", "theirs1")
     )
-    assert mine == other
+    assert own_seconds == kafka_seconds
     tracemalloc.start()
     try:
         timed(ours, "measured")

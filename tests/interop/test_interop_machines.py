@@ -101,9 +101,13 @@ class LoadedCluster:
             until(lambda topic=topic: self._agree(topic), f"one view of {topic}")
 
     def _agree(self, topic: str) -> bool:
-        found = [self.cluster.partition(topic, number=number) for number in NUMBERS]
-        leaders = {(entry.leader_id, entry.leader_epoch) for entry in found}
-        return len(leaders) == 1 and all(len(entry.isr_nodes) == 3 for entry in found)
+        partitions = [
+            self.cluster.partition(topic, number=number) for number in NUMBERS
+        ]
+        leaders = {(entry.leader_id, entry.leader_epoch) for entry in partitions}
+        return len(leaders) == 1 and all(
+            len(entry.isr_nodes) == 3 for entry in partitions
+        )
 
     def check(self) -> None:
         """Check the history, once all failures are over."""
@@ -428,9 +432,9 @@ def test_number_in_use_is_refused_with_its_address(
 ) -> None:
     registry = f"zk://{site.zookeeper.server}/calm"
     more = ("--broker-session-timeout-ms", "1000")
-    found = serve(site, tmp_path / "1", 1, registry, *more)
-    assert "another broker has the number 1" in found
-    assert f"{calm.host(1)}:{calm.ports[1]}" in found
+    output = serve(site, tmp_path / "1", 1, registry, *more)
+    assert "another broker has the number 1" in output
+    assert f"{calm.host(1)}:{calm.ports[1]}" in output
 
 
 def test_directory_of_another_cluster_is_refused(
@@ -451,8 +455,8 @@ def test_path_of_another_program_is_refused(site: Site, tmp_path: Path) -> None:
         registry.create(paths.CLUSTER_ID, paths.pack_cluster_id("kafka"))
         registry.create(paths.broker(1), b"{}")
     for path in (below, f"{below}/brokers"):
-        found = serve(site, tmp_path / "1", 1, f"zk://{site.zookeeper.server}{path}")
-        assert "belongs to another program" in found
+        output = serve(site, tmp_path / "1", 1, f"zk://{site.zookeeper.server}{path}")
+        assert "belongs to another program" in output
     with connect(f"{site.zookeeper.server}{below}") as registry:
         assert registry.children("/") == ["brokers", "cluster"]
 
@@ -469,8 +473,8 @@ def test_address_of_all_networks_needs_an_advertised_one(
     site: Site, tmp_path: Path
 ) -> None:
     registry = f"zk://{site.zookeeper.server}/test-{next(_paths)}"
-    found = serve(site, tmp_path / "1", 1, registry, "--host", "0.0.0.0")
-    assert "--advertise" in found
+    output = serve(site, tmp_path / "1", 1, registry, "--host", "0.0.0.0")
+    assert "--advertise" in output
 
 
 def test_damaged_state_is_offline_and_others_continue(
@@ -487,8 +491,8 @@ def test_damaged_state_is_offline_and_others_continue(
 
         def add(data: bytes | None) -> bytes:
             assert data is not None
-            found = registry_nodes.unpack_changes(data, note)
-            return registry_nodes.pack_changes(found.with_changes([("bad", 0)]))
+            published = registry_nodes.unpack_changes(data, note)
+            return registry_nodes.pack_changes(published.with_changes([("bad", 0)]))
 
         registry.update(note, add)
 

@@ -38,12 +38,12 @@ COUNT = 20
 
 def program(name: str) -> str:
     """Return a program of the server. Debian does not add them to the PATH."""
-    found = shutil.which(name) or next(
+    path = shutil.which(name) or next(
         iter(sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"), reverse=True)), None
     )
-    if found is None:
+    if path is None:
         pytest.skip(f"needs {name} (Debian: apt-get install postgresql)")
-    return found
+    return path
 
 
 class Server:
@@ -51,9 +51,9 @@ class Server:
     package.
     """
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.connection = f"host={place} dbname=postgres user=postgres"
+    def __init__(self, directory: Path) -> None:
+        self.place = directory
+        self.connection = f"host={directory} dbname=postgres user=postgres"
         self.user: dict[str, Any] = {}
         if os.getuid() == 0:
             try:
@@ -67,18 +67,20 @@ class Server:
                 "group": account.pw_gid,
                 "extra_groups": [],
             }
-            os.chown(place, account.pw_uid, account.pw_gid)
+            os.chown(directory, account.pw_uid, account.pw_gid)
         command = [
             program("initdb"),
             "-D",
-            str(place / "data"),
+            str(directory / "data"),
             "-U",
             "postgres",
             "-A",
             "trust",
             "--no-locale",
         ]
-        subprocess.run(command, check=True, capture_output=True, cwd=place, **self.user)
+        subprocess.run(
+            command, check=True, capture_output=True, cwd=directory, **self.user
+        )
         self.start()
 
     def start(self) -> None:
@@ -117,11 +119,11 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     # The path of a Unix socket has a small limit.
-    place = Path(tempfile.mkdtemp(prefix="logcore-postgres-"))
-    made = Server(place)
-    yield made
-    made.crash()
-    shutil.rmtree(place)
+    directory = Path(tempfile.mkdtemp(prefix="logcore-postgres-"))
+    started = Server(directory)
+    yield started
+    started.crash()
+    shutil.rmtree(directory)
 
 
 @pytest.fixture

@@ -69,17 +69,17 @@ class SlowClock:
 @pytest.fixture
 def handshakes(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """Number of SaslHandshake requests of each connection, by a number of its own."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     numbers: dict[SaslAuthentication, int] = {}
     handle = SaslAuthentication.handle
 
     def counting(gate: SaslAuthentication, frame: memoryview, now_ms: int) -> Any:
         if wire.decode_header(frame).api_key == wire.SASL_HANDSHAKE.key:
-            found[numbers.setdefault(gate, len(numbers))] += 1
+            counts[numbers.setdefault(gate, len(numbers))] += 1
         return handle(gate, frame, now_ms)
 
     monkeypatch.setattr(SaslAuthentication, "handle", counting)
-    return found
+    return counts
 
 
 @contextmanager
@@ -140,14 +140,14 @@ def librdkafka(
             sent += 1
         while producer.flush(1):
             pass
-        found: list[str] = []
-        while len(found) < count:
+        values: list[str] = []
+        while len(values) < count:
             message = consumer.poll(1)
             producer.poll(0)
             if message is not None:
                 assert message.error() is None, message.error()
-                found.append(message.value().decode())
-        return found
+                values.append(message.value().decode())
+        return values
 
     yield exchange
     consumer.close()
@@ -222,16 +222,16 @@ def test_records_survive_reauthentication(
     clock = SlowClock(slows_tokens=client is librdkafka)
     issuer = TokenIssuer(lifetime_s=LIFETIME_S, now_s=clock.now_s)
     reauth_ms = LIFETIME_S * 1_000 if is_scram else 0
-    found: list[str] = []
+    values: list[str] = []
     with (
         broker(tmp_path, issuer, reauth_ms, clock) as kafka,
         client(kafka, issuer, mechanism, tmp_path) as exchange,
     ):
-        found += exchange(RECORDS)
+        values += exchange(RECORDS)
         connections = set(handshakes)
         while sum(count > LIFETIMES for count in handshakes.values()) < 2:
-            found += exchange(RECORDS)
+            values += exchange(RECORDS)
             assert set(handshakes) == connections, "a client has connected again"
-        assert found == [str(number) for number in range(len(found))]
-        stored = kafka.wait_for(TOPIC, len(found))
-        assert [(record.value or b"").decode() for record in stored] == found
+        assert values == [str(number) for number in range(len(values))]
+        stored = kafka.wait_for(TOPIC, len(values))
+        assert [(record.value or b"").decode() for record in stored] == values

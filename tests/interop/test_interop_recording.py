@@ -36,16 +36,16 @@ def values(servers: str, topic: str) -> list[bytes]:
     reader.assign(
         [confluent_kafka.TopicPartition(topic, number, 0) for number in range(2)]
     )
-    found, ends = [], 0
+    consumed, ends = [], 0
     while ends < 2:
         message: Any = reader.poll(60)
         if message.error() is None:
-            found.append(message.value())
+            consumed.append(message.value())
         else:
             assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
             ends += 1
     reader.close()
-    return sorted(found)
+    return sorted(consumed)
 
 
 def test_kafka_gives_the_recorded_responses(
@@ -63,24 +63,24 @@ def test_kafka_gives_the_recorded_responses(
         copy_in_transactions(servers, "orders", "copies")
         last = {"group.id": "last", "isolation.level": "read_committed"}
         consume(servers, "copies", 200, 1, **last)
-    found: list[ResponseDifference] = []
+    differing: list[ResponseDifference] = []
     with Broker(tmp_path / "kafka") as other:
         admin = AdminClient({"bootstrap.servers": other.address})
-        made = admin.create_topics([NewTopic(topic, 2, 1) for topic in TOPICS])
-        for future in made.values():
+        futures = admin.create_topics([NewTopic(topic, 2, 1) for topic in TOPICS])
+        for future in futures.values():
             future.result(60)
         # Kafka creates its internal topics.
         produce(other.address, "warm", 1)
         consume(other.address, "warm", 1, 1, **{"group.id": "warm"})
         host, port = other.address.split(":")
         replayer = TrafficReplayer(
-            (host, int(port)), compares=True, report=found.append
+            (host, int(port)), compares=True, report=differing.append
         )
         with TrafficFile(tmp_path / "t.ksh") as file:
             report = replayer.run(file)
         # Kafka serves other APIs and features.
         assert [
-            difference for difference in found if difference.api != "ApiVersions"
+            difference for difference in differing if difference.api != "ApiVersions"
         ] == []
         assert report.apis["EndTxn"].responses == 3
         for topic in TOPICS:

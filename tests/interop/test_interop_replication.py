@@ -96,8 +96,8 @@ def tool(cluster: Cluster, program: str, *arguments: str) -> str:
 def test_kafka_topics_shows_partitions_that_lack_replicas(cluster: Cluster) -> None:
     create = ("--partitions", "3", "--replication-factor", "3")
     tool(cluster, "TopicCommand", "--create", "--topic", "shown", *create)
-    found = tool(cluster, "TopicCommand", "--describe", "--topic", "shown")
-    assert "PartitionCount: 3" in found and "ReplicationFactor: 3" in found
+    output = tool(cluster, "TopicCommand", "--describe", "--topic", "shown")
+    assert "PartitionCount: 3" in output and "ReplicationFactor: 3" in output
     lacking = ("TopicCommand", "--describe", "--under-replicated-partitions")
     for index in range(3):
         cluster.until_in_sync("shown", 3, index)
@@ -120,12 +120,12 @@ def test_kafka_leader_election_elects_the_preferred_leader(cluster: Cluster) -> 
     cluster.start(preferred)
     cluster.until_in_sync("elected", 3)
     assert cluster.partition("elected").leader_id != preferred
-    found = tool(
+    output = tool(
         cluster,
         "LeaderElectionCommand",
         "--election-type", "preferred", "--topic", "elected", "--partition", "0",
     )  # fmt: skip
-    assert "Successfully completed" in found
+    assert "Successfully completed" in output
     assert cluster.partition("elected").leader_id == preferred
 
 
@@ -145,8 +145,8 @@ def test_kafka_reassign_partitions_moves_replicas(
     )
     program = "reassign.ReassignPartitionsCommand"
     options = ("--reassignment-json-file", str(plan))
-    found = tool(cluster, program, *options, "--execute")
-    assert "Successfully started partition reassignment" in found
+    output = tool(cluster, program, *options, "--execute")
+    assert "Successfully started partition reassignment" in output
     until(
         lambda: "is completed" in tool(cluster, program, *options, "--verify"),
         "the move is complete",
@@ -159,8 +159,8 @@ def test_kafka_reassign_partitions_moves_replicas(
 def test_kafka_log_dirs_shows_the_replicas_of_each_broker(cluster: Cluster) -> None:
     cluster.create("sized")
     cluster.until_in_sync("sized", 3)
-    found = tool(cluster, "LogDirsCommand", "--describe", "--topic-list", "sized")
-    assert found.count('"partition":"sized-0"') == 3
+    output = tool(cluster, "LogDirsCommand", "--describe", "--topic-list", "sized")
+    assert output.count('"partition":"sized-0"') == 3
 
 
 def test_kafka_transactions_shows_an_open_transaction(cluster: Cluster) -> None:
@@ -178,11 +178,15 @@ def test_kafka_transactions_shows_an_open_transaction(cluster: Cluster) -> None:
     producer.flush(60)
     program = "TransactionsCommand"
     assert "tool" in tool(cluster, program, "list")
-    found = tool(cluster, program, "describe", "--transactional-id", "tool")
-    assert "Ongoing" in found and "open-0" in found
-    place = ("--topic", "open", "--partition", "0")
-    producers = tool(cluster, program, "describe-producers", *place).splitlines()
+    output = tool(cluster, program, "describe", "--transactional-id", "tool")
+    assert "Ongoing" in output and "open-0" in output
+    partition_options = ("--topic", "open", "--partition", "0")
+    producers = tool(
+        cluster, program, "describe-producers", *partition_options
+    ).splitlines()
     start = producers[1].split()[-1]
-    tool(cluster, program, "abort", *place, "--start-offset", start)
-    after = tool(cluster, program, "describe-producers", *place).splitlines()
+    tool(cluster, program, "abort", *partition_options, "--start-offset", start)
+    after = tool(
+        cluster, program, "describe-producers", *partition_options
+    ).splitlines()
     assert after[1].split()[-1] == "None"

@@ -39,11 +39,11 @@ def decoder(kafka: Kafka) -> ValueDecoder:
 
 
 def test_franz_go(kafka: Kafka) -> None:
-    found = answers([str(golang.program("franz_sr")), kafka.schema_registry_url])
-    assert json.loads(found.pop("text"))["name"] == "Order"
-    encoded = base64.b64decode(found.pop("encoded"))
-    assert found == {
-        "types": found["types"],
+    results = answers([str(golang.program("franz_sr")), kafka.schema_registry_url])
+    assert json.loads(results.pop("text"))["name"] == "Order"
+    encoded = base64.b64decode(results.pop("encoded"))
+    assert results == {
+        "types": results["types"],
         "ids": [1, 2],
         "version": 1,
         "same": 2,
@@ -74,23 +74,23 @@ def test_kafkajs(kafka: Kafka) -> None:
     ]
     program = str(DATA / "kafkajs_registry" / "client.js")
     url = kafka.schema_registry_url
-    found = answers(["node", program, url, *values], NODE_PATH=str(modules))
+    results = answers(["node", program, url, *values], NODE_PATH=str(modules))
     expected = {
         "avro": {"amount": 7},
         "json": {"name": "anna"},
         "protobuf": {"order": 7, "box": {"label": "x"}},
     }
-    assert found["decoded"] == expected
-    order, customer = found["others"]
+    assert results["decoded"] == expected
+    order, customer = results["others"]
     assert order["price"] == VALUES["orders"][1]["price"]
     assert customer == VALUES["customers"][1]
-    assert "9999 not found" in found["unknown"]
+    assert "9999 not found" in results["unknown"]
     decode = decoder(kafka).decode
     for name in ("avro", "json"):
-        piece = decode(base64.b64decode(found["encoded"][name]))
+        piece = decode(base64.b64decode(results["encoded"][name]))
         assert (piece.value, piece.error) == (expected[name], None)
     # This client writes no message indexes, which the format of Confluent requires.
-    data = base64.b64decode(found["encoded"]["protobuf"])
+    data = base64.b64decode(results["encoded"]["protobuf"])
     assert data[5:] == b"\x08\x07\x12\x03\x0a\x01x"
     piece = decode(data)
     assert piece.error is not None and "message" in piece.error

@@ -205,13 +205,13 @@ def exchange_by_confluent(
         {**settings, "group.id": group, "auto.offset.reset": "earliest"}
     )
     consumer.subscribe([topic])
-    found = []
-    while len(found) < len(VALUES):
+    values = []
+    while len(values) < len(VALUES):
         message = consumer.poll(_TIMEOUT_S)
         assert message is not None and message.error() is None, message
-        found.append(message.value().decode())
+        values.append(message.value().decode())
     consumer.close()
-    return found
+    return values
 
 
 @contextmanager

@@ -116,12 +116,12 @@ def ask_netshim(folder: Path) -> report.Answers:
 
 
 def test_user_without_rules_gets_kafkas_answers(tmp_path: Path) -> None:
-    theirs = ask_kafka(tmp_path / "kafka")
+    kafka_responses = ask_kafka(tmp_path / "kafka")
     ours = ask_netshim(tmp_path / "ours")
-    found = report.differences(ours, theirs)
+    differing = report.differences(ours, kafka_responses)
     unexplained = [
         row
-        for row in found
+        for row in differing
         if (row[0], row[2]) not in REASONS and (row[0], "*") not in REASONS
     ]
     assert unexplained == []
@@ -150,7 +150,7 @@ def test_random_questions_are_decided_as_by_standard_authorizer() -> None:
     names = ("orders", "orders-eu", "ord", "o", "*", "other", "ordinary")
     kinds = [ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID]
     lines: list[str] = []
-    ours: list[bool] = []
+    own_decisions: list[bool] = []
     for _ in range(200):
         rules = [
             Acl(
@@ -183,12 +183,12 @@ def test_random_questions_are_decided_as_by_standard_authorizer() -> None:
                 [operation for operation in AclOperation if operation > 2]
             )
             lines.append(f"ask\t{user}\t{host}\t{operation:d}\t{kind:d}\t{name}")
-            ours.append(index.allows(user, host, operation, kind, name))
+            own_decisions.append(index.allows(user, host, operation, kind, name))
             lines.append(f"some\t{user}\t{host}")
-            ours.append(index.allows_some_topic(user, host))
-    theirs = [answer == "true" for answer in answers(lines)]
-    assert len(theirs) == len(ours) == 4_000
-    assert theirs == ours
+            own_decisions.append(index.allows_some_topic(user, host))
+    kafka_decisions = [answer == "true" for answer in answers(lines)]
+    assert len(kafka_decisions) == len(own_decisions) == 4_000
+    assert kafka_decisions == own_decisions
 
 
 def test_subjects_of_certificates_are_written_as_by_java() -> None:
@@ -311,10 +311,10 @@ def test_java_clients_log_in(
     config = kafka.client_config("alice", "java", mechanism)
     file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
     kafka.logdir.append("orders", b"4 apples")
-    found = kafka_jvm.tool(
+    output = kafka_jvm.tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         "--bootstrap-server", kafka.bootstrap_servers,
         "--consumer.config", str(file), "--topic", "orders", "--group", "readers",
         "--from-beginning", "--max-messages", "1",
     )  # fmt: skip
-    assert found.strip() == "4 apples"
+    assert output.strip() == "4 apples"

@@ -78,7 +78,7 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
             )
         ]
     )
-    found = []
+    records_and_epochs = []
     while True:
         message = consumer.poll(30)
         assert message is not None, "the consumer waits for nothing"
@@ -93,9 +93,9 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
             message.value(),
             headers,
         )
-        found.append((record, message.leader_epoch()))
+        records_and_epochs.append((record, message.leader_epoch()))
     consumer.close()
-    return found
+    return records_and_epochs
 
 
 @pytest.mark.parametrize("kind", ["exactly-once", "at-least-once"])
@@ -115,12 +115,12 @@ def test_killed_forwarder_continues(
             kind, tmp_path / "data", broker.address, KILLS, seed=1, before_each=add
         )
         for number, log in enumerate(logs):
-            wanted = list(log.read(0))
-            found = [record for record, _ in read(broker, number)]
+            source_records = list(log.read(0))
+            forwarded = [record for record, _ in read(broker, number)]
             if kind == "exactly-once":
-                assert contents(found) == contents(wanted)
+                assert contents(forwarded) == contents(source_records)
             else:
-                assert check_repeats(found, wanted) <= 40 * KILLS
+                assert check_repeats(forwarded, source_records) <= 40 * KILLS
 
 
 @pytest.mark.parametrize("kind", ["keep", "new"])
@@ -161,17 +161,19 @@ def test_killed_mirror_continues(
     kill_often(kind, tmp_path / "copy", broker.address, KILLS, seed=2, before_each=add)
     with logcore.open_dir(tmp_path / "copy", read_only=True) as copy:
         for number in range(PARTITIONS):
-            wanted = read(broker, number)
-            assert len(wanted) == (KILLS + 1) * 2_000
+            source_records = read(broker, number)
+            assert len(source_records) == (KILLS + 1) * 2_000
             log = copy.partition(TOPIC, number)
-            found = list(log.read(0, isolation="read_committed"))
+            mirrored = list(log.read(0, isolation="read_committed"))
             if kind == "keep":
-                assert found == [record for record, _ in wanted]
+                assert mirrored == [record for record, _ in source_records]
                 assert {batch.partition_leader_epoch for batch in log.batches(0)} == {
-                    epoch for _, epoch in wanted
+                    epoch for _, epoch in source_records
                 }
             else:
-                assert contents(found) == contents([record for record, _ in wanted])
+                assert contents(mirrored) == contents(
+                    [record for record, _ in source_records]
+                )
 
 
 def test_records_that_kafka_refuses_are_reported_and_kept(

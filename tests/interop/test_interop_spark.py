@@ -82,7 +82,7 @@ def rows_of(
     path: Path, topic: str, first: int = 0, last: int = ROWS
 ) -> list[list[Any]]:
     """As the job says them, by logcore alone."""
-    found = []
+    rows = []
     with logcore.open_dir(path, read_only=True) as directory:
         for partition in (0, 1):
             for record in directory.partition(topic, partition).read(first):
@@ -93,7 +93,7 @@ def rows_of(
                         [name, None if data is None else data.hex()]
                         for name, data in record.headers
                     ] or None
-                    found.append(
+                    rows.append(
                         [
                             topic,
                             partition,
@@ -105,7 +105,7 @@ def rows_of(
                             record.timestamp_ms,
                         ]
                     )
-    return found
+    return rows
 
 
 def pairs_of(path: Path, topic: str) -> list[list[Any]]:

@@ -123,7 +123,7 @@ def test_kafka_python(tmp_path: Path) -> None:
 
 def test_aiokafka(tmp_path: Path) -> None:
     aiokafka = pytest.importorskip("aiokafka")
-    place = aiokafka.TopicPartition("t", 0)
+    partition = aiokafka.TopicPartition("t", 0)
 
     async def work(servers: str) -> None:
         producer = aiokafka.AIOKafkaProducer(
@@ -133,7 +133,7 @@ def test_aiokafka(tmp_path: Path) -> None:
         for turn in range(4):
             await producer.begin_transaction()
             await producer.send_and_wait("t", b"%d" % turn, partition=0)
-            await producer.send_offsets_to_transaction({place: turn}, "g")
+            await producer.send_offsets_to_transaction({partition: turn}, "g")
             if turn % 2:
                 await producer.abort_transaction()
             else:
@@ -143,7 +143,7 @@ def test_aiokafka(tmp_path: Path) -> None:
             bootstrap_servers=servers, group_id="g", enable_auto_commit=False
         )
         await consumer.start()
-        assert await consumer.committed(place) == 2
+        assert await consumer.committed(partition) == 2
         await consumer.stop()
 
     with netshim.serve(tmp_path / "data") as server:

@@ -36,9 +36,9 @@ def rows() -> dict[str, str]:
     return {name: number for name, number, *_ in cells[2:]}
 
 
-def in_environment(name: str, *wanted: str) -> str:
+def in_environment(name: str, *packages: str) -> str:
     """Of the package `name` in the environment that the tests of it make."""
-    python = environment(name, *wanted)
+    python = environment(name, *packages)
     ask = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
     return subprocess.run(
         [python, "-c", ask], capture_output=True, text=True, check=True, timeout=60
@@ -47,11 +47,11 @@ def in_environment(name: str, *wanted: str) -> str:
 
 def of_jar(folder: Path, name: str) -> str:
     """Of the one jar `name` in a folder."""
-    found = [
+    matches = [
         re.fullmatch(rf"{re.escape(name)}-(\d[\d.]*)\.jar", path.name)
         for path in folder.iterdir()
     ]
-    (number,) = [match[1] for match in found if match is not None]
+    (number,) = [match[1] for match in matches if match is not None]
     return number
 
 

@@ -44,16 +44,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def registries(server: str) -> Iterator[Registries]:
-    made = []
+    opened = []
     below = f"/test-{next(_numbers)}"
 
     def make() -> Registry:
         registry = connect(server + below)
-        made.append(registry)
+        opened.append(registry)
         return registry
 
     yield make
-    for registry in made:
+    for registry in opened:
         registry.close()
 
 
