@@ -117,7 +117,7 @@ def test_leader_with_a_full_disk_refuses_records_and_continues(
 
 
 def refusal(cluster: Cluster) -> Any:
-    """Send a large batch to the leader; return its answer if it is an error."""
+    """Send a large batch to the leader; return the result if it is an error."""
     value = str(-next(_probes)).encode()
     padding = [("padding", bytes(_PADDING_BYTES))]
     topic = wire.PRODUCE.Request.Topic

@@ -91,8 +91,8 @@ def wait(member: ClusterMember, condition: Callable[[ClusterView], bool]) -> Non
 
 
 def wait_for_brokers(members: Iterable[ClusterMember], numbers: set[int]) -> None:
-    """Wait until each member sees these brokers. A new topic has only replicas in sync
-    whose brokers the controller sees.
+    """Wait until the view of each member has these brokers. The controller puts only
+    replicas on brokers of its view into the ISR of a new topic.
     """
     for member in members:
         wait(member, lambda view: set(view.brokers) == numbers)
@@ -234,7 +234,7 @@ def test_unpublished_change_is_read_when_the_brokers_change(
 def test_change_that_could_not_be_read_is_read_again(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note was read before the change, and would not list the change again."""
+    """A change counts as read only after its topic was read."""
     first, second = join(1), join(2)
     wait(second, lambda view: set(view.brokers) == {1, 2})
     read = second.registry.get_many

@@ -127,7 +127,7 @@ def test_requests_that_a_cluster_refuses(calm: Cluster) -> None:
 
 
 def test_settings_of_brokers_are_those_of_the_cluster(calm: Cluster) -> None:
-    """The default factor was reported as 1, and the brokers as one."""
+    """The default replication factor was reported as 1, and only one broker was listed."""
     request = wire.DESCRIBE_CONFIGS.Request
     resources = [
         request.Resource(

@@ -71,7 +71,7 @@ class PlayedLeader:
         return (request.session_id, request.session_epoch), listed, sorted(forgotten)
 
     def answer(self, session_id: int = 5, error_code: int = 0, **parts: Any) -> None:
-        """Answer with the parts of partitions `_0`, `_1`, ..."""
+        """Send a response. The argument `_1` contains fields of partition 1."""
         kind = wire.FETCH.Response.Topic
         partitions = [
             kind.Partition(

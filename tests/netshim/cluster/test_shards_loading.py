@@ -1,4 +1,4 @@
-"""A coordinator of a cluster reads its partition once the records are committed."""
+"""A coordinator of a cluster loads its partition: when, and without which offsets."""
 
 from __future__ import annotations
 
