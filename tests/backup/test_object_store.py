@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import logcore
+from logcore.backup.store import open_store
+from logcore.fs import OS
 from support import s3
 
 pytest.importorskip("pyarrow.fs")
@@ -77,3 +79,22 @@ def test_errors_of_an_object_store_contain_no_secret(
             logdir.snapshot("ftp://host/path")
     with pytest.raises(logcore.LogNotFoundError):
         logcore.restore(bucket.format("nothing"), tmp_path / "copy")
+
+
+@pytest.mark.parametrize("kind", ["s3", "file"])
+def test_object_that_fails_in_the_middle_is_not_stored(
+    tmp_path: Path, bucket: str, kind: str
+) -> None:
+    """The end of a stream completes its object, also after an error."""
+    url = bucket.format("broken")
+    if kind == "file":
+        url = f"file://{tmp_path}/backup"
+
+    def chunks() -> Iterator[bytes]:
+        yield b"the first chunk"
+        raise ZeroDivisionError
+
+    store = open_store(url, OS, create=True)
+    with pytest.raises(ZeroDivisionError):
+        store.put("parts/t-0", chunks())
+    assert store.names("parts") == []

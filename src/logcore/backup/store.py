@@ -1,8 +1,8 @@
 """Stores of backups: a directory, or a path in an object store.
 
 Rules:
-- An object is complete and durable when put() returns. A failed put() may leave an
-  incomplete object in an object store, but none in a directory.
+- An object is complete and durable when put() returns. A failed put() leaves no object,
+  unless an object store does not answer.
 - An object that a manifest refers to is never replaced.
 - Errors of the store become StorageReadError and StorageWriteError.
 
@@ -200,9 +200,15 @@ class BucketStore:
             # Local and network file systems have directories; S3 does not need them.
             if self._system.type_name != "s3":
                 self._system.create_dir(os.path.dirname(self._key(name)))
-            with self._system.open_output_stream(self._key(name)) as out:
-                for chunk in chunks:
-                    out.write(memoryview(chunk))
+            try:
+                with self._system.open_output_stream(self._key(name)) as out:
+                    for chunk in chunks:
+                        out.write(memoryview(chunk))
+            except BaseException:
+                # The end of the with statement has completed the object.
+                with contextlib.suppress(OSError):
+                    self._system.delete_file(self._key(name))
+                raise
 
     def link(self, path: str, name: str) -> bool:
         return False
