@@ -1110,7 +1110,7 @@ MISTAKES: Final = (
     Mistake(
         "offsets_of_other_processes_are_not_read", "logcore/coordinators/shared_groups.py",
         "            for columns in log.scan(start, high_watermark):\n",
-        "            for columns in log.scan(start, high_watermark) if known is None else ():\n",
+        "            for columns in log.scan(start, high_watermark) if is_new else ():\n",
         "consumer/test_shared_groups.py consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -1371,7 +1371,7 @@ MISTAKES: Final = (
     Mistake(
         "chunked_produce_leaves_the_queue_at_once", "netshim/logs.py",
         "                    return (yield from begin())\n",
-        "                    self._requests.leave(own)\n"
+        "                    self._requests.leave(queued)\n"
         "                    return (yield from begin())\n",
         "netshim/test_chunked_requests.py",
     ),

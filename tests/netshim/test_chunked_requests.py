@@ -189,7 +189,7 @@ def answers_of_scripts() -> list[Any]:
     responses: list[Any] = []
 
     class RecordingClient(WireClient):
-        def responses(self) -> Any:
+        def answers(self) -> Any:
             for correlation_id, response in super().answers():
                 responses.append((correlation_id, response))
                 yield correlation_id, response
