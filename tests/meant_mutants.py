@@ -1801,7 +1801,7 @@ MISTAKES: Final = (
         "registry_expires_a_session_without_its_gate_lock", "logcore/registry/sessions.py",
         "if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):\n                facts",
         "if timeout_ms < 0:\n                facts",
-        "registry/test_registry_exploration.py -k declared_over",
+        "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
         "registry_trusts_nodes_of_expired_sessions", "logcore/registry/files.py",
@@ -1909,7 +1909,7 @@ MISTAKES: Final = (
         "registry_watches_no_new_directory", "logcore/registry/watching.py",
         "            self._armed = {}\n        if self._watch.saw_close",
         "            pass\n        if self._watch.saw_close",
-        "registry/test_registry_conformance.py -k another_life",
+        "registry/test_registry_conformance.py -k survives_deletion",
     ),
     Mistake(
         "registry_observer_uses_the_wall_clock", "logcore/registry/files.py",
