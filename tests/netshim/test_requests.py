@@ -1350,3 +1350,19 @@ def test_work_that_may_block_on_the_disk_runs_in_a_thread(tmp_path: Path) -> Non
         assert not committed.is_set
         broker_harness.run()
         assert offset(committed) == 3_002
+
+
+def test_fetch_with_a_full_response_waits_for_no_more_bytes(tmp_path: Path) -> None:
+    """A client may wait for more bytes than the broker puts into a response. As in
+    KafkaApis.handleFetchRequest, it gets them when the response is full.
+    """
+    harness = BrokerHarness(tmp_path / "data", fetch_max_bytes=1_024)
+    with contextlib.closing(harness):
+        harness.logdir.create_topic("t")
+        for _ in range(10):
+            harness.logdir.append("t", b"x" * 500, partition=0)
+        request = harness.fetches(range(1))
+        request.max_wait_ms, request.min_bytes = 60_000, 4_000
+        response = harness.ask(wire.FETCH, 12, request)
+        (part,) = response.responses[0].partitions
+        assert 500 < len(part.records) <= 1_024

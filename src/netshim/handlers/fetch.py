@@ -21,6 +21,7 @@ import attrs
 
 from logcore import Log, LogcoreError
 from logcore.reader import aborted_transactions
+from logcore.recordbatch import read_batches
 from logcore.replication.leading import FollowerFetch
 from netshim import scheduling, wire
 from netshim.fetch_sessions import (
@@ -406,7 +407,7 @@ def _fetch(
         or state.is_stopping
         or partitions.are_all_missing
         or request.max_wait_ms <= 0
-        or size >= min(request.min_bytes, request.max_bytes)
+        or size >= _min_bytes(request, state)
     ):
         return response
     parked = _ParkedFetch(
@@ -477,6 +478,19 @@ class _Growth:
             self._min_readable_bytes = current.written
 
 
+def _max_bytes(request: FetchRequest, state: BrokerState) -> int:
+    return min(request.max_bytes, state.settings.fetch_max_bytes)
+
+
+def _min_bytes(request: FetchRequest, state: BrokerState) -> int:
+    """Return the number of bytes for which a request waits.
+
+    As in KafkaApis.handleFetchRequest, it is at most the maximum. Otherwise, a full
+    response would wait until its deadline.
+    """
+    return min(request.min_bytes, _max_bytes(request, state))
+
+
 class _ParkedFetch:
     """A request that waits for appends to its partitions, or for its deadline.
 
@@ -525,7 +539,7 @@ class _ParkedFetch:
         #: Estimates the bytes of a request with min_bytes; None for others.
         self._growth = growth
         #: The number of bytes that ends the wait.
-        self._min_bytes = min(request.min_bytes, request.max_bytes)
+        self._min_bytes = _min_bytes(request, state)
         #: Whether _collect() is running, which may take several chunks.
         self._is_reading = False
         #: Whether the request was woken while it was reading.
@@ -668,8 +682,8 @@ def _collect(
     call: Call,
     state: BrokerState,
 ) -> Steps[tuple[FetchResponse, int, bool]]:
-    """Read the logs. Return the response, the number of bytes of its records, and whether
-    it must be sent at once.
+    """Read the logs. Return the response, the number of bytes that count for min_bytes,
+    and whether it must be sent at once.
     """
     response_type = wire.FETCH.Response
     topic_type = response_type.Topic
@@ -679,9 +693,12 @@ def _collect(
     missing = partitions.missing
     refused: list[tuple[str, FetchResponse.Topic.Partition]] = []
     total = 0
+    # Bytes that the limits omitted although they are readable. As in Kafka, they count
+    # for min_bytes: a client must not wait for records that it could get now.
+    omitted = 0
     is_urgent = state.is_stopping
     # As in Kafka, the broker has a limit of its own (KIP-541).
-    remaining_bytes = min(request.max_bytes, state.settings.fetch_max_bytes)
+    remaining_bytes = _max_bytes(request, state)
     committed = request.isolation_level == 1
     follower = _follower_of(request, state)
     current = None
@@ -786,6 +803,13 @@ def _collect(
                     part.records = buffers
                 total += size
                 remaining_bytes -= size
+                if (
+                    request.min_bytes > 1
+                    and size < max_bytes
+                    and buffers
+                    and _next_offset(buffers[-1]) < stable
+                ):
+                    omitted += max_bytes - size
             part.high_watermark = high_watermark
             part.last_stable_offset = stable
             part.log_start_offset = start
@@ -813,7 +837,13 @@ def _collect(
                 name_leader(
                     part, topic_name, part.partition_index, response, call, state
                 )
-    return response, total, is_urgent
+    return response, total + omitted, is_urgent
+
+
+def _next_offset(data: wire.Buffer) -> int:
+    """Return the offset after the last of these whole batches."""
+    *_, last = read_batches(data)
+    return last.next_offset
 
 
 def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] | None:
