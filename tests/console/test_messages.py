@@ -206,7 +206,7 @@ def test_search_for_a_condition(
         ("header=1", "a header has a name"),
         ("!key=1", "write != for the opposite"),
         ("value~(a+)+b", "does not search for regular expressions"),
-        ("value~(", "no regular expression"),
+        ("value~(", "not a regular expression"),
         ("key=" + "x" * 1_000, "expected at most 1000 characters"),
         ("key=\u202e", "expected visible characters"),
     ],

@@ -524,17 +524,17 @@ def test_many_random_histories() -> None:
 
 MISTAKES = {
     "complete_before_all_markers": (
-        "        transaction.left = left\n        if not left:",
-        "        transaction.left = left = frozenset()\n        if not left:",
+        "        transaction.remaining_partitions = left\n        if not left:",
+        "        transaction.remaining_partitions = left = frozenset()\n        if not left:",
     ),
     "no_markers_after_a_restart": (
-        "                transaction.left = stored.partitions\n                effects += self._mark",
-        "                transaction.left = frozenset()\n                effects += self._mark",
+        "                transaction.remaining_partitions = stored.partitions\n                effects += self._mark",
+        "                transaction.remaining_partitions = frozenset()\n                effects += self._mark",
     ),
     "other_result_after_a_restart": (
-        "                transaction.left = stored.partitions\n                effects += self._mark",
+        "                transaction.remaining_partitions = stored.partitions\n                effects += self._mark",
         "                transaction.stored = attrs.evolve(stored, status=Status.PREPARE_ABORT)\n"
-        "                transaction.left = stored.partitions\n                effects += self._mark",
+        "                transaction.remaining_partitions = stored.partitions\n                effects += self._mark",
     ),
     "fence_without_a_new_epoch": (
         "min(stored.producer_epoch + 1, _TOP_EPOCH)",

@@ -287,7 +287,7 @@ def response(data: bytes) -> None:
 def committed(data: bytes) -> None:
     cut = data[0] if data else 0
     found = stored_offsets.StoredGroups()
-    found.take({data[1 : 1 + cut]: data[1 + cut :] if cut % 5 else None})
+    found.add_records({data[1 : 1 + cut]: data[1 + cut :] if cut % 5 else None})
 
 
 def blob(message: Any, data: bytes) -> None:

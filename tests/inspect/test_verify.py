@@ -143,7 +143,7 @@ def test_topic_being_created_is_not_reported_as_damaged():
             seen |= {
                 verdict.detail for verdict in found if verdict.path.endswith("/u-0")
             }
-    assert any("being made" in detail for detail in seen)
+    assert any("being created" in detail for detail in seen)
 
 
 def test_checksum_file_has_its_own_verdict(own):

@@ -96,7 +96,11 @@ MISTAKES = [
     ('log.append_columns(b"ab")', "types", "positional argument"),
     ('log.append_columns(values=b"ab")', "types", "Arrow array or .data, offsets."),
     ('log.append_columns(values=("ab", [0, 1, 2]))', "types", "bytes or a uint8 array"),
-    ('log.append_columns(values=(b"ab", [0.0, 1.0, 2.0]))', "types", "row of integers"),
+    (
+        'log.append_columns(values=(b"ab", [0.0, 1.0, 2.0]))',
+        "types",
+        "list of integers",
+    ),
     ('log.append_columns(values=(b"ab", [0, 3]))', "run", "inside the data"),
     (
         'log.append_columns(values=(b"ab", [0, 1, 2]), keys=(b"a", [0, 1]))',
