@@ -230,7 +230,7 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 assert callable(waiter), waiter
                 guarded(waiter, result)
             case AppendRecords(group, records):
-                # The coordinator continues with the group when the record is durable.
+                # The coordinator continues with the group when the record is committed.
                 callback = partial(self._on_stored, effect)
                 self._offsets.append(
                     group.group_id,

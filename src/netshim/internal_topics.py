@@ -49,7 +49,7 @@ class InternalTopic:
         self._partitions = partitions
         #: Settings of the topic when it is created.
         self._config = config
-        #: An append waits for the disk under each durability policy.
+        #: An append of a single broker waits for the disk under each durability policy.
         self._always_syncs = always_syncs
         #: For each log, the ends of appends and their callbacks that were not called.
         self._unsynced: dict[Log, deque[tuple[int, Outcome]]] = {}
@@ -162,7 +162,8 @@ class InternalTopic:
             key = self.name, number
             leadership = state.leadership
             leadership.appended(key, log, end, now_ms)
-            # The policy of the log decides whether an append waits for the disk.
+            # With when_safe(), the policy of the log decides whether an append waits for
+            # the disk.
             when_stored = leadership.when_safe
             if self._always_syncs:
                 when_stored = leadership.when_committed

@@ -1,8 +1,8 @@
 """The topic `__consumer_offsets` of a broker: it stores committed offsets and groups.
 
 Rules:
-- Appends are completed in the order of the log, after they are on disk
-  (internal_topics.py).
+- Appends are completed in the order of the log, after they are on disk, in a cluster
+  after they are committed (internal_topics.py).
 - The last value of each key is valid (logcore.coordinators.stored_offsets). Records in
   an unknown form are left unchanged.
 
@@ -80,9 +80,10 @@ class OffsetsTopic:
     ) -> None:
         """Append records as one batch.
 
-        After they are on disk, call callback(None), in the order of the log. If that failed,
-        call callback(error). `producer` contains the id and the epoch of the producer whose
-        transaction contains the records.
+        After they are on disk, in a cluster after they are committed, call
+        callback(None), in the order of the log. If that failed, call callback(error).
+        `producer` contains the id and the epoch of the producer whose transaction
+        contains the records.
         """
         # Key, value, no headers, and the timestamp.
         rows = [(key, value, (), now_ms) for key, value in records]

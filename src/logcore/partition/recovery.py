@@ -12,8 +12,9 @@ Rules (docs/format.md, "Checks at opening"):
 - Durable data is not read again. The indexes give its end, and the batch that they
   point to must confirm it.
 
-`decide` is a pure function of TailFacts. This module handles the active segment. Sealed
-segments were synced when they were sealed, and are trusted until they are read.
+`decide` is a pure function of TailFacts for the end of the active segment. Sealed segments
+above the recovery point are checked by check_sealed(). Below it, they were synced when
+they were sealed, and are trusted until they are read.
 """
 
 from __future__ import annotations
@@ -413,9 +414,9 @@ def check_sealed(
     """Sync the sealed segments that reach above the recovery point, and check them.
 
     The check starts at the recovery point. When this library seals a segment, it syncs
-    the segment and moves the recovery point to its end. After a clean shutdown there
-    are no such segments. They come from a crash during a roll, from Kafka, or from a
-    lost checkpoint. Returns the damage.
+    the segment. The recovery point moves to its end then, or in a log directory at the
+    next tick(). After a clean shutdown there are no such segments. They come from a crash
+    before that, from Kafka, or from a lost checkpoint. Returns the damage.
 
     Raises:
         CorruptLogError: there is damage, unless keeps_damage=True. A crash cannot
