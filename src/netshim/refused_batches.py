@@ -88,7 +88,8 @@ class RefusedBatches:
         """Store a batch that was refused with one of the codes in RETRIED."""
         source = key, producer_id
         if self.code_for(key, producer_id, epoch, sequence, now_ms):
-            refused = self._refused[source]
+            # Inserted again, so that the oldest remains the first.
+            refused = self._refused[source] = self._refused.pop(source)
             refused.remaining_batches = KNOWN_BATCHES - 1
             refused.until_ms = now_ms + _REFUSED_MS
             return
@@ -105,12 +106,18 @@ class RefusedBatches:
 
         The refused batch is forgotten at a new epoch, or when its time is over.
         """
+        # A producer that sends nothing more must not keep all others from the fast path.
+        while self._refused:
+            oldest = next(iter(self._refused))
+            if now_ms < self._refused[oldest].until_ms:
+                break
+            del self._refused[oldest]
         source = key, producer_id
         refused = self._refused.get(source)
         if refused is None or epoch < refused.epoch:
             return codes.NONE
         distance = refused.distance_to(sequence)
-        if now_ms >= refused.until_ms or epoch > refused.epoch:
+        if epoch > refused.epoch:
             del self._refused[source]
             return codes.NONE
         # The batch itself, or a late batch of an earlier connection.

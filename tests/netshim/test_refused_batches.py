@@ -154,6 +154,18 @@ def test_refused_batch_is_removed_by_time_or_a_new_epoch() -> None:
     assert not refused
 
 
+def test_refused_batch_of_a_producer_that_ended_is_removed_by_time() -> None:
+    """While there are refused batches, no producer uses the fast path."""
+    refused = RefusedBatches()
+    refused.add(KEY, 5, 0, 7, codes.NOT_LEADER_OR_FOLLOWER, 0)
+    refused.add(KEY, 6, 0, 7, codes.NOT_LEADER_OR_FOLLOWER, 1)
+    refused.add(KEY, 5, 0, 8, codes.NOT_LEADER_OR_FOLLOWER, 20_000)
+    assert refused.code_for(KEY, 7, 0, 0, 30_001) == codes.NONE
+    assert len(refused) == 1
+    assert refused.code_for(KEY, 7, 0, 0, 50_000) == codes.NONE
+    assert not refused
+
+
 def test_sequence_0_follows_the_largest_sequence() -> None:
     refused = RefusedBatches()
     refused.add(KEY, 5, 0, INT32_MAX, codes.NOT_ENOUGH_REPLICAS, 0)
