@@ -1366,3 +1366,20 @@ def test_fetch_with_a_full_response_waits_for_no_more_bytes(tmp_path: Path) -> N
         response = harness.ask(wire.FETCH, 12, request)
         (part,) = response.responses[0].partitions
         assert 500 < len(part.records) <= 1_024
+
+
+def test_fetch_counts_readable_partitions_that_do_not_fit(tmp_path: Path) -> None:
+    """The first partition fills its own limit, and no batch of the second one fits."""
+    harness = BrokerHarness(tmp_path / "data")
+    with contextlib.closing(harness):
+        harness.logdir.create_topic("t", 2)
+        for number in (0, 1):
+            harness.logdir.append("t", b"x" * 500, partition=number)
+        size = len(harness.fetch(0).records)
+        request = harness.fetches(range(2))
+        request.topics[0].partitions[0].partition_max_bytes = size
+        request.max_wait_ms, request.min_bytes = 60_000, size + 100
+        request.max_bytes = size + 100
+        response = harness.ask(wire.FETCH, 12, request)
+        sizes = [len(part.records) for part in response.responses[0].partitions]
+        assert sizes == [size, 0]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from logcore import Log, LogcoreError
+from logcore.kernels import kernel, layout
 from logcore.reader import aborted_transactions
-from logcore.recordbatch import read_batches
 from logcore.replication.leading import FollowerFetch
 from netshim import scheduling, wire
 from netshim.fetch_sessions import (
@@ -699,6 +699,7 @@ def _collect(
     is_urgent = state.is_stopping
     # As in Kafka, the broker has a limit of its own (KIP-541).
     remaining_bytes = _max_bytes(request, state)
+    min_bytes = _min_bytes(request, state)
     committed = request.isolation_level == 1
     follower = _follower_of(request, state)
     current = None
@@ -803,13 +804,11 @@ def _collect(
                     part.records = buffers
                 total += size
                 remaining_bytes -= size
-                if (
-                    request.min_bytes > 1
-                    and size < max_bytes
-                    and buffers
-                    and _next_offset(buffers[-1]) < stable
-                ):
-                    omitted += max_bytes - size
+                # Only if the response would wait, because finding the end takes a walk.
+                if size < max_bytes and total + omitted < min_bytes:
+                    next_offset = _next_offset(buffers[-1]) if buffers else offset
+                    if next_offset < stable:
+                        omitted += max_bytes - size
             part.high_watermark = high_watermark
             part.last_stable_offset = stable
             part.log_start_offset = start
@@ -842,8 +841,10 @@ def _collect(
 
 def _next_offset(data: wire.Buffer) -> int:
     """Return the offset after the last of these whole batches."""
-    *_, last = read_batches(data)
-    return last.next_offset
+    facts, _, _ = kernel.walk(
+        data, 0, len(data), len(data) // layout.LOG_OVERHEAD + 1, False
+    )
+    return int(facts[-1]["last_offset"]) + 1
 
 
 def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] | None:
