@@ -1617,7 +1617,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "budget_of_a_fetch_is_not_used_up", "netshim/handlers/fetch.py",
-        "                remaining_bytes -= size\n                if (\n", "                if (\n",
+        "                remaining_bytes -= size\n                # Only if", "                # Only if",
         "netshim/test_requests.py::test_size_limit_of_a_fetch_covers_all_partitions",
     ),
     Mistake(
