@@ -15,6 +15,7 @@ Rules (wire protocol section 5):
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -844,7 +845,8 @@ def _next_offset(data: wire.Buffer) -> int:
     facts, _, _ = kernel.walk(
         data, 0, len(data), len(data) // layout.LOG_OVERHEAD + 1, False
     )
-    return int(facts[-1]["last_offset"]) + 1
+    # Damaged data does not count; the next fetch reports it.
+    return int(facts[-1]["last_offset"]) + 1 if len(facts) else sys.maxsize
 
 
 def _follower_of(request: FetchRequest, state: BrokerState) -> tuple[int, int] | None:
