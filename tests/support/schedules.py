@@ -127,7 +127,7 @@ def sharing_acks(seed: int, acts: str) -> None:
     """Acknowledged records are durable at the moment of the acknowledgement, even if a
     sync that began before a truncation reports otherwise.
     """
-    chances = Chances(switch=0.2, stop=0.04)
+    chances = Chances(switch=0.4, stop=0.04)
     simulation = Sharers(
         seed, chances=chances, processes=2 + seed % 2, kinds=acts, fails_at_acks=True
     )
