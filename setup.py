@@ -1,17 +1,17 @@
-"""Builds the one optional extension, logcore.kernels._compiled, and the text of the
-package's page; all else is in pyproject.toml.
+"""Builds the optional extension logcore.kernels._compiled, and the text of the package's
+page on PyPI. All other settings are in pyproject.toml.
 
 Rules:
-- An install never fails because of it. No compiler, no Cython, no Python headers, an
-  error in the .pyx: each ends in an install on the plain kernels and one clear line,
-  which is also left in build/kernels.txt for the Makefile to show.
-- No stale binary stays: where compiling fails, an older one beside the source is
-  removed, for it would still be imported and might disagree with the plain kernels.
-- LOGCORE_PLAIN=1 at build time leaves the extension out, so that the wheel fits every
+- An install never fails because the extension cannot be built. Without a compiler,
+  Cython or the Python headers, or after an error in the .pyx, the library uses its plain
+  kernels. One line states the reason. The Makefile prints it from build/kernels.txt.
+- If compiling fails, an older binary beside the source is deleted. Python would import
+  it, and its results could differ from the plain kernels.
+- LOGCORE_PLAIN=1 at build time omits the extension, so that the wheel fits every
   platform (py3-none-any).
-- The page of a package has no files beside it, so its links must be absolute.
-  LOGCORE_REPOSITORY at build time is the address of the repository, such as
-  https://github.com/OWNER/NAME. Without it, the links of README.md become plain words.
+- Links on the page of the package must be absolute. LOGCORE_REPOSITORY at build time is
+  the address of the repository, such as https://github.com/OWNER/NAME. Without it, the
+  page contains no links.
 """
 
 import os
@@ -45,7 +45,7 @@ PROJECT_URLS = {
 }
 
 
-def answers(compiler: str) -> bool:
+def is_installed(compiler: str) -> bool:
     try:
         return (
             subprocess.run(
@@ -64,8 +64,8 @@ def report(line: str) -> None:
 
 
 class BuildPlain(build_py):
-    """Stands in for BuildKernels, which does not run where there is no extension to
-    build.
+    """Reports the plain kernels and deletes stale binaries. Without an extension,
+    setuptools does not run BuildKernels.
     """
 
     def run(self) -> None:
@@ -101,14 +101,13 @@ class BuildKernels(build_ext):
         )
 
     def compile(self, ext: Extension) -> str | None:
-        """Compiles, or says in a few words why not."""
-        if not answers(getattr(self.compiler, "compiler_so", ["cl"])[0]):
+        """Compile the extension. Returns the reason if this fails, otherwise None."""
+        if not is_installed(getattr(self.compiler, "compiler_so", ["cl"])[0]):
             return "no C compiler"
         try:
             from Cython.Build import cythonize
 
-            # The .c file goes below build/, which git ignores, and not beside its
-            # source.
+            # The .c file is written to build/, which git ignores.
             ext.sources = cythonize(
                 [ext], build_dir="build/cython", language_level=3, quiet=True
             )[0].sources
@@ -118,9 +117,8 @@ class BuildKernels(build_ext):
             super().build_extension(ext)
         except ImportError as error:
             return f"no Cython ({error})"
-        except (
-            Exception
-        ) as error:  # Cython's and the compiler drivers' errors have no common root
+        # The errors of Cython and of the compilers have no common base class.
+        except Exception as error:
             words = " ".join(str(error).split())
             return f"compiling failed ({words[:200]}; on Debian the headers come with `apt install python3-dev`)"
         return None
