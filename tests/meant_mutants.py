@@ -737,40 +737,33 @@ MISTAKES: Final = (
         "lock_record_is_not_marked_busy", "logcore/partition/shared_writer.py",
         "                self._write_lock.mark_busy()\n            return True",
         "                pass\n            return True",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing_kills.py",
     ),
     Mistake(
         "lock_record_is_marked_idle_too_early", "logcore/partition/shared_lock.py",
         "        self._fs.pwrite(self._record_handle, content, 0)\n        self._known_record",
         "        self._fs.pwrite(self._record_handle, holder, _HOLDER_AT)\n"
         "        self._fs.pwrite(self._record_handle, content, 0)\n        self._known_record",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing_kills.py",
     ),
     Mistake(
         "busy_lock_record_is_trusted", "logcore/partition/shared_writer.py",
         "        elif record is None or synced is None or record.is_busy:\n",
         "        elif record is None or synced is None:\n",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing_kills.py",
     ),
     Mistake(
         "structure_is_not_compared", "logcore/partition/shared_writer.py",
         "            record.structure != self._record.structure\n"
         "            or synced.truncations != self._truncations\n",
         "            False\n",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing_kills.py",
     ),
     Mistake(
         "structure_is_not_raised", "logcore/partition/shared_writer.py",
         "            structure += 1\n",
         "            structure += 0\n",
-        "partition/test_sharing_exploration.py",
-    ),
-    Mistake(
-        "recovery_keeps_the_structure", "logcore/partition/shared_writer.py",
-        "            self._renew(None)\n"
-        "            self._record = LockRecord(self._write_lock.new_structure_number(), 0, 0)\n",
-        "            self._renew(None)\n            self._record = record or LockRecord(0, 0, 0)\n",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing_kills.py",
     ),
     Mistake(
         "lock_record_is_written_before_the_data", "logcore/partition/writer.py",
@@ -779,7 +772,7 @@ MISTAKES: Final = (
         "            record = self.sharing._record._replace(end=last_offset + 1, size_bytes=start + size)\n"
         "            self.sharing._write_lock.write_lock_record(record)\n"
         "        self.has_unfinished_write = True\n        try:\n            segment.append(",
-        "partition/test_sharing_exploration.py",
+        "partition/test_sharing_kills.py",
     ),
     Mistake(
         "sync_is_published_after_a_truncation", "logcore/partition/shared_writer.py",

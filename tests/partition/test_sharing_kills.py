@@ -1,0 +1,149 @@
+"""A process is killed at each step of a change, while two others have the log open.
+
+The second process recovers the log, and the third one must not continue with the files
+and the ends that it loaded before.
+
+The phases of a run:
+1. The third process has appended ten records. The process to be killed opens the log.
+2. The second process opens the log.
+3. The third process loads the changes.
+4. The change begins, and its process is killed at a step.
+5. The second process recovers the log and appends.
+6. The third process appends and reads.
+7. All close the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import logcore
+from logcore.fs import SharedFS
+from logcore.testing import SimulatedDisk
+from logcore.testing.processes import Chances, Machine, SimulatedProcess
+
+PATH = "data/t-0"
+CHANGES: dict[str, Callable[[logcore.Log], object]] = {
+    "append": lambda log: log.append_many([(b"k", b"a"), (b"k", b"b")]),
+    "roll": lambda log: log.roll(),
+    "full segment": lambda log: log.append(b"x" * 600, key=b"k"),
+    "truncation": lambda log: log.truncate(4),
+    "deletion": lambda log: log.delete_records(6),
+    "compaction": lambda log: logcore.clean(log, force=True),
+}
+
+
+class KilledAtStep(Machine):
+    """Kills one process at the given step after `victim` is set. No other event occurs,
+    and processes switch only while they wait for a phase.
+    """
+
+    def __init__(self, disk: SimulatedDisk, step: int) -> None:
+        super().__init__(disk, chances=Chances(switch=0, pass_time=0))
+        self.steps_left = step
+        self.victim: SimulatedProcess | None = None
+        self.phase = 0
+
+    def step(self, process: SimulatedProcess, *, danger: int = 1) -> None:
+        if process is self.victim:
+            self.steps_left -= 1
+            if self.steps_left == 0:
+                self.kill(process)
+        super().step(process, danger=danger)
+
+    def wait_for(self, process: SimulatedProcess, phase: int) -> None:
+        while self.phase < phase and not any(other.error for other in self.processes):
+            self.idle(process)
+
+
+def opened(fs: SharedFS) -> logcore.Log:
+    return logcore.open(
+        PATH,
+        create=True,
+        shared=True,
+        durability="group",
+        config={
+            "segment.bytes": 700,
+            "index.interval.bytes": 90,
+            "cleanup.policy": "compact",
+        },
+        fs=fs,
+    )
+
+
+def kill_at(step: int, change: Callable[[logcore.Log], object]) -> bool:
+    """Return whether the change ended before its process was killed."""
+    machine = KilledAtStep(SimulatedDisk({"data": None}), step)
+    stored: dict[int, bytes | None] = {}
+
+    def append_first_and_last(fs: SharedFS) -> None:
+        with opened(fs) as log:
+            for number in range(10):
+                log.append(b"%d" % number, key=b"%d" % (number % 3))
+            machine.phase = 1
+            machine.wait_for(third, 3)
+            # Since then, the logs of all processes have the same structure.
+            log.refresh()
+            machine.phase = 4
+            machine.wait_for(third, 6)
+            append_two(log, b"third")
+            seen = {
+                record.offset: record.value for record in log.read(log.log_start_offset)
+            }
+            machine.phase = 7
+        assert stored.items() <= seen.items()
+
+    def change_log(fs: SharedFS) -> None:
+        machine.wait_for(killed, 1)
+        with opened(fs) as log:
+            machine.phase = 2
+            machine.wait_for(killed, 4)
+            log.refresh()
+            machine.victim = killed
+            change(log)
+            machine.victim = None
+            machine.phase = 5
+            machine.wait_for(killed, 7)
+
+    def append_after_recovery(fs: SharedFS) -> None:
+        machine.wait_for(second, 2)
+        with opened(fs) as log:
+            machine.phase = 3
+            machine.wait_for(second, 5)
+            append_two(log, b"second")
+            machine.phase = 6
+            machine.wait_for(second, 7)
+
+    def append_two(log: logcore.Log, value: bytes) -> None:
+        for _ in range(2):
+            offset = log.append(value, key=value).offset
+            assert offset not in stored
+            stored[offset] = value
+
+    def begin_recovery(process: SimulatedProcess) -> None:
+        assert process is killed
+        machine.phase = 5
+
+    third = machine.start(append_first_and_last)
+    killed = machine.start(change_log)
+    second = machine.start(append_after_recovery)
+    machine.on_kill = begin_recovery
+    machine.run()
+    with logcore.open(PATH, create=True, fs=machine.disk) as log:
+        found = {
+            record.offset: record.value for record in log.read(log.log_start_offset)
+        }
+        assert stored.items() <= found.items()
+    return not killed.is_killed
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_kill_at_each_step_does_not_mislead_other_processes(
+    change: Callable[[logcore.Log], object],
+) -> None:
+    step = 1
+    while not kill_at(step, change):
+        step += 1
+    assert step > 5
