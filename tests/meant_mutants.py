@@ -2478,6 +2478,24 @@ MISTAKES: Final = (
         "        try:\n            self._sync()\n",
         "partition/test_sharing_exploration.py -k flushed",
     ),
+    Mistake(
+        "late_deletion_forgets_the_offsets_of_the_next_topic", "logcore/coordination/offsets.py",
+        "    if current:\n        keys = [key for key in keys if not group.has_commit_of(key, current)]\n",
+        "",
+        "netshim/cluster/test_shards_loading.py",
+    ),
+    Mistake(
+        "commit_has_the_id_of_a_view_that_is_not_applied", "netshim/cluster/shards.py",
+        "for view in (self._view, self._member.view):",
+        "for view in (self._member.view, self._view):",
+        "netshim/cluster/test_shards_loading.py",
+    ),
+    Mistake(
+        "missing_topic_is_never_deleted", "netshim/cluster/shards.py",
+        "                self._missing[name] = topic_id\n",
+        "                pass\n",
+        "netshim/cluster/test_shards_loading.py",
+    ),
     # -- static members that are gone
     Mistake(
         "static_member_is_removed_at_once", "logcore/coordination/classic_transitions.py",

@@ -354,7 +354,11 @@ class BrokerGroups(LoopHost[Effect], GroupService):
         )
 
     def topics_deleted(
-        self, names: set[str], now_ms: int, callback: GroupOutcome = _ignore
+        self,
+        names: set[str],
+        now_ms: int,
+        callback: GroupOutcome = _ignore,
+        current: Collection[TopicWithId] = (),
     ) -> None:
         self._state.advance_clock(now_ms)
         # The records of all groups were in this topic. A group that is used again has
@@ -370,7 +374,10 @@ class BrokerGroups(LoopHost[Effect], GroupService):
                 return
             # One deletion for each group: callback() is called after the last of them.
             waiting = _JoinedCallback(callback)
-            self._act(self._coordinator.forget_topics(names, waiting.add_callback))
+            effects = self._coordinator.forget_topics(
+                names, waiting.add_callback, current
+            )
+            self._act(effects)
             # The final callback, for the case of no deletion.
             waiting.count_down(None)
 

@@ -607,6 +607,17 @@ class Group:
         self.applied[key] = order
         self.offsets.setdefault(topic, {})[partition] = committed
 
+    def has_commit_of(self, key: OffsetKey, topics: Collection[TopicWithId]) -> bool:
+        """Return whether a stored commit, also of an open transaction, is of a topic."""
+        topic, partition = key
+        commits = [
+            pending[key][1] for pending in self.unstable.values() if key in pending
+        ]
+        stored = self.offsets.get(topic, {}).get(partition)
+        if stored is not None:
+            commits.append(stored)
+        return any((topic, commit.topic_id) in topics for commit in commits)
+
     def drop_topics(self, topics: Collection[TopicWithId]) -> list[OffsetKey]:
         """Remove the offsets that were committed for these topics, and return their keys."""
         keys = [

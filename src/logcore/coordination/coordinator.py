@@ -663,17 +663,20 @@ class Coordinator:
         return effects
 
     def forget_topics(
-        self, names: set[str], new_waiter: Callable[[], Waiter | None] = _no_waiter
+        self,
+        names: set[str],
+        new_waiter: Callable[[], Waiter | None] = _no_waiter,
+        current: Collection[TopicWithId] = (),
     ) -> list[Effect]:
         """Delete the committed offsets of deleted topics.
 
         `new_waiter` returns the waiter for the deletion in each group that has such
-        offsets.
+        offsets. Offsets of the `current` topics with such names are kept.
         """
         effects: list[Effect] = []
         # A group whose deletion fails must not keep offsets of a deleted topic.
         for group in [*self.all(), *self._in_deletion]:
-            effects += offsets.forget_topics(group, names, new_waiter)
+            effects += offsets.forget_topics(group, names, new_waiter, current)
         return effects
 
     def forget_former_topics(self, former: Collection[TopicWithId]) -> list[Effect]:

@@ -250,13 +250,17 @@ def forget_topics(
     group: Group,
     names: set[str],
     new_waiter: Callable[[], Waiter | None] = lambda: None,
+    current: Collection[TopicWithId] = (),
 ) -> list[Effect]:
     """Delete the offsets of deleted topics at once.
 
     A new topic with such a name starts without offsets, and pending commits never
-    become visible. `new_waiter` is called if there is something to delete.
+    become visible. `new_waiter` is called if there is something to delete. Offsets of
+    the `current` topics are kept: another coordinator may have stored them already.
     """
     keys = group.keys_of(names)
+    if current:
+        keys = [key for key in keys if not group.has_commit_of(key, current)]
     if not keys:
         return []
     order = group.next_order()

@@ -75,6 +75,7 @@ class ClusterNode:
     """
 
     directory: ClusterDirectory
+    _groups: GroupShards
     _replicas: ClusterReplicas
     _peers: TransactionPeers
 
@@ -176,7 +177,7 @@ class ClusterNode:
 
     def install(self, state: BrokerState) -> None:
         """Give a broker the leadership, topology and coordinators of the cluster."""
-        groups = GroupShards(state, self.member, self._new_id)
+        groups = self._groups = GroupShards(state, self.member, self._new_id)
         transactions = TransactionShards(
             state, self.member, self._connect, self._call_in_loop
         )
@@ -201,9 +202,6 @@ class ClusterNode:
             RoleCallbacks(
                 on_lead=lead,
                 on_resign=resign,
-                on_deleted=lambda names: groups.topics_deleted(
-                    names, state.now_ms, _report_group_error
-                ),
                 on_failure=self._on_failure,
             ),
         )
@@ -233,6 +231,7 @@ class ClusterNode:
 
     def _on_view(self, view: ClusterView) -> None:
         def apply_view() -> None:
+            self._groups.apply_view(view)
             self._replicas.apply_view(view)
             self._peers.apply_view(view)
 
@@ -267,8 +266,3 @@ class ClusterNode:
             self._replicas.close()
             self._peers.close()
         self.member.close()
-
-
-def _report_group_error(error: object) -> None:
-    if error is not None:
-        _log.error("offsets of deleted topics were not deleted: %s", error)

@@ -138,8 +138,6 @@ class RoleCallbacks:
     on_lead: Callable[[Key, Log], None]
     #: This broker no longer leads a partition.
     on_resign: Callable[[Key], None]
-    #: Topics were deleted.
-    on_deleted: Callable[[set[str]], None]
     #: A log cannot be written.
     on_failure: Callable[[LogcoreError], None]
 
@@ -181,8 +179,8 @@ class ClusterReplicas(Leadership):
         self._local_topics: dict[str, _LocalTopic] = {}
         #: The topics whose replicas may differ from the view.
         self._topics_to_place: set[str] = set()
-        #: Deleted topics that were reported by on_deleted, and still have replicas here.
-        self._reported: set[str] = set()
+        #: Deleted topics that still have replicas here.
+        self._deleted: set[str] = set()
         #: Whether a thread is changing the directory.
         self._is_placing = False
         self._is_closed = False
@@ -203,13 +201,10 @@ class ClusterReplicas(Leadership):
         previous = self._view
         self._view = view
         self._live = view.live
-        # Step 1: report missing topics and deleted ones.
+        # Step 1: report missing topics.
         missing = previous.topics.keys() - view.topics.keys() - view.damaged_topics
-        deleted = self._deleted_topics()
-        self._report_strays(missing - deleted)
-        if deleted - self._reported:
-            self._roles.on_deleted(deleted - self._reported)
-        self._reported = deleted
+        self._deleted = self._deleted_topics()
+        self._report_strays(missing - self._deleted)
         # Step 2: compare the roles. A missing state ends the role.
         for key in [*self._current_roles.keys() - view.states.keys()]:
             self._evaluate(key)
@@ -329,7 +324,7 @@ class ClusterReplicas(Leadership):
 
     def _end_role(self, key: Key) -> None:
         del self._current_roles[key]
-        if key[0] in self._topics_to_place or key[0] in self._reported:
+        if key[0] in self._topics_to_place or key[0] in self._deleted:
             self._start_placement()
 
     def _retry(self, key: Key) -> None:

@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import enum
+import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -38,10 +39,13 @@ from logcore.metadata.filenames import OFFSETS_TOPIC
 from logcore.registry import paths
 from netshim.cluster import registry_nodes
 from netshim.cluster.member import ClusterMember
+from netshim.cluster.view import ClusterView
 from netshim.coordinators import Callback, GroupOutcome, GroupService
 from netshim.groups import BrokerGroups
 from netshim.scheduling import PendingResponse, Steps
 from netshim.state import BrokerState
+
+_log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
 #: Time after which a partition that could not be read is read again.
@@ -156,6 +160,11 @@ class Shards(Generic[_Shard]):
         return [shard for shard in self._shards.values() if shard.is_loaded]
 
 
+def _report_error(error: GroupError | None) -> None:
+    if error is not None:
+        _log.error("offsets of deleted topics were not deleted: %s", error)
+
+
 class GroupShards(GroupService):
     """The groups that this broker coordinates."""
 
@@ -164,6 +173,10 @@ class GroupShards(GroupService):
     ) -> None:
         self._state = state
         self._member = member
+        #: The view of the last apply_view().
+        self._view = ClusterView()
+        #: Topics that are missing in the view, but may not be deleted, and their ids.
+        self._missing: dict[str, uuid.UUID] = {}
         self.shards = Shards(
             OFFSETS_TOPIC,
             state,
@@ -258,14 +271,21 @@ class GroupShards(GroupService):
         producer: tuple[int, int] | None = None,
     ) -> None:
         # A later topic with this name has another id, so it does not get the offsets.
-        topics = self._member.view.topics
         offsets = {
-            key: committed._replace(topic_id=topics[key[0]].node.id_bytes)
-            if key[0] in topics
-            else committed
+            key: committed._replace(topic_id=self._topic_id(key[0]))
             for key, committed in offsets.items()
         }
         super().request_commit(committer, offsets, done, producer)
+
+    def _topic_id(self, name: str) -> bytes:
+        """Return the id of a topic, or b"" if it is unknown."""
+        # Another thread sets member.view, so that view may already contain a later topic
+        # of this name. apply_view() would drop a pending commit for it, because pending
+        # commits are dropped by name.
+        for view in (self._view, self._member.view):
+            if name in view.topics:
+                return view.topics[name].node.id_bytes
+        return b""
 
     def join(self, request: Join, done: Callback) -> None:
         def joined(result: Any) -> None:
@@ -320,6 +340,43 @@ class GroupShards(GroupService):
     def topics_deleted(
         self, names: set[str], now_ms: int, callback: GroupOutcome
     ) -> None:
+        self._state.advance_clock(now_ms)
+        self._delete_offsets(names, self._member.view, callback)
+
+    def apply_view(self, view: ClusterView) -> None:
+        """Delete the offsets of topics that were deleted since the last view.
+
+        Topics of a view are compared, and not replicas: a topic may be deleted before
+        this broker has created its replicas.
+        """
+        previous, self._view = self._view, view
+        former = dict(self._missing)
+        for name, topic in previous.topics.items():
+            if view.topics.get(name) is not topic:
+                former[name] = topic.node.topic_id
+        deleted: set[str] = set()
+        self._missing.clear()
+        for name, topic_id in former.items():
+            current = view.topics.get(name)
+            if current is not None:
+                if current.node.topic_id != topic_id:
+                    deleted.add(name)
+            elif str(topic_id) in view.deleted_ids:
+                deleted.add(name)
+            else:
+                self._missing[name] = topic_id
+        if deleted:
+            self._delete_offsets(deleted, view, _report_error)
+
+    def _delete_offsets(
+        self, names: set[str], view: ClusterView, callback: GroupOutcome
+    ) -> None:
+        """Delete the offsets of these names, except those of topics in the view."""
+        current = {
+            (name, view.topics[name].node.id_bytes)
+            for name in names
+            if name in view.topics
+        }
         # One more than the coordinators, so that callback() is not called before all are
         # started.
         remaining = 1
@@ -336,13 +393,15 @@ class GroupShards(GroupService):
         group_topics = names - {OFFSETS_TOPIC}
         for shard in self.shards.loaded() if group_topics else ():
             remaining += 1
-            shard.topics_deleted(group_topics, now_ms, finish_one)
+            shard.topics_deleted(group_topics, self._state.now_ms, finish_one, current)
         # A coordinator that is being loaded may have read the offsets already. It
         # deletes them before its first request, so callback() does not wait for the
         # load, which may take as long as too few replicas are in sync.
         if group_topics:
             self.shards.after_load(
-                lambda shard: shard.topics_deleted(group_topics, self._state.now_ms)
+                lambda shard: shard.topics_deleted(
+                    group_topics, self._state.now_ms, current=current
+                )
             )
         finish_one(None)
 

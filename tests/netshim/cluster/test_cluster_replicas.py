@@ -55,7 +55,6 @@ class Replicas:
             RoleCallbacks(
                 on_lead=lambda key, log: None,
                 on_resign=lambda key: None,
-                on_deleted=lambda names: None,
                 on_failure=lambda error: pytest.fail(str(error)),
             ),
         )

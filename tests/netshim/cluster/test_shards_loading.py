@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from logcore import LogConfig, LogcoreError, LogDir, NotLeaderError
 from logcore.coordination.group_requests import Committer
+from logcore.errors import NodeNotFoundError
 from logcore.format.group_records import Committed, commit_key, commit_value
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.registry import open_registry, paths
@@ -89,6 +90,18 @@ def store_commit(logdir: LogDir, topic: str, topic_id: bytes = b"") -> None:
     )
 
 
+def view_of(
+    ids: Mapping[str, uuid.UUID], deleted: Iterable[uuid.UUID] = ()
+) -> ClusterView:
+    return ClusterView(
+        topics={
+            name: TopicOfCluster(TopicNode(topic_id, {0: (1,)}), {}, LogConfig())
+            for name, topic_id in ids.items()
+        },
+        deleted_ids=frozenset(map(str, deleted)),
+    )
+
+
 def test_offsets_of_former_topics_are_deleted_after_a_load(tmp_path: Path) -> None:
     """The coordinator of a group crashed before it deleted the offsets of a deleted
     topic. A topic of the same name inherited them from the next coordinator.
@@ -103,13 +116,7 @@ def test_offsets_of_former_topics_are_deleted_after_a_load(tmp_path: Path) -> No
     current_ids = {name: ids[name] for name in ("present", "newer")}
     view_ids = {**current_ids, "newer": uuid.UUID(int=8)}
     current_ids["recreated"] = view_ids["recreated"] = uuid.UUID(int=9)
-    view = ClusterView(
-        topics={
-            name: TopicOfCluster(TopicNode(topic_id, {0: (1,)}), {}, LogConfig())
-            for name, topic_id in view_ids.items()
-        },
-        deleted_ids=frozenset({str(ids["deleted"])}),
-    )
+    view = view_of(view_ids, deleted=[ids["deleted"]])
     broker_harness = BrokerHarness(tmp_path / "data")
     broker_harness.logdir.create_topic(OFFSETS_TOPIC)
     for name, topic_id in ids.items():
@@ -121,6 +128,7 @@ def test_offsets_of_former_topics_are_deleted_after_a_load(tmp_path: Path) -> No
             registry.create(paths.topic(name), node)
         member: Any = SimpleNamespace(has_lease=True, view=view, registry=registry)
         groups = GroupShards(broker_harness.broker.state, member, lambda: "id")
+        groups.apply_view(view)
         groups.shards.lead((OFFSETS_TOPIC, 0))
     group = groups.get("g")
     assert group is not None
@@ -170,4 +178,77 @@ def test_topic_deleted_during_a_load_loses_its_offsets(tmp_path: Path) -> None:
     assert [*group.offsets] == ["kept"]
     *_, tombstone = broker_harness.logdir.read(OFFSETS_TOPIC)
     assert (tombstone.key, tombstone.value) == (commit_key("g", "deleted", 0), None)
+    broker_harness.logdir.close()
+
+
+def test_offsets_of_topics_that_left_the_view_are_deleted(tmp_path: Path) -> None:
+    """Deletions were found by comparing the replicas of this broker. A topic without
+    replicas here, or deleted before they were created, kept its offsets, and a later
+    report deleted the offsets of the next topic with its name.
+    """
+    names = ("deleted", "recreated", "newer", "lost", "returned", "present")
+    ids = {name: uuid.UUID(int=number) for number, name in enumerate(names, 1)}
+    next_ids = {"recreated": uuid.UUID(int=11), "newer": uuid.UUID(int=12)}
+    broker_harness = BrokerHarness(tmp_path / "data")
+    broker_harness.logdir.create_topic(OFFSETS_TOPIC)
+    for name, topic_id in {**ids, "newer": next_ids["newer"]}.items():
+        store_commit(broker_harness.logdir, name, topic_id.bytes)
+    registry: Any = SimpleNamespace(sync=lambda: None, get=missing_node)
+    member: Any = SimpleNamespace(has_lease=True, view=view_of(ids), registry=registry)
+    groups = GroupShards(broker_harness.broker.state, member, lambda: "id")
+    groups.apply_view(view_of(ids))
+    groups.shards.lead((OFFSETS_TOPIC, 0))
+
+    def topics_with_offsets() -> set[str]:
+        group = groups.get("g")
+        assert group is not None
+        return {*group.offsets}
+
+    assert topics_with_offsets() == {*names}
+    kept = {"present": ids["present"]}
+    groups.apply_view(view_of({**kept, **next_ids}, deleted=[ids["deleted"]]))
+    assert topics_with_offsets() == {"newer", "lost", "returned", "present"}
+    # The deletion of a missing topic may be published later.
+    groups.apply_view(
+        view_of(
+            {**kept, **next_ids, "returned": ids["returned"]}, deleted=[ids["lost"]]
+        )
+    )
+    assert topics_with_offsets() == {"newer", "returned", "present"}
+    # The client that deleted the topic reports it late: it was created again.
+    member.view = view_of(next_ids)
+    errors: list[Any] = []
+    groups.topics_deleted({"newer", "present"}, 0, errors.append)
+    assert (topics_with_offsets(), errors) == ({"newer", "returned"}, [None])
+    broker_harness.logdir.close()
+
+
+def missing_node(path: str) -> Any:
+    raise NodeNotFoundError("no such node", path=path)
+
+
+def test_commit_has_the_topic_id_of_the_applied_view(tmp_path: Path) -> None:
+    """The view of the member may contain the next topic of a name already. Its offsets
+    would be deleted with the offsets of the former topic.
+    """
+    former, current, new = (uuid.UUID(int=number) for number in (1, 2, 3))
+    broker_harness = BrokerHarness(tmp_path / "data")
+    broker_harness.logdir.create_topic(OFFSETS_TOPIC)
+    registry: Any = SimpleNamespace(sync=lambda: None, get=missing_node)
+    member: Any = SimpleNamespace(
+        has_lease=True, view=view_of({"t": former}), registry=registry
+    )
+    groups = GroupShards(broker_harness.broker.state, member, lambda: "id")
+    groups.apply_view(member.view)
+    groups.shards.lead((OFFSETS_TOPIC, 0))
+    member.view = view_of({"t": current, "new": new})
+    for name in ("t", "new"):
+        groups.request_commit(
+            Committer("g", -1, "", None), {(name, 0): Committed(7, -1, "", 6)}, list
+        )
+    stored = [record.value for record in broker_harness.logdir.read(OFFSETS_TOPIC)]
+    assert stored == [
+        commit_value(Committed(7, -1, "", 6, topic_id=topic_id.bytes))
+        for topic_id in (former, new)
+    ]
     broker_harness.logdir.close()
