@@ -155,6 +155,10 @@ class Shards(Generic[_Shard]):
             if not shard.is_loaded:
                 self.when_loaded(number, action)
 
+    @property
+    def is_loading(self) -> bool:
+        return not all(shard.is_loaded for shard in self._shards.values())
+
     def loaded(self) -> list[_Shard]:
         """Return the coordinators that are loaded."""
         return [shard for shard in self._shards.values() if shard.is_loaded]
@@ -246,6 +250,9 @@ class GroupShards(GroupService):
             shard = self._find(group_id)
             if isinstance(shard, GroupError):
                 return refuse(shard)
+        # A list of all groups would lack the groups of partitions that are being loaded.
+        if not group_ids and self.shards.is_loading:
+            return refuse(GroupError.COORDINATOR_LOAD_IN_PROGRESS)
         return handle()
 
     def run_in_steps(self, steps: Steps[_T]) -> _T | PendingResponse:

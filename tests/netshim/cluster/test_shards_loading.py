@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from logcore import LogConfig, LogcoreError, LogDir, NotLeaderError
-from logcore.coordination.group_requests import Committer
+from logcore.coordination.group_requests import Committer, GroupError
 from logcore.errors import NodeNotFoundError
 from logcore.format.group_records import Committed, commit_key, commit_value
 from logcore.metadata.filenames import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
@@ -172,7 +173,11 @@ def test_topic_deleted_during_a_load_loses_its_offsets(tmp_path: Path) -> None:
     errors: list[Any] = []
     groups.topics_deleted({"deleted"}, 0, errors.append)
     assert errors == [None], "a deletion does not wait for the load"
+    # ListGroups omitted the groups of partitions that are being loaded.
+    listed = partial(groups.when_groups_loaded, lambda: None, lambda error: error, 0)
+    assert listed() is GroupError.COORDINATOR_LOAD_IN_PROGRESS
     held.waiting.pop()[1](None)
+    assert listed() is None
     group = groups.get("g")
     assert group is not None
     assert [*group.offsets] == ["kept"]
