@@ -35,7 +35,6 @@ from logcore.errors import (
     TopicNotFoundError,
 )
 from netshim.faults.control import ActiveRule, DiskRule, FaultControl
-from netshim.faults.plan import MAX_RULES
 from netshim.faults.requests import ANY_API, ObservedRequest
 from netshim.http.host import refusal_reason
 from netshim.rollback import DirectorySnapshot
@@ -261,12 +260,6 @@ class ControlApi:
         """Add one rule, or a list of rules that are removed together."""
         body = _parsed(await self._body(request))
         rules = body if isinstance(body, list) else [body]
-        count = sum(len(rule.rules) for rule in self._rules.values()) + len(rules)
-        # Each request is compared with each rule.
-        if count > MAX_RULES:
-            raise InvalidConfigError(
-                "too many rules", expected=f"at most {MAX_RULES}", found=count
-            )
         added = await asyncio.to_thread(self._add_faults, rules)
         # Numbers are not used again, so a late call cannot change another rule.
         number = next(self._numbers)
