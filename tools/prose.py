@@ -1,13 +1,13 @@
-"""Check the prose of docstrings, comments, error texts and pages against a list of
-habits that slow readers down.
+"""Check docstrings, comments, error texts and pages for habits that make text hard to
+read.
 
     python tools/prose.py             compare each file with its limit in tools/prose_limits.txt
     python tools/prose.py --update    lower the limits to the present counts, and drop deleted files
     python tools/prose.py --show FILE...   print each hit with its line
 
-A file may only improve: more hits than its limit is an error, and so is a limit that is
-too high. A file without a limit may have none. CONTRIBUTING.md describes the style; a
-hit is a candidate, and a file without hits can still be hard to read.
+More hits than the limit of a file are an error, and so are fewer, until --update lowers
+the limit. The limit of a file that is not listed is 0. CONTRIBUTING.md describes the
+style. A hit is a candidate, and a file without hits can still be hard to read.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     python tools/wire_stubs.py            # writes the stubs
     python tools/wire_stubs.py --check    # fails if a stub is out of date, and prints its name
 
-The classes of messages are made at run time, from src/netshim/wire/table/, so a type
-checker cannot see them. It reads two stubs instead: wire/messages.pyi has a class for
-each request, response and record, and wire/table/__init__.pyi lists them by their API.
+The classes of messages are created at run time from src/netshim/wire/table/, so type
+checkers cannot read them. They read two stubs instead: wire/messages.pyi contains a
+class for each request, response and record, and wire/table/__init__.pyi lists the
+classes by API.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ _TYPES: Final = {
     "string": "str",
     "bytes": "bytes",
 }
-_MESSAGES_HEAD: Final = '''"""The types of all messages: written by tools/wire_stubs.py from wire/table/. Do not edit.
+_MESSAGES_HEAD: Final = '''"""The types of all messages. tools/wire_stubs.py generates this file from wire/table/.
 
-A field has the type it holds in any served version; what a version lacks holds its default.
+The type of a field covers all served versions. A field that a version lacks has its
+default.
 """
 
 from collections.abc import Sequence
@@ -51,7 +53,7 @@ class _Fields:
     """Gives the classes below a constructor, with their fields as keyword arguments."""
 
 '''
-_TABLE_HEAD: Final = '''"""Which types belong to which API: written by tools/wire_stubs.py. Do not edit."""
+_TABLE_HEAD: Final = '''"""The types of requests and responses by API. tools/wire_stubs.py generates this file."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,6 +1,7 @@
-"""The types of all messages: written by tools/wire_stubs.py from wire/table/. Do not edit.
+"""The types of all messages. tools/wire_stubs.py generates this file from wire/table/.
 
-A field has the type it holds in any served version; what a version lacks holds its default.
+The type of a field covers all served versions. A field that a version lacks has its
+default.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which types belong to which API: written by tools/wire_stubs.py. Do not edit."""
+"""The types of requests and responses by API. tools/wire_stubs.py generates this file."""
 
 from collections.abc import Mapping
 from typing import Any, Final
