@@ -572,6 +572,8 @@ cdef class TopicRecord:
     cdef tuple fields(self):
         return (self.topic, self.partition, self.offset, self.timestamp_ms, self.key, self.value, self.headers)
 
+    # The same methods as in Record. A common base class would cost the free list, and Cython allows no include here.
+
     def __len__(self):
         return 7
 
