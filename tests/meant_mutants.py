@@ -2469,7 +2469,7 @@ MISTAKES: Final = (
         "            if producer is None:\n"
         "                return coordinator.commit(committer.group_id, offsets, commit.waiter)\n"
         "            return request(coordinator, commit.waiter, now_ms)\n",
-        "consumer/test_shared_groups_exploration.py::test_member_that_froze_in_a_commit_changes_nothing",
+        "consumer/test_commit_steps.py",
     ),
     Mistake(
         "durable_end_published_before_the_sync", "logcore/partition/group_commit.py",

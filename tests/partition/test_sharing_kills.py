@@ -22,7 +22,8 @@ import pytest
 import logcore
 from logcore.fs import SharedFS
 from logcore.testing import SimulatedDisk
-from logcore.testing.processes import Chances, Machine, SimulatedProcess
+from logcore.testing.processes import SimulatedProcess
+from support.stepping import SteppedMachine
 
 PATH = "data/t-0"
 CHANGES: dict[str, Callable[[logcore.Log], object]] = {
@@ -33,29 +34,6 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
     "deletion": lambda log: log.delete_records(6),
     "compaction": lambda log: logcore.clean(log, force=True),
 }
-
-
-class KilledAtStep(Machine):
-    """Kills one process at the given step after `victim` is set. No other event occurs,
-    and processes switch only while they wait for a phase.
-    """
-
-    def __init__(self, disk: SimulatedDisk, step: int) -> None:
-        super().__init__(disk, chances=Chances(switch=0, pass_time=0))
-        self.steps_left = step
-        self.victim: SimulatedProcess | None = None
-        self.phase = 0
-
-    def step(self, process: SimulatedProcess, *, danger: int = 1) -> None:
-        if process is self.victim:
-            self.steps_left -= 1
-            if self.steps_left == 0:
-                self.kill(process)
-        super().step(process, danger=danger)
-
-    def wait_for(self, process: SimulatedProcess, phase: int) -> None:
-        while self.phase < phase and not any(other.error for other in self.processes):
-            self.idle(process)
 
 
 def opened(fs: SharedFS) -> logcore.Log:
@@ -75,45 +53,45 @@ def opened(fs: SharedFS) -> logcore.Log:
 
 def kill_at(step: int, change: Callable[[logcore.Log], object]) -> bool:
     """Return whether the change ended before its process was killed."""
-    machine = KilledAtStep(SimulatedDisk({"data": None}), step)
+    machine = SteppedMachine(SimulatedDisk({"data": None}), step)
     stored: dict[int, bytes | None] = {}
 
     def append_first_and_last(fs: SharedFS) -> None:
         with opened(fs) as log:
             for number in range(10):
                 log.append(b"%d" % number, key=b"%d" % (number % 3))
-            machine.phase = 1
+            machine.reach(1)
             machine.wait_for(third, 3)
             # Since then, the logs of all processes have the same structure.
             log.refresh()
-            machine.phase = 4
+            machine.reach(4)
             machine.wait_for(third, 6)
             append_two(log, b"third")
             seen = {
                 record.offset: record.value for record in log.read(log.log_start_offset)
             }
-            machine.phase = 7
+            machine.reach(7)
         assert stored.items() <= seen.items()
 
     def change_log(fs: SharedFS) -> None:
         machine.wait_for(killed, 1)
         with opened(fs) as log:
-            machine.phase = 2
+            machine.reach(2)
             machine.wait_for(killed, 4)
             log.refresh()
             machine.victim = killed
             change(log)
             machine.victim = None
-            machine.phase = 5
+            machine.reach(5)
             machine.wait_for(killed, 7)
 
     def append_after_recovery(fs: SharedFS) -> None:
         machine.wait_for(second, 2)
         with opened(fs) as log:
-            machine.phase = 3
+            machine.reach(3)
             machine.wait_for(second, 5)
             append_two(log, b"second")
-            machine.phase = 6
+            machine.reach(6)
             machine.wait_for(second, 7)
 
     def append_two(log: logcore.Log, value: bytes) -> None:
@@ -124,7 +102,7 @@ def kill_at(step: int, change: Callable[[logcore.Log], object]) -> bool:
 
     def begin_recovery(process: SimulatedProcess) -> None:
         assert process is killed
-        machine.phase = 5
+        machine.reach(5)
 
     third = machine.start(append_first_and_last)
     killed = machine.start(change_log)
