@@ -45,8 +45,8 @@ def copy(tmp_path: Path) -> Iterator[LogDir]:
 
 @pytest.fixture
 def source(kafka: Kafka) -> Iterator[Source]:
-    with Source(kafka.bootstrap_servers) as found:
-        yield found
+    with Source(kafka.bootstrap_servers) as opened:
+        yield opened
 
 
 def stored(logdir: LogDir, topic: str, number: int = 0) -> bytes:
@@ -91,7 +91,7 @@ def transact(kafka: Kafka, topic: str, *, commits: bool) -> None:
 def test_copy_has_the_bytes_of_the_source(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
-    """Transactions, their markers, settings and partitions too."""
+    """The copy includes transactions, their markers, settings and all partitions."""
     kafka.create_topic("orders", 2, {"max.message.bytes": "2000000"})
     kafka.create_topic("other", 1)
     for partition in range(2):
@@ -118,9 +118,9 @@ def test_follower_continues_after_a_restart_of_both_sides(
     kafka_factory: Callable[..., Kafka], tmp_path: Path
 ) -> None:
     path = tmp_path / "source"
-    for turn in range(3):
+    for run in range(3):
         kafka = kafka_factory(path)
-        if not turn:
+        if not run:
             kafka.create_topic("t", 1)
         fill(kafka, "t", 50)
         with (
@@ -133,7 +133,7 @@ def test_follower_continues_after_a_restart_of_both_sides(
 
 
 @pytest.mark.long
-def test_new_partitions_topics_and_settings_are_followed(
+def test_new_partitions_topics_and_settings_are_copied(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
     kafka.create_topic("t1", 1)
@@ -152,7 +152,7 @@ def test_copies_cannot_be_written(kafka: Kafka, copy: LogDir, source: Source) ->
     kafka.create_topic("t", 1)
     follow(copy, source, "t")
     with pytest.raises(ReadOnlyLogError):
-        copy.append("t", b"mine")
+        copy.append("t", b"local")
 
 
 def test_deleted_records_are_deleted_in_the_copy(
@@ -169,17 +169,19 @@ def test_deleted_records_are_deleted_in_the_copy(
 def test_empty_copy_begins_at_the_start_of_the_source(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
-    """The first batch begins below that offset, and is copied whole."""
+    """The first batch begins below the log start offset, and is copied completely."""
     kafka.create_topic("t", 1)
     fill(kafka, "t")
     kafka.logdir.partition("t", 0).delete_records(60)
     follow(copy, source, "t")
-    ours = copy.partition("t", 0)
-    assert (ours.log_start_offset, ours.log_end_offset) == (60, 100)
-    assert [record.offset for record in ours.read(60)] == list(range(60, 100))
+    copied = copy.partition("t", 0)
+    assert (copied.log_start_offset, copied.log_end_offset) == (60, 100)
+    assert [record.offset for record in copied.read(60)] == list(range(60, 100))
 
 
-def test_gap_stops_or_is_skipped(kafka: Kafka, copy: LogDir, source: Source) -> None:
+def test_gap_stops_the_follower_unless_gaps_are_skipped(
+    kafka: Kafka, copy: LogDir, source: Source
+) -> None:
     kafka.create_topic("t", 1, {"segment.bytes": "1048576"})
     fill(kafka, "t", 10)
     follow(copy, source, "t")
@@ -193,17 +195,17 @@ def test_gap_stops_or_is_skipped(kafka: Kafka, copy: LogDir, source: Source) -> 
         follow(copy, source, "t")
     follower = follow(copy, source, "t", on_gap="skip")
     assert follower.metrics().skipped_offsets == 10
-    ours = copy.partition("t", 0)
-    assert [record.offset for record in ours.read(ours.log_start_offset)] == list(
+    copied = copy.partition("t", 0)
+    assert [record.offset for record in copied.read(copied.log_start_offset)] == list(
         range(20, 30)
     )
 
 
-@pytest.mark.parametrize("choice", ["truncate", "stop"])
-def test_unclean_election_in_the_source(
-    kafka: Kafka, copy: LogDir, source: Source, choice: str
+@pytest.mark.parametrize("on_divergence", ["truncate", "stop"])
+def test_follower_truncates_or_stops_after_an_unclean_election_in_the_source(
+    kafka: Kafka, copy: LogDir, source: Source, on_divergence: str
 ) -> None:
-    """The source loses records that were copied, and gets others in a new epoch."""
+    """The source loses copied records, and writes other records in a new epoch."""
     kafka.create_topic("t", 1)
     fill(kafka, "t", 20)
     follow(copy, source, "t")
@@ -211,7 +213,7 @@ def test_unclean_election_in_the_source(
     log.truncate(0)
     log.begin_epoch(log.leader_epoch + 1)
     fill(kafka, "t", 5)
-    if choice == "stop":
+    if on_divergence == "stop":
         with pytest.raises(DivergedError):
             follow(copy, source, "t", on_divergence="stop")
         return
@@ -263,7 +265,7 @@ def test_missing_topic_is_an_error(copy: LogDir, source: Source) -> None:
         follow(copy, source, "nothing")
 
 
-def test_unreachable_source_is_waited_for(copy: LogDir) -> None:
+def test_follower_waits_for_an_unreachable_source(copy: LogDir) -> None:
     with Source("127.0.0.1:1") as source:
         follower = Follower(copy, source, topics=["t"])
         follower.step()
@@ -322,23 +324,23 @@ def test_unknown_authority_of_a_source_is_refused(
 # -- promotion -------------------------------------------------------------------------
 
 
-def test_promoted_copy_takes_records_in_a_new_epoch(
+def test_promoted_copy_appends_in_a_new_epoch(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
     kafka.create_topic("t", 2)
     fill(kafka, "t")
     follow(copy, source, "t")
-    before = copy.partition("t", 0).leader_epoch
+    copied_epoch = copy.partition("t", 0).leader_epoch
     assert promote(copy, source) == ["t"]
-    copy.append("t", b"mine", partition=0)
+    copy.append("t", b"local", partition=0)
     log = copy.partition("t", 0)
-    assert log.end_of_epoch(before + 1) == (before + 1, 101)
-    assert log.end_of_epoch(before) == (before, 100)
+    assert log.end_of_epoch(copied_epoch + 1) == (copied_epoch + 1, 101)
+    assert log.end_of_epoch(copied_epoch) == (copied_epoch, 100)
     with pytest.raises(DivergedError, match="promoted"):
         follow(copy, source, "t")
 
 
-def test_promotion_waits_for_a_source_that_is_ahead(
+def test_copy_that_lags_is_not_promoted_without_anyway(
     kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
     kafka.create_topic("t", 1)
@@ -372,23 +374,23 @@ def test_directory_without_copies_is_not_promoted(copy: LogDir) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_lost_connections_repeat_and_lose_nothing(
+def test_lost_connections_cause_no_loss_and_no_duplicates(
     kafka: Kafka,
     copy: LogDir,
     source: Source,
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    """One read in twenty fails. The copy is stored at once, or fetched again."""
+    """One read in 20 fails. The follower fetches again and skips no record."""
     kafka.create_topic("t", 3)
     for partition in range(3):
         fill(kafka, "t", 200, partition=partition)
     monkeypatch.setattr("netshim.follow.follower._FIRST_RETRY_S", 0.001)
-    chance = random.Random(seed)
+    random_source = random.Random(seed)
     receive_exactly = SourceConnection._receive_exactly
 
     def unreliable(connection: SourceConnection, size: int) -> memoryview:
-        if not chance.randrange(20):
+        if not random_source.randrange(20):
             raise ConnectionError("a lost connection")
         return receive_exactly(connection, size)
 
@@ -401,16 +403,19 @@ def test_lost_connections_repeat_and_lose_nothing(
 
 
 @pytest.mark.parametrize(
-    "answer", [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\1x", b"", b"HTTP/1.1"]
+    "response",
+    [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\1x", b"", b"HTTP/1.1"],
 )
-def test_peer_that_is_not_a_broker_is_reported(copy: LogDir, answer: bytes) -> None:
+def test_follower_waits_if_the_peer_is_not_a_broker(
+    copy: LogDir, response: bytes
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             peer, _ = server.accept()
             with peer:
                 peer.recv(1_000)
-                peer.sendall(answer)
+                peer.sendall(response)
 
         peer = threading.Thread(target=serve)
         peer.start()
@@ -422,7 +427,7 @@ def test_peer_that_is_not_a_broker_is_reported(copy: LogDir, answer: bytes) -> N
 
 
 def test_request_without_a_response_is_not_sent_after_the_close() -> None:
-    """The broker would execute it after the caller has repeated it elsewhere."""
+    """The broker would execute the request after the caller has given up."""
     # The buffers of both sockets hold less than this request.
     topics = [wire.METADATA.Request.Topic(name="t" * 30_000)] * 1_000
 
@@ -435,14 +440,14 @@ def test_request_without_a_response_is_not_sent_after_the_close() -> None:
         peer, _ = server.accept()
         with peer:
             peer.recv(1_000)
-            served = wire.API_VERSIONS.Response(
+            versions = wire.API_VERSIONS.Response(
                 api_keys=[
                     wire.API_VERSIONS.Response.ApiKey(
                         api_key=wire.METADATA.key, min_version=0, max_version=13
                     )
                 ]
             )
-            frame = wire.encode_response(wire.API_VERSIONS, 0, 1, served)
+            frame = wire.encode_response(wire.API_VERSIONS, 0, 1, versions)
             peer.sendall(b"".join(frame))
             connection = connecting.result()
             request = wire.METADATA.Request(topics=topics)
@@ -460,20 +465,20 @@ def test_commands_follow_and_promote(kafka: Kafka, tmp_path: Path) -> None:
     fill(kafka, "t", 10)
     data = str(tmp_path / "copy")
     options = ["--from", kafka.bootstrap_servers]
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, ["follow", data, *options, "--topic", "t", "--until-end", "--json"]
     )
-    assert found.exit_code == 0, found.output
-    facts = json.loads(found.stdout.splitlines()[-1])
-    assert facts["lags"] == {"t-0": 0} and facts["state"] == "idle"
-    found = CliRunner().invoke(main, ["promote", data, *options])
-    assert (found.exit_code, found.stdout) == (0, "promoted t\n")
-    found = CliRunner().invoke(main, ["promote", data, *options])
-    assert found.exit_code != 0
-    assert "nothing to promote" in str(found.exception) + found.output
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout.splitlines()[-1])
+    assert metrics["lags"] == {"t-0": 0} and metrics["state"] == "idle"
+    result = CliRunner().invoke(main, ["promote", data, *options])
+    assert (result.exit_code, result.stdout) == (0, "promoted t\n")
+    result = CliRunner().invoke(main, ["promote", data, *options])
+    assert result.exit_code != 0
+    assert "nothing to promote" in str(result.exception) + result.output
 
 
-# -- losses that nothing would report --------------------------------------------------
+# -- losses without an error -----------------------------------------------------------
 
 
 def test_retention_of_the_brokers_of_the_source_is_copied(
@@ -506,49 +511,50 @@ def test_gap_after_an_emptied_copy_is_not_skipped(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_interrupts_repeat_and_lose_nothing(
+def test_interrupts_cause_no_loss_and_no_duplicates(
     kafka: Kafka,
     copy: LogDir,
     source: Source,
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
-    """One read, and one append, in ten is interrupted; the follower continues."""
+    """One read in 10 and one append in 10 are interrupted. The follower continues."""
     kafka.create_topic("t", 3)
     for partition in range(3):
         fill(kafka, "t", 200, partition=partition)
-    chance = random.Random(seed)
+    random_source = random.Random(seed)
     receive_exactly = SourceConnection._receive_exactly
     apply = Follower._apply
 
-    def read(connection: SourceConnection, size: int) -> memoryview:
-        if not chance.randrange(10):
+    def interrupted_read(connection: SourceConnection, size: int) -> memoryview:
+        if not random_source.randrange(10):
             raise KeyboardInterrupt
         return receive_exactly(connection, size)
 
-    def interrupted(follower: Follower, *arguments: Any) -> int:
-        if not chance.randrange(10):
+    def interrupted_apply(follower: Follower, *arguments: Any) -> int:
+        if not random_source.randrange(10):
             raise KeyboardInterrupt
         return apply(follower, *arguments)
 
-    monkeypatch.setattr(SourceConnection, "_receive_exactly", read)
-    monkeypatch.setattr(Follower, "_apply", interrupted)
+    monkeypatch.setattr(SourceConnection, "_receive_exactly", interrupted_read)
+    monkeypatch.setattr(Follower, "_apply", interrupted_apply)
     monkeypatch.setattr("netshim.follow.follower._FIRST_RETRY_S", 0.001)
     monkeypatch.setattr("netshim.follow.source._PARTITION_BYTES", 2_000)
     follower = Follower(copy, source, topics=["t"])
-    kept: list[BaseException] = []  # its frames keep the iterator alive
+    # Interrupts are kept because the frames of an error keep the iterator alive.
+    interrupts: list[BaseException] = []
     for _ in range(1_000):
         try:
             follower.run(until_end=True)
             break
         except KeyboardInterrupt as error:
-            kept.append(error)
-    assert kept and not follower.metrics().failures
+            interrupts.append(error)
+    assert interrupts and not follower.metrics().failures
     for partition in range(3):
         assert stored(copy, "t", partition) == stored(kafka.logdir, "t", partition)
 
 
-def test_promotion_queries_the_copied_source(
+def test_promotion_refuses_another_source(
     kafka_factory: Callable[..., Kafka], kafka: Kafka, copy: LogDir, source: Source
 ) -> None:
     kafka.create_topic("t", 1)
@@ -556,10 +562,10 @@ def test_promotion_queries_the_copied_source(
     other = kafka_factory()
     other.create_topic("t", 1)
     with (
-        Source(other.bootstrap_servers) as wrong,
+        Source(other.bootstrap_servers) as other_source,
         pytest.raises(ShippingError, match="another topic or cluster"),
     ):
-        promote(copy, wrong)
+        promote(copy, other_source)
     assert promote(copy, source) == ["t"]
 
 
