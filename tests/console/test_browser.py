@@ -140,8 +140,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]
         store_schemas(logdir)
         for number in range(2):
             rows = [
-                (b"k%d" % at, b'{"value": [%d, {"a": null}]}' % at, [("h", b"1")])
-                for at in range(1_000)
+                (b"k%d" % index, b'{"value": [%d, {"a": null}]}' % index, [("h", b"1")])
+                for index in range(1_000)
             ]
             logdir.partition("orders", number).append_many(rows)
         for value in HOSTILE:
@@ -307,7 +307,7 @@ def filled(
     data = tmp_path_factory.mktemp("filled") / "data"
     with logcore.open_dir(data, create=True, durability="os") as logdir:
         logdir.create_topic("orders", 1, {"segment.bytes": 1 << 20})
-        rows = [(b"k", b'{"value": %d}' % at) for at in range(request.param)]
+        rows = [(b"k", b'{"value": %d}' % number) for number in range(request.param)]
         if rows:
             logdir.partition("orders", 0).append_many(rows)
             logdir.alter_group_offsets("billing", {("orders", 0): 0})

@@ -32,7 +32,7 @@ def fill(logdir: logcore.LogDir) -> None:
     logdir.create_topic("orders", 2, {"retention.ms": -1})
     for number in range(2):
         log = logdir.partition("orders", number)
-        log.append_many([(b"k", b"v", (), 1_000 * at) for at in range(1, 11)])
+        log.append_many([(b"k", b"v", (), 1_000 * index) for index in range(1, 11)])
     logdir.alter_group_offsets("billing", {("orders", 0): 4, ("orders", 1): 10})
 
 

@@ -36,7 +36,7 @@ def orders(data: Path) -> Path:
         for number in range(2):
             log = logdir.partition("orders", number)
             for batch in range(80):
-                rows = [(b"k", b"value %d.%d" % (batch, at)) for at in range(20)]
+                rows = [(b"k", b"value %d.%d" % (batch, index)) for index in range(20)]
                 log.append_many(rows)
     return data
 
@@ -86,7 +86,7 @@ def test_estimate_of_a_compaction(data: Path, consoles: Consoles) -> None:
         logdir.create_topic("plain", 1)
         log = logdir.partition("orders", 0)
         assert "nothing to compact" in consoles(data).page(estimate).text
-        log.append_many([(b"k%d" % (at % 7), b"v" * 100) for at in range(500)])
+        log.append_many([(b"k%d" % (number % 7), b"v" * 100) for number in range(500)])
         page = consoles(data).page(estimate)
     assert "Compaction removes about" in page.text
     assert (

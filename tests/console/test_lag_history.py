@@ -39,8 +39,8 @@ def test_lag_over_time_is_drawn_for_each_partition(
 
 def test_samples_are_bounded_and_end_with_their_group() -> None:
     history = LagHistory()
-    for at in range(3 * MAX_SAMPLES):
-        history.add(at, {("g", "t", 0): at, ("h", "t", 0): 1})
+    for number in range(3 * MAX_SAMPLES):
+        history.add(number, {("g", "t", 0): number, ("h", "t", 0): 1})
     assert len(history.of_partition(("g", "t", 0))) == MAX_SAMPLES
     history.add(10_000, {("g", "t", n): 1 for n in range(MAX_SERIES + 50)})
     assert history.of_partition(("h", "t", 0)) == []

@@ -31,8 +31,8 @@ def orders(written: logcore.LogDir) -> logcore.LogDir:
     written.create_topic("orders", 3, {"segment.bytes": 500_000})
     for number in range(3):
         rows = [
-            (b"k%d" % at, b'{"n": %d}' % at, (), START_MS + at * 10)
-            for at in range(number, 99_999, 3)
+            (b"k%d" % index, b'{"n": %d}' % index, (), START_MS + index * 10)
+            for index in range(number, 99_999, 3)
         ]
         written.partition("orders", number).append_many(rows)
     written.append("orders", b"last", partition=0, timestamp_ms=START_MS + 10**7)

@@ -649,10 +649,10 @@ def test_missing_unknown_or_mistyped_field_is_an_error() -> None:
     data = full_node().pack()
     count = len(elements(json.loads(data)))
     assert count > 50
-    for at in range(count):
+    for number in range(count):
         for change in ("missing", "unknown", "float", "list", "dict"):
             values = json.loads(data)
-            container, key = elements(values)[at]
+            container, key = elements(values)[number]
             if change == "missing":
                 del container[key]
             elif change == "unknown" and isinstance(container[key], dict):
@@ -664,7 +664,7 @@ def test_missing_unknown_or_mistyped_field_is_an_error() -> None:
             except UnsupportedRegistryError:
                 continue
             # One element or name fewer may be another valid node.
-            assert change == "missing", (at, change, key)
+            assert change == "missing", (number, change, key)
 
 
 def test_a_group_with_living_members_is_read_without_a_step(

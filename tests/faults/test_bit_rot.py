@@ -52,8 +52,8 @@ def batches() -> dict[str, bytes]:
     rng = random.Random(SEED)
     for codec in CODECS:
         rows = [
-            (b"%d" % at, rng.randbytes(20) * 3, [("h", b"x")], T0 + at)
-            for at in range(12)
+            (b"%d" % number, rng.randbytes(20) * 3, [("h", b"x")], T0 + number)
+            for number in range(12)
         ]
         found[codec] = encode(rows, codec=codec, base_offset=7, leader_epoch=3)
     return found
@@ -203,7 +203,9 @@ def read_through(log: logcore.Log) -> Answers:
 
 
 def look_up(log: logcore.Log) -> Answers:
-    times = [T0 + 13 * at for at in range(12)] + [FUTURE + 13 * at for at in range(12)]
+    times = [T0 + 13 * number for number in range(12)] + [
+        FUTURE + 13 * number for number in range(12)
+    ]
     return {
         **{
             f"get {offset}": lambda offset=offset: log.get(offset)
@@ -381,15 +383,19 @@ def compacted() -> Files:
     disk = SimulatedDisk(now_ms=T0)
     config = {"cleanup.policy": "compact", "segment.bytes": 700}
     with logcore.open("/data/t-0", create=True, config=config, fs=disk) as log:
-        for at in range(30):
+        for number in range(30):
             log.append(
-                b"old %d" % at * 4, key=b"key %d" % (at % 11), timestamp_ms=T0 + at * 10
+                b"old %d" % number * 4,
+                key=b"key %d" % (number % 11),
+                timestamp_ms=T0 + number * 10,
             )
         log.roll()
         logcore.clean(log, force=True)
-        for at in range(30, 50):
+        for number in range(30, 50):
             log.append(
-                b"new %d" % at * 4, key=b"key %d" % at, timestamp_ms=T0 + at * 10
+                b"new %d" % number * 4,
+                key=b"key %d" % number,
+                timestamp_ms=T0 + number * 10,
             )
     return disk.files()
 
@@ -400,22 +406,22 @@ def transactional() -> Files:
     """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, fs=disk) as log:
-        for at in range(9):
-            rows = [(b"k", b"transaction %d" % at, (), T0 + at * 10)]
+        for number in range(9):
+            rows = [(b"k", b"transaction %d" % number, (), T0 + number * 10)]
             log.append_batch(
                 encode(
                     rows,
                     producer_id=1,
                     producer_epoch=0,
-                    base_sequence=at,
+                    base_sequence=number,
                     transactional=True,
                 )
             )
-            if at % 3 == 2:
+            if number % 3 == 2:
                 log.roll()  # the marker comes in the next segment
-            if at < 8:
-                log.end_transaction(1, 0, commit=at % 2 == 0)
-            if at % 3 == 0:
+            if number < 8:
+                log.end_transaction(1, 0, commit=number % 2 == 0)
+            if number % 3 == 0:
                 log.roll()
     return disk.files()
 

@@ -447,11 +447,13 @@ def test_every_operation_fails_once_and_forever(
     cases = 0
     recoveries = Recoveries(durability, CONFIG)
     for operation, times in itertools.product(FAILING, (1, None)):
-        for at in itertools.count(1, step):
-            codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in turns]
+        for number in itertools.count(1, step):
+            codes = [ERRNOS[(number + turn) % len(ERRNOS)] for turn in turns]
             hits = [
                 failing(
-                    Fault(operation, code, at=at, times=times), durability, recoveries
+                    Fault(operation, code, at=number, times=times),
+                    durability,
+                    recoveries,
                 )
                 for code in codes
             ]

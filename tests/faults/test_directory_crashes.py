@@ -375,7 +375,8 @@ class Program:
             )
         end = log.log_end_offset
         history.issue(
-            Record(end + at, row[3], row[0], row[1]) for at, row in enumerate(rows)
+            Record(end + index, row[3], row[0], row[1])
+            for index, row in enumerate(rows)
         )
         receipt = log.append_many(rows)
         history.acknowledge(receipt.last_offset + 1, receipt.durability)
@@ -404,8 +405,8 @@ class Program:
             ).flush()  # or it may end lower, after records that are then not lost
             history.acknowledge(ends[number], "disk")
             values = [
-                b"%d-%d;" % (self.count, at) * 5
-                for at in range(self.rng.randint(1, 12))
+                b"%d-%d;" % (self.count, index) * 5
+                for index in range(self.rng.randint(1, 12))
             ]
             times = np.full(len(values), self.disk.now_ms(), np.int64)
             edges = np.concatenate(
@@ -425,8 +426,8 @@ class Program:
             task.append_columns(InputColumns(None, column, times, len(values)))
             files += task.close()
             history.issue(
-                Record(ends[number] + at, self.disk.now_ms(), None, value)
-                for at, value in enumerate(values)
+                Record(ends[number] + index, self.disk.now_ms(), None, value)
+                for index, value in enumerate(values)
             )
         self.staged = name, ends
         self.explorer.check_promises()

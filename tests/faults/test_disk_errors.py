@@ -237,9 +237,9 @@ def test_failed_sync_is_never_retried(policy: str, code: int) -> None:
 def test_durability_always_leaves_at_most_one_unsynced_batch() -> None:
     disk = SimulatedDisk()
     with open_log(PARTITION, create=True, durability="always", fs=disk) as log:
-        for at in range(5):
+        for number in range(5):
             log.append(b"written", durability="os")
-            assert log.log_end_offset - log.durable_end_offset == 1, at
+            assert log.log_end_offset - log.durable_end_offset == 1, number
         log.append_many([(None, b"x" * 9_000)] * 5)
         assert log.durable_end_offset == log.log_end_offset
 
@@ -295,10 +295,10 @@ def test_error_at_any_call_loses_no_acknowledged_record(operation: str) -> None:
         acknowledged: list[bytes] = []
         try:
             with open_log(PARTITION, create=True, config=config, fs=disk) as log:
-                for at in range(6):
-                    log.append(b"%d" % at * 20)
-                    acknowledged.append(b"%d" % at * 20)
-                rows = [b"many %d" % at * 5 for at in range(6)]
+                for number in range(6):
+                    log.append(b"%d" % number * 20)
+                    acknowledged.append(b"%d" % number * 20)
+                rows = [b"many %d" % number * 5 for number in range(6)]
                 log.append_many([(None, row) for row in rows])
                 acknowledged += rows
                 log.truncate(11)
@@ -419,8 +419,8 @@ def test_partitions_of_one_directory_share_their_checkpoints_safely(
             log.roll()
 
     logs = [
-        logcore.open(tmp_path / f"t-{at}", create=True, durability="os")
-        for at in range(4)
+        logcore.open(tmp_path / f"t-{number}", create=True, durability="os")
+        for number in range(4)
     ]
     threads = [threading.Thread(target=work, args=(log,)) for log in logs]
     for thread in threads:
@@ -431,7 +431,7 @@ def test_partitions_of_one_directory_share_their_checkpoints_safely(
         assert log.log_end_offset == 20
         log.close()
     points = (tmp_path / "recovery-point-offset-checkpoint").read_text().split("\n")
-    assert points == ["0", "4", *(f"t {at} 20" for at in range(4)), ""]
+    assert points == ["0", "4", *(f"t {number} 20" for number in range(4)), ""]
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "fsync"])
@@ -445,9 +445,9 @@ def test_failed_metadata_write_does_not_fail_an_append(operation: str) -> None:
     ) as log:
         # Neither *.log nor *index.
         disk.faults = failing_always(operation, errno.ENOSPC, "*[!gx]")
-        for at in range(6):
-            receipt = log.append(b"%d" % at * 10)
-            assert (receipt.offset, receipt.durability) == (at, "disk")
+        for number in range(6):
+            receipt = log.append(b"%d" % number * 10)
+            assert (receipt.offset, receipt.durability) == (number, "disk")
         assert log.high_watermark == 6
         assert disk.faults.hits
         disk.faults = None
@@ -570,7 +570,9 @@ def test_close_during_appends_harms_no_other_file(tmp_path: Path) -> None:
         while log.log_end_offset < 50:
             threading.Event().wait(0.001)
         log.close()
-        victims = [(tmp_path / f"v-{round_}-{at}").open("w+b") for at in range(8)]
+        victims = [
+            (tmp_path / f"v-{round_}-{number}").open("w+b") for number in range(8)
+        ]
         for thread in threads:
             thread.join()
         for victim in victims:
@@ -689,9 +691,9 @@ def test_every_operation_on_later_data_fails_once_and_forever(
     cases = 0
     recoveries = Recoveries(durability, COMPACTED)
     for operation, times in itertools.product(FAILING, (1, None)):
-        for at in itertools.count(1, step):
-            codes = [ERRNOS[(at + turn) % len(ERRNOS)] for turn in range(errnos)]
-            faults = [Fault(operation, code, at=at, times=times) for code in codes]
+        for number in itertools.count(1, step):
+            codes = [ERRNOS[(number + turn) % len(ERRNOS)] for turn in range(errnos)]
+            faults = [Fault(operation, code, at=number, times=times) for code in codes]
             hits = [failing_later(fault, durability, recoveries) for fault in faults]
             cases += sum(hits)
             if not any(hits):
@@ -710,8 +712,8 @@ def test_failed_compaction_is_completed_in_durable_order() -> None:
     for syncs, changes in itertools.product(range(1, 12, 2), range(0, 40, 8)):
         disk = SimulatedDisk()
         log = logcore.open("t-0", create=True, config=config, fs=disk)
-        for at in range(7):
-            log.append(b"%d" % at * 15, key=b"k%d" % (at % 3))
+        for number in range(7):
+            log.append(b"%d" % number * 15, key=b"k%d" % (number % 3))
         log.roll()
         disk.faults = FaultPlan(Fault("sync_dir", at=syncs, times=None))
         try:
@@ -783,11 +785,11 @@ def test_records_stored_before_disk_full_are_visible(policy: str) -> None:
         fs=disk,
     ) as log:
         with pytest.raises(logcore.DiskFullError, match="were stored"):
-            log.append_many([(None, b"%d" % at * 60) for at in range(12)])
+            log.append_many([(None, b"%d" % number * 60) for number in range(12)])
         end = log.log_end_offset
         assert end > 0
         assert [record.value for record in log.read(0)] == [
-            b"%d" % at * 60 for at in range(end)
+            b"%d" % number * 60 for number in range(end)
         ]
 
 

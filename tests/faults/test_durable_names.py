@@ -58,14 +58,14 @@ def test_append_after_failed_opening_survives_power_cut(
     counter = SimulatedDisk({"srv": None})
     program(counter)
     first_write = next(
-        at
-        for at, operation in enumerate(counter.operations)
+        number
+        for number, operation in enumerate(counter.operations)
         if operation.path.endswith(".log")
     )
     assert first_write > 4
-    for at in range(1, first_write + 1):
+    for number in range(1, first_write + 1):
         disk = SimulatedDisk(
-            {"srv": None}, faults=FaultPlan(Fault("*", errno.EMFILE, at=at))
+            {"srv": None}, faults=FaultPlan(Fault("*", errno.EMFILE, at=number))
         )
         for _ in range(2):
             try:
@@ -76,7 +76,7 @@ def test_append_after_failed_opening_survives_power_cut(
         for after in disk.after_crash(limit=20):
             with logcore.open("/srv/more/data/t-0", create=True, fs=after) as log:
                 assert [record.value for record in log.read(0)] == [b"acknowledged"], (
-                    f"call {at}: {after}"
+                    f"call {number}: {after}"
                 )
 
 

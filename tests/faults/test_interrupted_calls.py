@@ -59,7 +59,8 @@ def test_interrupted_call_breaks_no_promise(case: type[calls.Case], most: int) -
     lines = calls.count_lines(case)
     chosen = min(lines, most)
     met = sum(
-        calls.interrupt_at(case, 1 + at * lines // chosen) for at in range(chosen)
+        calls.interrupt_at(case, 1 + number * lines // chosen)
+        for number in range(chosen)
     )
     assert met >= chosen * 9 // 10, "the calls take other ways each time"
     print(f"{case.__name__}: interrupted at {met} of {lines} lines")

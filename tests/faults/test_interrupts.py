@@ -184,7 +184,9 @@ def shares(
     every = lines(action)
     share = -(-count // len(ACTIONS))
     chosen = min(len(every), share // 2)
-    return [every[at * len(every) // chosen] for at in range(chosen)], share - chosen
+    return [
+        every[number * len(every) // chosen] for number in range(chosen)
+    ], share - chosen
 
 
 @each_count

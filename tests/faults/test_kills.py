@@ -101,14 +101,14 @@ class Campaign:
             outcome = scenario.run(None)
             scenario.witness_after(outcome).check(thorough=True)
         found = []
-        for at, site in enumerate(outcome.sites):
-            found.append((Strike(at), site))
+        for index, site in enumerate(outcome.sites):
+            found.append((Strike(index), site))
             if site.operation == "pwrite":
                 found.append(
                     (
                         Strike(
-                            at,
-                            random.Random(f"{scenario.seed}.{at}").choice(
+                            index,
+                            random.Random(f"{scenario.seed}.{index}").choice(
                                 [0.01, 0.5, 0.99]
                             ),
                         ),

@@ -253,9 +253,9 @@ def extents(handle: int) -> list[tuple[int, int]]:
     fcntl.ioctl(handle, FS_IOC_FIEMAP, answer)
     count = struct.unpack_from("I", answer, 20)[0]
     found = []
-    for at in range(count):
+    for number in range(count):
         _, physical, size, _, _, flags = struct.unpack_from(
-            "QQQQQI", answer, 32 + at * 56
+            "QQQQQI", answer, 32 + number * 56
         )
         if not flags & 0x6:  # unknown, delayed
             found.append((physical, size))
@@ -365,8 +365,10 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
         disk.shut_down(rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED]))
         os.kill(child, signal.SIGKILL)
         answered = len(list(read_messages(io.BytesIO(output))))
-        for at, message in enumerate(read_messages(io.BytesIO(output + pipe.read()))):
-            (witness.receive if at < answered else witness.receive_late)(*message)
+        for index, message in enumerate(
+            read_messages(io.BytesIO(output + pipe.read()))
+        ):
+            (witness.receive if index < answered else witness.receive_late)(*message)
     os.waitpid(child, 0)
     disk.restart()
     with contextlib.chdir(place):
@@ -435,8 +437,8 @@ def torn_starts(
         ("create", point),
     ):
         places = [
-            at
-            for at, site in enumerate(sites)
+            index
+            for index, site in enumerate(sites)
             if (site.operation, site.file) == (operation, file)
         ]
         if not places:
@@ -462,7 +464,7 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
     poisoned = 0
     for workload, policy in itertools.product(WORKLOADS.values(), PROMISING):
         for then, torn, before, seed in list(torn_starts(disk, workload, policy)):
-            for at, site in enumerate(calm(disk, then, policy, seed, torn)):
+            for index, site in enumerate(calm(disk, then, policy, seed, torn)):
                 if (
                     site.operation not in SYNCS
                     or site in failed
@@ -477,7 +479,10 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                 try:
                     with contextlib.chdir(place):
                         outcome = run_forked(
-                            then, policy, seed, Strike(at, trouble=getattr(disk, way))
+                            then,
+                            policy,
+                            seed,
+                            Strike(index, trouble=getattr(disk, way)),
                         )
                         if not disk.refused[0]:
                             idle.add(site)
@@ -502,7 +507,7 @@ def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
                             assert witness.failed[1], "not poisoned"
                 except BaseException as error:
                     error.add_note(
-                        f"{then.name} under {policy!r}, seed {seed}, at {at}: {site} on {disk.system}"
+                        f"{then.name} under {policy!r}, seed {seed}, at {index}: {site} on {disk.system}"
                     )
                     raise
                 poisoned += witness.failed is not None and witness.failed[1]
@@ -696,7 +701,7 @@ def test_a_file_size_limit_at_every_byte_of_an_append(
         )
         file = tmp_path / "t-0" / f"{0:020d}.log"
         log.append(b"first" * 100)
-        rows = [(b"k", b"value %d" % at * 4) for at in range(count)]
+        rows = [(b"k", b"value %d" % number * 4) for number in range(count)]
         size = file.stat().st_size
         end = log.log_end_offset
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -721,7 +726,7 @@ def test_a_file_size_limit_at_every_byte_of_an_append(
     with pipe:
         messages = list(read_messages(pipe))
     assert os.waitpid(child, 0)[1] == 0, messages
-    rows = [b"value %d" % at * 4 for at in range(count)]
+    rows = [b"value %d" % number * 4 for number in range(count)]
     with logcore.open(tmp_path / "t-0", read_only=True) as log:
         assert [record.value for record in log.read(0)] == [
             b"first" * 100,

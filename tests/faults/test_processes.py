@@ -196,7 +196,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
             found = list(log.read(0))
             assert len(found) >= acknowledged
             assert [record.value for record in found] == [
-                b"value %d" % at for at in range(len(found))
+                b"value %d" % number for number in range(len(found))
             ]
             assert [record.value for record in found[: len(seen)]] == seen, (
                 "visible records are not withdrawn"
@@ -225,10 +225,10 @@ def test_tail_wakes_for_another_process_and_sees_each_record_once(
     writer.stdout.readline()
     with logcore.open(partition, read_only=True) as log:
         tail = log.tail(0, timeout=30)
-        for at in range(60):
-            print(f"line {at}", file=writer.stdin, flush=True)
+        for number in range(60):
+            print(f"line {number}", file=writer.stdin, flush=True)
             record = next(tail)
-            assert (record.offset, record.value) == (at, b"line %d" % at)
+            assert (record.offset, record.value) == (number, b"line %d" % number)
         tail.close()
         writer.communicate()
         assert list(log.tail(58, timeout=0.05)) == list(log.read(58))
@@ -272,11 +272,13 @@ def test_unclosed_watch_leaves_no_open_file(tmp_path: Path) -> None:
 def test_tail_wakes_in_its_own_process(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         thread = threading.Thread(
-            target=lambda: [log.append(b"%d" % at) for at in range(20)]
+            target=lambda: [log.append(b"%d" % number) for number in range(20)]
         )
         tail = log.tail(0, timeout=30)
         thread.start()
-        assert [next(tail).value for _ in range(20)] == [b"%d" % at for at in range(20)]
+        assert [next(tail).value for _ in range(20)] == [
+            b"%d" % number for number in range(20)
+        ]
         thread.join()
         assert list(log.tail(timeout=0.01)) == []
         ended = threading.Thread(target=lambda: list(log.tail(20)))
@@ -304,8 +306,8 @@ def test_readers_in_another_process_see_only_durable_records(partition: Path) ->
 def test_reader_follows_log_with_deleted_segments(partition: Path) -> None:
     config = {"segment.bytes": 250, "file.delete.delay.ms": 0}
     with logcore.open(partition, create=True, config=config) as log:
-        for at in range(8):
-            log.append(b"%d" % at * 32)
+        for number in range(8):
+            log.append(b"%d" % number * 32)
         with (
             logcore.open(partition, read_only=True) as reader,
             logcore.open(partition, read_only=True) as late,
@@ -409,18 +411,18 @@ with logcore.open_dir(sys.argv[1], create=True, shared=True) as logdir:
 
 def test_reader_follows_truncated_log_that_continues(partition: Path) -> None:
     with logcore.open(partition, create=True, config={"segment.bytes": 400}) as log:
-        log.append_many([(None, b"old %d" % at) for at in range(30)])
+        log.append_many([(None, b"old %d" % number) for number in range(30)])
         with logcore.open(partition, read_only=True) as reader:
             assert len(list(reader.read(0))) == 30
             log.truncate(11)
             reader.refresh()
             assert [record.value for record in reader.read(0)] == [
-                b"old %d" % at for at in range(11)
+                b"old %d" % number for number in range(11)
             ]
-            log.append_many([(None, b"new %d" % at) for at in range(11, 60)])
+            log.append_many([(None, b"new %d" % number) for number in range(11, 60)])
             reader.refresh()
-            want = [b"old %d" % at for at in range(11)] + [
-                b"new %d" % at for at in range(11, 60)
+            want = [b"old %d" % number for number in range(11)] + [
+                b"new %d" % number for number in range(11, 60)
             ]
             assert [record.value for record in reader.read(0)] == want
 

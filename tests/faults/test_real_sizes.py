@@ -78,7 +78,7 @@ def test_hundreds_of_kills_lose_nothing_acknowledged(
             start = max(0, acknowledged - 2_000)
             found = [record.value for record in log.read(start)]
             assert found == [
-                b"value %d" % at for at in range(start, log.log_end_offset)
+                b"value %d" % number for number in range(start, log.log_end_offset)
             ], f"round {round_}"
 
 

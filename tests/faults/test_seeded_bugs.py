@@ -367,10 +367,10 @@ def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
         segment: Any, start: int, stop: int, **options: Any
     ) -> tuple[int | None, int]:
         bad, why = real(segment, start, stop, **options)
-        for at in range(stop if bad is None else bad + 1, stop):
-            facts, _, _ = next(segment.walk(at, crc=True))
+        for number in range(stop if bad is None else bad + 1, stop):
+            facts, _, _ = next(segment.walk(number, crc=True))
             if len(facts):
-                return real(segment, at, stop, crc=True, dense_from=NEVER)
+                return real(segment, number, stop, crc=True, dense_from=NEVER)
         return bad, why
 
     real = recovery._index_valid_batches

@@ -38,8 +38,8 @@ def made(path: Path) -> Path:
     with logcore.open(
         path, create=True, config={"segment.bytes": 1 << 16}, durability="os"
     ) as log:
-        for at in range(300):
-            log.append(b"%d" % at * 300, key=b"k", timestamp_ms=T0 + at)
+        for number in range(300):
+            log.append(b"%d" % number * 300, key=b"k", timestamp_ms=T0 + number)
     return min(path.glob("*.log"))
 
 
@@ -202,7 +202,9 @@ def test_lost_page_of_checked_batch_raises(tmp_path: Path) -> None:
     )
     content = first.read_bytes()
     starts = [content.index(key + b"\xf0\1" + value) for key, value in rows]
-    (torn,) = (number for number, at in enumerate(starts) if at + 10 < 4096 < at + 120)
+    (torn,) = (
+        number for number, index in enumerate(starts) if index + 10 < 4096 < index + 120
+    )
 
     def child() -> int:
         with logcore.open(tmp_path / "t-0") as log:

@@ -48,17 +48,26 @@ def written(path: Path, codec: str) -> list[logcore.Record]:
         "batch.size": 900,
     }
     with logcore.open(path, create=True, config=config) as log:
-        for at in range(40):
-            key = None if at % 7 == 0 else b"key-%d" % at
-            value = None if at % 11 == 0 else b"" if at % 13 == 0 else b"value %d" % at
-            headers = [("h", b"%d" % at), ("none", None)] if at % 3 == 0 else []
+        for number in range(40):
+            key = None if number % 7 == 0 else b"key-%d" % number
+            value = (
+                None
+                if number % 11 == 0
+                else b""
+                if number % 13 == 0
+                else b"value %d" % number
+            )
+            headers = [("h", b"%d" % number), ("none", None)] if number % 3 == 0 else []
             log.append(
-                value, key=key, headers=headers, timestamp_ms=T0 + at * 10 - at % 5
+                value,
+                key=key,
+                headers=headers,
+                timestamp_ms=T0 + number * 10 - number % 5,
             )
         log.append_many(
             [
-                (b"k%d" % at, b"many %d" % at * 3, (), T0 + 1000 - at)
-                for at in range(300)
+                (b"k%d" % number, b"many %d" % number * 3, (), T0 + 1000 - number)
+                for number in range(300)
             ]
         )
         log.truncate(333)

@@ -230,8 +230,8 @@ def check_compacted(sent: Sent, rows: list[Row]) -> None:
 def go_on(sent: Sent, log: logcore.Log, topic: str, now_ms: int) -> None:
     """Appends of every kind, by us."""
     rows = [
-        (b"k%d" % (at % 9), b"ours %d" % at, (("h", b"2"),), now_ms + at)
-        for at in range(200)
+        (b"k%d" % (number % 9), b"ours %d" % number, (("h", b"2"),), now_ms + number)
+        for number in range(200)
     ]
     sent.note(topic, log, log.append_many(rows))
     for codec in CODECS[1:]:

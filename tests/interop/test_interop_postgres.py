@@ -189,15 +189,15 @@ def test_a_kill_at_each_step(server: Server, data: Path, tmp_path: Path) -> None
     steps = run(server, tmp_path / "calm", None)
     assert stored(server) == ONCE
     partly = 0
-    for at in range(steps):
-        path = tmp_path / str(at)
+    for number in range(steps):
+        path = tmp_path / str(number)
         shutil.copytree(data, path)
         with psycopg.connect(server.connection) as database:
             database.execute("TRUNCATE payments, consumed_offsets")
-        assert run(server, path, Strike(at)) == -1, f"step {at} of {steps}"
+        assert run(server, path, Strike(number)) == -1, f"step {number} of {steps}"
         partly += 0 < stored(server).total() < COUNT
         run(server, path, None)
-        assert stored(server) == ONCE, f"killed at step {at} of {steps}"
+        assert stored(server) == ONCE, f"killed at step {number} of {steps}"
         shutil.rmtree(path)
     assert partly, "some kills came between two transactions"
 

@@ -139,14 +139,14 @@ def test_killed_mirror_continues(
     def add(turn: int) -> None:
         for commit in (True, False, True):
             producer.begin_transaction()
-            for at in range(2_000):
+            for index in range(2_000):
                 headers = [("turn", str(turn).encode()), ("none", None)]
-                time_ms = 1_700_000_000_000 + at
+                time_ms = 1_700_000_000_000 + index
                 producer.produce(
                     TOPIC,
-                    b"%d-%d" % (turn, at),
+                    b"%d-%d" % (turn, index),
                     b"k",
-                    at % PARTITIONS,
+                    index % PARTITIONS,
                     timestamp=time_ms,
                     headers=headers,
                 )
@@ -218,8 +218,8 @@ def test_topic_that_kafka_recreated_is_detected(
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.address})
 
     def produce(count: int) -> None:
-        for at in range(count):
-            producer.produce(TOPIC, b"%d" % at, partition=0)
+        for number in range(count):
+            producer.produce(TOPIC, b"%d" % number, partition=0)
         assert producer.flush(60) == 0
 
     def delete_below(offset: int) -> None:

@@ -117,7 +117,7 @@ def batch_of(
     **more: Any,
 ) -> bytes:
     producer_id, epoch, sequence = producer
-    rows = [(key, value, (), times[at % len(times)]) for at in range(count)]
+    rows = [(key, value, (), times[number % len(times)]) for number in range(count)]
     return bytes(
         encode(
             rows,
@@ -986,8 +986,10 @@ def test_both_kernels_record_the_same_state_of_a_batch(
         reported = list[Any]()
         ends = list(itertools.accumulate((size for size, _ in batches), initial=0))
         rows = [
-            (at, size, 7 + slot, time)
-            for slot, (at, (size, time)) in enumerate(zip(ends, batches, strict=False))
+            (number, size, 7 + slot, time)
+            for slot, (number, (size, time)) in enumerate(
+                zip(ends, batches, strict=False)
+            )
         ]
         for row in rows[:first]:
             reported.append(segment.is_full(row[1], row[3], row[2], T0))

@@ -61,8 +61,8 @@ def log() -> Iterator[logcore.Log]:
     with logcore.open(
         PATH, create=True, durability="os", config=CONFIG, fs=disk
     ) as log:
-        for at in range(10):
-            log.append_many(rows(30, 30 * at))
+        for number in range(10):
+            log.append_many(rows(30, 30 * number))
         yield log
 
 
@@ -198,9 +198,12 @@ def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> Non
     is indexed and therefore checked only once.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
-        for at in range(0, 60, 20):
+        for index in range(0, 60, 20):
             log.append_many(
-                [(None, b"v" * 60 + b"%d" % number) for number in range(at, at + 20)]
+                [
+                    (None, b"v" * 60 + b"%d" % number)
+                    for number in range(index, index + 20)
+                ]
             )
         positions = [batch.position for batch in log.batches(0)]
         assert positions[2] < 4096 < (tmp_path / FIRST).stat().st_size

@@ -433,8 +433,8 @@ def test_columns_are_encoded_like_the_same_records(
     encoding = layout.BatchEncoding(300, 1 << 30)
     size, _ = kernel.encode_columns(out, columns, 5, 0, T0, encoding)
     stamped = [
-        (*row, (), T0 + 1000 * at if with_times else None)
-        for at, row in enumerate(rows)
+        (*row, (), T0 + 1000 * index if with_times else None)
+        for index, row in enumerate(rows)
     ]
     assert bytes(out[:size]) == encode(plain, stamped, base_offset=5, batch_bytes=300)
 
@@ -469,8 +469,8 @@ def test_aiokafka_and_kafka_python_read_written_batches(kernel: Any, rows: Any) 
             for entry in batch
         ]
         assert found == [
-            (at, time, key, value, headers)
-            for at, (key, value, headers, time) in enumerate(rows)
+            (index, time, key, value, headers)
+            for index, (key, value, headers, time) in enumerate(rows)
         ]
 
 
@@ -499,13 +499,15 @@ def test_batches_of_aiokafka_and_kafka_python_are_read(
         base_sequence=-1,
         batch_size=1 << 20,
     )
-    for at, (key, value, headers, time) in enumerate(rows):
-        assert writer.append(at, timestamp=time, key=key, value=value, headers=headers)
+    for index, (key, value, headers, time) in enumerate(rows):
+        assert writer.append(
+            index, timestamp=time, key=key, value=value, headers=headers
+        )
     data = bytes(writer.build())
     found = [tuple(entry) for entry in kernel.decode_objects(data, 0, len(data))]
     assert found == [
-        (at, time, key, value, tuple(headers))
-        for at, (key, value, headers, time) in enumerate(rows)
+        (index, time, key, value, tuple(headers))
+        for index, (key, value, headers, time) in enumerate(rows)
     ]
 
 

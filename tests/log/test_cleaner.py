@@ -103,8 +103,8 @@ class Model:
             return rng.choice([None, b"v%d" % rng.randrange(1000), b"x" * 60])
 
         return [
-            (b"k%d" % rng.randrange(6), value(), (), now_ms + at)
-            for at in range(rng.randrange(1, 6))
+            (b"k%d" % rng.randrange(6), value(), (), now_ms + number)
+            for number in range(rng.randrange(1, 6))
         ]
 
     def append(
@@ -130,7 +130,7 @@ class Model:
             first = self.log.append_batch(
                 encode(rows, codec=codec, now_ms=self.disk.now_ms(), **more)
             ).offset
-        new = [Written(first + at, row[0], row[1]) for at, row in enumerate(rows)]
+        new = [Written(first + index, row[0], row[1]) for index, row in enumerate(rows)]
         self.written += new
         if transactional:
             assert producer_id is not None
@@ -874,8 +874,8 @@ def test_both_kernels_hash_and_survey_a_run_identically(
     batches: list[list[Any]], data: st.DataObject
 ) -> None:
     raw = b"".join(
-        encode(rows, base_offset=100 * at, append_time=at % 3 == 2)
-        for at, rows in enumerate(batches)
+        encode(rows, base_offset=100 * index, append_time=index % 3 == 2)
+        for index, rows in enumerate(batches)
     )
     total = sum(map(len, batches))
     factors = np.random.default_rng(1).integers(

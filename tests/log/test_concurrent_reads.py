@@ -173,11 +173,11 @@ def results_at_each_access(
     """Yield, for each access of the field, the result or error of the read and the
     log's records before the read.
     """
-    for at in range(1, 100):
+    for number in range(1, 100):
         disk = SimulatedDisk(now_ms=T0)
         with make_log(disk) as log:
             before = read(log)
-            meeting = AccessHook(field, at, lambda log=log: action(log))
+            meeting = AccessHook(field, number, lambda log=log: action(log))
             state = log.host.writer.state
             meeting.values[id(state)] = getattr(state, field)
             # The compiled kernels store some fields elsewhere.

@@ -37,14 +37,14 @@ from support.vectors import VECTORS
 @pytest.mark.parametrize("policy", POLICIES)
 def test_records_are_read_back_after_reopening(partition: Path, policy: str) -> None:
     with logcore.open(partition, create=True, config=SMALL, durability=policy) as log:
-        for at in range(20):
+        for number in range(20):
             receipt = log.append(
-                b"v%d" % at,
+                b"v%d" % number,
                 key=b"k",
                 headers=[("h", b"1"), ("n", None)],
-                timestamp_ms=T0 + at,
+                timestamp_ms=T0 + number,
             )
-            assert (receipt.offset, receipt.last_offset) == (at, at)
+            assert (receipt.offset, receipt.last_offset) == (number, number)
             assert receipt.durability == (
                 "disk" if policy in ("always", "group") else "os"
             )
@@ -56,7 +56,7 @@ def test_records_are_read_back_after_reopening(partition: Path, policy: str) -> 
         assert log.log_end_offset == 22
         first = next(log.read(0))
         assert first == (0, T0, b"k", b"v0", (("h", b"1"), ("n", None)))
-        assert values(log) == [b"v%d" % at for at in range(20)] + [
+        assert values(log) == [b"v%d" % number for number in range(20)] + [
             b"on disk",
             b"written",
         ]
@@ -64,7 +64,9 @@ def test_records_are_read_back_after_reopening(partition: Path, policy: str) -> 
 
 def test_every_append_method_gives_the_same_records(partition: Path) -> None:
     pa = pytest.importorskip("pyarrow")
-    rows = [(b"k%d" % at, b"v" * at if at % 3 else None) for at in range(50)]
+    rows = [
+        (b"k%d" % number, b"v" * number if number % 3 else None) for number in range(50)
+    ]
     keys = pa.array([key for key, _ in rows], pa.binary())
     payload = pa.array([value for _, value in rows], pa.large_binary())
     ends = np.cumsum([0] + [len(key) for key, _ in rows])
@@ -105,22 +107,24 @@ def test_log_compresses_with_its_configured_codec(partition: Path, codec: str) -
         create=True,
         config={**SMALL, "compression.type": codec, "segment.bytes": 4096},
     ) as log:
-        log.append_many([(b"k", b"value %d" % at) for at in range(300)])
+        log.append_many([(b"k", b"value %d" % number) for number in range(300)])
         assert {batch.codec_name for batch in log.batches(0)} == {
             "none" if codec == "uncompressed" else codec
         }
-        assert values(log) == [b"value %d" % at for at in range(300)]
-        assert values(log, 123, 127) == [b"value %d" % at for at in range(123, 127)]
+        assert values(log) == [b"value %d" % number for number in range(300)]
+        assert values(log, 123, 127) == [
+            b"value %d" % number for number in range(123, 127)
+        ]
         assert sum(len(columns) for columns in log.scan(100, 250)) == 150
 
 
 def test_reading_between_any_two_offsets(partition: Path) -> None:
     with logcore.open(partition, create=True, config=SMALL) as log:
-        log.append_many([(None, b"%d" % at) for at in range(60)])
+        log.append_many([(None, b"%d" % number) for number in range(60)])
         for start in range(61):
             assert log.get(start).offset == start if start < 60 else True
             for end in (start, start + 1, start + 7, 60, 99):
-                want = [b"%d" % at for at in range(start, min(end, 60))]
+                want = [b"%d" % number for number in range(start, min(end, 60))]
                 assert values(log, start, end) == want
                 assert [
                     value
@@ -164,7 +168,9 @@ def test_append_columns_accepts_keys_or_values_alone(partition: Path) -> None:
 
 def test_batches_cover_all_offsets_in_order(partition: Path) -> None:
     with logcore.open(partition, create=True, config=SMALL) as log:
-        log.append_many([(b"k", b"%d" % at, (), T0 + at) for at in range(30)])
+        log.append_many(
+            [(b"k", b"%d" % number, (), T0 + number) for number in range(30)]
+        )
         batches = list(log.batches(0))
         assert batches[0].base_offset == 0
         assert all(
@@ -181,13 +187,13 @@ def test_scan_is_readable_by_arrow_polars_and_duckdb(partition: Path) -> None:
     with logcore.open(partition, create=True, config=SMALL) as log:
         log.append_many(
             [
-                (b"k%d" % (at % 3), b"%d" % at, (("h", b"x"),), T0 + at)
-                for at in range(100)
+                (b"k%d" % (number % 3), b"%d" % number, (("h", b"x"),), T0 + number)
+                for number in range(100)
             ]
         )
         scan = log.scan()
         table = pa.table(scan)
-        assert table["value"].to_pylist() == [b"%d" % at for at in range(100)]
+        assert table["value"].to_pylist() == [b"%d" % number for number in range(100)]
         assert table.column_names == ["offset", "timestamp", "key", "value", "headers"]
         assert pa.table(scan.select("key")).column_names == ["key"]
         assert scan.to_table().equals(table), "a scan may be read twice"
@@ -202,12 +208,12 @@ def test_scan_is_readable_by_arrow_polars_and_duckdb(partition: Path) -> None:
 
 def test_columns_outlive_the_log(partition: Path) -> None:
     with logcore.open(partition, create=True, config=SMALL) as log:
-        log.append_many([(None, b"%d" % at) for at in range(50)])
+        log.append_many([(None, b"%d" % number) for number in range(50)])
         chunks = list(log.scan())
         log.delete_records(50)
     shutil.rmtree(partition.parent)
     assert [value for columns in chunks for value in columns.values()] == [
-        b"%d" % at for at in range(50)
+        b"%d" % number for number in range(50)
     ]
 
 
@@ -224,12 +230,14 @@ def test_kafka_partition_is_read(name: str) -> None:
             28,
         )
         assert [record.offset for record in log.read(0)] == [
-            at for at in range(29) if at not in (10, 11)
+            number for number in range(29) if number not in (10, 11)
         ]
         committed = [
             record.offset for record in log.read(0, isolation="read_committed")
         ]
-        assert committed == [at for at in range(28) if at not in (8, 10, 11)]
+        assert committed == [
+            number for number in range(28) if number not in (8, 10, 11)
+        ]
         assert [len(columns) for columns in log.scan(isolation="read_committed")] != []
         assert next(log.read(0)) == (0, T0, b"k1", b"hello", (("h", b"x"),))
         kinds = {
@@ -289,8 +297,8 @@ def test_threads_append_without_loss_and_in_their_own_order(
     partition: Path, policy: str
 ) -> None:
     def work(name: int) -> None:
-        for at in range(30):
-            receipts[name].append(log.append(b"%d" % at, key=b"%d" % name).offset)
+        for number in range(30):
+            receipts[name].append(log.append(b"%d" % number, key=b"%d" % name).offset)
 
     with logcore.open(
         partition, create=True, config={"segment.bytes": 4000}, durability=policy
@@ -308,7 +316,7 @@ def test_threads_append_without_loss_and_in_their_own_order(
         for name, offsets in enumerate(receipts):
             assert offsets == sorted(offsets)
             assert [found[offset] for offset in offsets] == [
-                (b"%d" % name, b"%d" % at) for at in range(30)
+                (b"%d" % name, b"%d" % number) for number in range(30)
             ]
 
 
@@ -327,8 +335,8 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
         threads = [threading.Thread(target=read) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for at in range(1, 150):
-            log.append(b"%d" % at)
+        for number in range(1, 150):
+            log.append(b"%d" % number)
         done.set()
         for thread in threads:
             thread.join()
@@ -461,7 +469,7 @@ def test_timestamps_of_deleted_records_are_not_found(
         left = [*times[1:], 60]
         for asked in (1, 50, 60, 100):
             expected = next(
-                (1 + at for at, time in enumerate(left) if time >= asked), None
+                (1 + index for index, time in enumerate(left) if time >= asked), None
             )
             assert log.offset_for_timestamp(asked) == expected
         assert log.newest() == (1 + left.index(max(left)), max(left))
@@ -506,9 +514,9 @@ def test_staged_records_are_appended_after_all_existing_ones(tmp_path: Path) -> 
     """
     path = create(tmp_path / "data", STAGED)
     with logcore.open_dir(path) as directory:
-        for at in range(3):
+        for number in range(3):
             directory.partition("t", 0).roll()
-            directory.partition("t", 0).append(b"%d" % at)
+            directory.partition("t", 0).append(b"%d" % number)
         directory.partition("t", 0).roll()
     publish(path, "more", config=STAGED, count=300)
     with logcore.open_dir(path) as directory:

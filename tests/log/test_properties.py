@@ -71,7 +71,9 @@ def test_P01_offsets_are_dense_at_append() -> None:
 
 def test_P02_read_from_an_offset_begins_there() -> None:
     with open_log(write_killed_log()) as log:
-        assert [next(log.read(at)).offset for at in range(30)] == list(range(30))
+        assert [next(log.read(number)).offset for number in range(30)] == list(
+            range(30)
+        )
 
 
 def test_P03_P07_records_are_read_back_unchanged_by_all_readers() -> None:
@@ -96,10 +98,13 @@ def test_P04_P05_acknowledged_records_survive_a_crash() -> None:
 
 def test_P06_records_of_a_producer_keep_their_order_in_the_log() -> None:
     with open_log(SimulatedDisk()) as log:
-        for at in range(3):
+        for number in range(3):
             log.append_batch(
                 encode(
-                    ROWS[at : at + 1], producer_id=7, producer_epoch=0, base_sequence=at
+                    ROWS[number : number + 1],
+                    producer_id=7,
+                    producer_epoch=0,
+                    base_sequence=number,
                 )
             )
         with pytest.raises(logcore.OutOfOrderSequenceError):
@@ -249,18 +254,21 @@ def test_P14_lookup_reads_one_index_interval_and_one_batch(writes: bool) -> None
     disk = CountingDisk()
     config = {"index.interval.bytes": 1_000}
     with open_log(disk, config=config) as log:
-        for at in range(600):
-            log.append(b"%03d" % at * 100, timestamp_ms=1_000 + at)
+        for number in range(600):
+            log.append(b"%03d" % number * 100, timestamp_ms=1_000 + number)
         log.host.writer.active.try_write_indexes()
         with logcore.open("t-0", read_only=True, fs=disk) as reader:
             reading = log if writes else reader
             assert reading.get(0).offset == 0
-            for at in (0, 1, 200, 399, 598, 599):
+            for number in (0, 1, 200, 399, 598, 599):
                 disk.read_bytes = 0
-                assert reading.get(at).offset == at
+                assert reading.get(number).offset == number
                 assert disk.read_bytes <= 33 << 10
                 disk.read_bytes = 0
-                assert next(iter(reading.batches(at, at + 1))).base_offset == at
+                assert (
+                    next(iter(reading.batches(number, number + 1))).base_offset
+                    == number
+                )
                 assert disk.read_bytes <= 3 * (33 << 10)
 
 
@@ -271,10 +279,10 @@ def test_P15_P16_broken_index_is_rebuilt(content: bytes) -> None:
         if path.endswith("index"):
             disk.put(path, content)
     with open_log(disk) as log:
-        assert [log.get(at).offset for at in range(30)] == list(range(30))
-        assert [log.offset_for_timestamp(1_000 + at) for at in range(30)] == list(
-            range(30)
-        )
+        assert [log.get(number).offset for number in range(30)] == list(range(30))
+        assert [
+            log.offset_for_timestamp(1_000 + number) for number in range(30)
+        ] == list(range(30))
         assert log.offset_for_timestamp(2_000) is None
 
 
@@ -322,14 +330,14 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
     log = open_log(disk, config=config, durability="os")
     log.append(b"of an earlier segment", timestamp_ms=1)
     log.roll()
-    for at, time in enumerate(times):
-        if at == flushed:
+    for index, time in enumerate(times):
+        if index == flushed:
             log.flush()
         # The indexes are written, including entries for unsynced records.
-        if at == ticked:
+        if index == ticked:
             disk.advance(6_000)
             log.tick()
-        log.append_batch(encode([(None, b"x" * (at % 5), (), time)]))
+        log.append_batch(encode([(None, b"x" * (index % 5), (), time)]))
     point = log.recovery_point
     if lost is None:
         log.close()
@@ -430,9 +438,9 @@ def test_P18_index_file_never_mixes_old_and_new_entries(
     for after in disk.after_crash(kind="power"):
         left = after.files().get("/t-0/x.index", b"")
         numbers = {
-            left[at]
-            for at in range(0, len(left), 8)
-            if left[at : at + 8] == entries([left[at]])
+            left[nth]
+            for nth in range(0, len(left), 8)
+            if left[nth : nth + 8] == entries([left[nth]])
         }
         assert fits or not (numbers & (olds - news) and numbers & (news - olds))
     index.write(disk, sync=True, whole=whole, keeps_other_entries=keeps_other_entries)
@@ -787,8 +795,8 @@ def test_P62_follower_that_truncates_by_epochs_has_a_prefix_of_its_leader(
         leader = logs[number]
         follower = logs[1 - number]
         leader.begin_epoch(epoch)
-        for at in range(appended):
-            leader.append(b"%d-%d" % (epoch, at))
+        for index in range(appended):
+            leader.append(b"%d-%d" % (epoch, index))
         # Repeat until both logs have the follower's epoch. It then ends at the same
         # offset in both.
         while True:

@@ -308,9 +308,9 @@ def test_tail_is_woken_when_records_become_visible(
         )
         thread.start()
         try:
-            for at in range(10):
-                log.append(b"%d" % at)
-                assert seen.get(timeout=60) == b"%d" % at
+            for number in range(10):
+                log.append(b"%d" % number)
+                assert seen.get(timeout=60) == b"%d" % number
         finally:
             log.close()
             thread.join()
@@ -319,8 +319,8 @@ def test_tail_is_woken_when_records_become_visible(
 def test_close_without_room_for_indexes_is_not_marked_clean() -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, config={"index.interval.bytes": 60}, fs=disk)
-    for at in range(20):
-        log.append(b"%d" % at * 20)
+    for number in range(20):
+        log.append(b"%d" % number * 20)
     written = log.host.writer.written_bytes
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.index", times=None))
     log.close()
@@ -328,7 +328,7 @@ def test_close_without_room_for_indexes_is_not_marked_clean() -> None:
     assert written == len(disk.content(f"t-0/{0:020d}.log"))
     assert not disk.exists(checkpoint.CLEAN_SHUTDOWN)
     with logcore.open("t-0", config={"index.interval.bytes": 60}, fs=disk) as log:
-        assert values(log) == [b"%d" % at * 20 for at in range(20)]
+        assert values(log) == [b"%d" % number * 20 for number in range(20)]
 
 
 def test_tick_syncs_at_the_end_of_an_interval() -> None:
@@ -363,10 +363,10 @@ def test_recovery_point_advances_with_the_synced_bytes(
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
-        for at in range(1, 31):
+        for number in range(1, 31):
             log.append(b"x" * 232)  # 300 bytes
             # 1,200 bytes are the first size above the lag of 1,000.
-            assert log.recovery_point == at // 4 * 4, at
+            assert log.recovery_point == number // 4 * 4, number
         saved = checkpoint.read_offsets(disk, ".", checkpoint.RECOVERY_POINT)
         assert saved == {("t", 0): log.recovery_point} != {("t", 0): 0}
 

@@ -52,12 +52,12 @@ def facts(
 ) -> Any:
     segments = [
         SegmentFacts(
-            base_offset=10 * at,
-            end_offset=10 * at + 10,
+            base_offset=10 * index,
+            end_offset=10 * index + 10,
             size_bytes=size,
             largest_timestamp=time,
         )
-        for at, (size, time) in enumerate(zip(sizes, times, strict=True))
+        for index, (size, time) in enumerate(zip(sizes, times, strict=True))
     ]
     return PartitionFacts(
         segments=segments,

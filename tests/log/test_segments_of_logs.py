@@ -129,8 +129,8 @@ def test_segment_rolls_when_an_index_is_full(
         create=True,
         config={"segment.index.bytes": 48, "index.interval.bytes": 0},
     ) as log:
-        for at in range(28):
-            log.append(b"x", timestamp_ms=T0 + at * step_ms)
+        for number in range(28):
+            log.append(b"x", timestamp_ms=T0 + number * step_ms)
         assert segments(partition) == list(range(0, 28, each))
         assert values(log) == [b"x"] * 28
 
@@ -140,8 +140,8 @@ def test_batch_may_be_as_large_as_a_segment_but_no_larger(partition: Path) -> No
     with logcore.open(
         partition, create=True, config={"segment.bytes": len(batch)}
     ) as log:
-        for at in range(2):
-            assert log.append_batch(batch).offset == at
+        for number in range(2):
+            assert log.append_batch(batch).offset == number
         with pytest.raises(logcore.SegmentTooSmallError):
             log.append_batch(encode([(None, b"x" * 501)]))
         assert (segments(partition), log.log_end_offset) == ([0, 1], 2)
@@ -235,11 +235,11 @@ def test_failed_append_leaves_no_trace(
             sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
             log.append_batch(encode([(b"k", b"v")], base_sequence=0, **sent))
             log.end_transaction(7, 0, commit=False)
-            for at, (call, failing) in enumerate(calls):
-                rows = [(b"k%d" % at, b"x" * 90, (), T0 + at)] * 9
+            for index, (call, failing) in enumerate(calls):
+                rows = [(b"k%d" % index, b"x" * 90, (), T0 + index)] * 9
                 batch = encode(rows[:2], base_sequence=sequence, **sent)
                 do = {
-                    "one": lambda: log.append(b"v", timestamp_ms=T0 + at),  # noqa: B023
+                    "one": lambda: log.append(b"v", timestamp_ms=T0 + index),  # noqa: B023
                     "many": lambda: log.append_many(rows),  # noqa: B023
                     "batch": lambda: log.append_batch(batch),  # noqa: B023
                     "abort": lambda: log.end_transaction(7, 0, commit=False),
@@ -374,16 +374,16 @@ def test_disk_operations_of_each_call() -> None:
             "unlink logcore.durable; replace /logcore.clock; replace /.kafka_cleanshutdown",
         ),
     ]
-    for at, (call, expected) in enumerate(calls):
+    for index, (call, expected) in enumerate(calls):
         before = len(disk.operations)
         call()
-        assert (at, sorted(done(disk.operations[before:]).split("; "))) == (
-            at,
+        assert (index, sorted(done(disk.operations[before:]).split("; "))) == (
+            index,
             sorted(expected.split("; ")),
         )
         # No caller may rely on the order of names in a listing.
         if ".deleted" not in expected:
-            assert done(disk.operations[before:]) == expected, at
+            assert done(disk.operations[before:]) == expected, index
 
 
 def test_reopening_a_cleanly_closed_log_writes_almost_nothing() -> None:
@@ -401,8 +401,8 @@ def test_reopening_a_cleanly_closed_log_writes_almost_nothing() -> None:
                         [(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0
                     )
                 )
-                for at in range(5):
-                    log.append(b"%d" % at)
+                for number in range(5):
+                    log.append(b"%d" % number)
     assert disk.files() == files
     paths = [
         operation.path.removesuffix(".tmp") for operation in disk.operations[before:]
@@ -413,14 +413,17 @@ def test_reopening_a_cleanly_closed_log_writes_almost_nothing() -> None:
 
 def test_snapshots_are_kept_for_each_segment_and_the_log_end() -> None:
     disk = SimulatedDisk()
-    for at in range(6):
+    for number in range(6):
         with logcore.open("t-0", create=True, fs=disk) as log:
             log.append_batch(
                 encode(
-                    [(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=at
+                    [(None, b"x")],
+                    producer_id=7,
+                    producer_epoch=0,
+                    base_sequence=number,
                 )
             )
-            if at == 3:
+            if number == 3:
                 log.roll()
     names = [path for path in disk.files() if path.endswith(".snapshot")]
     assert sorted(names) == [f"/t-0/{offset:020d}.snapshot" for offset in (4, 6)]
@@ -436,13 +439,13 @@ def test_log_file_is_deleted_before_its_indexes() -> None:
     """A .log file without its .txnindex would make Kafka return aborted records."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
-        for at in range(3):
+        for number in range(3):
             log.append_batch(
                 encode(
                     [(None, b"x")],
                     producer_id=7,
                     producer_epoch=0,
-                    base_sequence=at,
+                    base_sequence=number,
                     transactional=True,
                 )
             )
@@ -470,13 +473,13 @@ def test_full_index_remains_full_after_reopening_and_reconfiguring(
     for fill in range(1, 8):
         path = tmp_path / f"t-{fill}"
         with logcore.open(path, create=True, config=config) as log:
-            for at in range(fill):
-                log.append(b"x", timestamp_ms=T0 + at)
+            for number in range(fill):
+                log.append(b"x", timestamp_ms=T0 + number)
         with logcore.open(path, config=config) as log:
             log.append(b"x", timestamp_ms=T0 + fill)
             log.reconfigure({**config, "segment.bytes": 1 << 20})
-            for at in range(fill + 1, 8):
-                log.append(b"x", timestamp_ms=T0 + at)
+            for number in range(fill + 1, 8):
+                log.append(b"x", timestamp_ms=T0 + number)
             assert values(log) == [b"x"] * 8
             log.roll()
         assert {index.stat().st_size <= 24 for index in path.glob("*index")} == {
@@ -532,15 +535,16 @@ def test_index_files_contain_last_offsets_and_batch_positions(
     with logcore.open(
         partition, create=True, config={"index.interval.bytes": 100}
     ) as log:
-        for at in range(10):
-            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        for number in range(10):
+            log.append(b"x" * 32, timestamp_ms=T0 + number)
         if rolls:
             log.roll()
     entries = np.fromfile(partition / f"{0:020d}.index", ">i4").reshape(-1, 2).tolist()
     assert entries == [[2, 200], [4, 400], [6, 600], [8, 800]]
     times = (partition / f"{0:020d}.timeindex").read_bytes()
     assert [
-        int.from_bytes(times[at : at + 8], "big") for at in range(0, len(times), 12)
+        int.from_bytes(times[number : number + 8], "big")
+        for number in range(0, len(times), 12)
     ] == [
         T0 + 2,
         T0 + 4,
@@ -552,8 +556,8 @@ def test_index_files_contain_last_offsets_and_batch_positions(
 
 def test_fetch_returns_the_stored_bytes_below_an_end(partition: Path) -> None:
     with logcore.open(partition, create=True, durability="os") as log:
-        for at in range(5_000):
-            log.append(b"%04d" % at, timestamp_ms=T0 + at)
+        for number in range(5_000):
+            log.append(b"%04d" % number, timestamp_ms=T0 + number)
         data = (partition / f"{0:020d}.log").read_bytes()
         step = len(data) // 5_000
         assert b"".join(log.stored(0, max_bytes=1 << 30)) == data, (
@@ -590,8 +594,8 @@ def test_fetch_error_contains_the_file_and_position_of_damage(
 ) -> None:
     """This holds wherever the search for the batch begins."""
     with logcore.open(partition, create=True, durability="os") as log:
-        for at in range(5_000):
-            log.append(b"%04d" % at)
+        for number in range(5_000):
+            log.append(b"%04d" % number)
         if is_sealed:
             log.roll()
         file = partition / f"{0:020d}.log"
@@ -716,8 +720,8 @@ def test_walk_of_a_growing_segment_equals_a_walk_of_a_mapping(
 
     data = bytearray()
     positions = [0]
-    for at, size in enumerate(sizes):
-        data += encode([(None, b"x" * size)], base_offset=at)
+    for index, size in enumerate(sizes):
+        data += encode([(None, b"x" * size)], base_offset=index)
         positions.append(len(data))
     begin = min(start, len(sizes))
     until = None if stop is None else positions[max(begin, min(stop, len(sizes)))]
@@ -811,7 +815,7 @@ def test_growing_segment_finds_existing_batches(
             for offset in range(base - 1, end + 2):
                 starts = [0, *(after for _, after in there)]
                 found = next(
-                    (at for at, (last, _) in enumerate(there) if last >= offset),
+                    (nth for nth, (last, _) in enumerate(there) if last >= offset),
                     len(there),
                 )
                 assert segment.find(offset) == starts[found] or (
@@ -847,8 +851,8 @@ class CountingDisk(SimulatedDisk):
 def test_fetches_map_a_growing_segment_once_until_it_grows() -> None:
     disk = CountingDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
-        for at in range(10):
-            log.append(b"%d" % at * 50_000)
+        for number in range(10):
+            log.append(b"%d" % number * 50_000)
         data = disk.content(f"t-0/{0:020d}.log")
         for start in (0, 1, 2):
             assert (
@@ -866,7 +870,7 @@ def test_fetches_map_a_growing_segment_once_until_it_grows() -> None:
 def test_single_reads_remap_a_segment_that_grew_by_an_eighth() -> None:
     disk = CountingDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
-        log.append_many([(None, b"%d" % at * 1_000) for at in range(10)] * 100)
+        log.append_many([(None, b"%d" % number * 1_000) for number in range(10)] * 100)
         size = log.statistics().size_bytes
         for offset in range(0, 1_000, 100):
             assert log.get(offset).value == b"0" * 1_000
@@ -952,8 +956,8 @@ def test_zeros_of_unreadable_pages_are_not_reported_as_damage(
     with logcore.open(
         "t-0", create=True, config={"index.interval.bytes": 0}, fs=disk
     ) as log:
-        for at in range(3):
-            log.append(b"%d" % at * 50, timestamp_ms=T0 + at)
+        for number in range(3):
+            log.append(b"%d" % number * 50, timestamp_ms=T0 + number)
     files = disk.files()
     path = f"/t-0/{0:020d}.log"
     files[path] = files[path][:-40] + bytes(40)
@@ -1005,7 +1009,9 @@ def test_broken_index_is_rebuilt_or_bypassed(partition: Path, damage: str) -> No
     with logcore.open(
         partition, create=True, config={**SMALL, "segment.bytes": 3000}
     ) as log:
-        log.append_many([(None, b"%d" % at, (), T0 + at) for at in range(300)])
+        log.append_many(
+            [(None, b"%d" % number, (), T0 + number) for number in range(300)]
+        )
         want = list(log.read(0))
     rng = np.random.default_rng(5)
     for path in partition.glob("*.index"):

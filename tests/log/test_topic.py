@@ -41,13 +41,13 @@ def fill(directory: logcore.LogDir, seed: int) -> None:
     transaction. Set a log start above 0.
     """
     rng = random.Random(seed)
-    for at in range(rng.randrange(20, 200)):
+    for number in range(rng.randrange(20, 200)):
         key = rng.choice([None, b"k%d" % rng.randrange(9)])
         directory.append(
             "orders",
-            b"v%d" % at,
+            b"v%d" % number,
             key=key,
-            timestamp_ms=T0 + 100 * at + rng.randrange(-300, 300),
+            timestamp_ms=T0 + 100 * number + rng.randrange(-300, 300),
         )
     log = directory.partition("orders", rng.randrange(3))
     batch = logcore.recordbatch.encode(
@@ -113,12 +113,12 @@ def test_topic_contains_the_records_of_its_partitions(
 def test_records_merged_by_time_are_in_order_if_each_partition_is(
     directory: logcore.LogDir,
 ) -> None:
-    for at in range(30):
+    for number in range(30):
         directory.append(
-            "orders", b"%d" % at, partition=at * 7 % 3, timestamp_ms=T0 + at
+            "orders", b"%d" % number, partition=number * 7 % 3, timestamp_ms=T0 + number
         )
     assert [row.value for row in directory.read("orders", order="time")] == [
-        b"%d" % at for at in range(30)
+        b"%d" % number for number in range(30)
     ]
 
 
@@ -157,8 +157,8 @@ def test_read_between_timestamps_and_between_offsets(
 
 
 def test_key_chooses_the_same_partition_as_kafka(directory: logcore.LogDir) -> None:
-    for at in range(50):
-        key = b"key-%d" % at
+    for number in range(50):
+        key = b"key-%d" % number
         receipt = directory.append("orders", b"v", key=memoryview(key))
         assert (receipt.topic, receipt.partition) == (
             "orders",
@@ -207,7 +207,8 @@ def test_tail_returns_each_record_of_all_partitions_once(
     tail = directory.tail("orders", {0: 0}, timeout=30)
     thread = threading.Thread(
         target=lambda: [
-            directory.append("orders", b"%d" % at, partition=at % 3) for at in range(60)
+            directory.append("orders", b"%d" % index, partition=index % 3)
+            for index in range(60)
         ]
     )
     thread.start()
@@ -361,13 +362,13 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
     writer.stdout.readline()
     with logcore.open_dir(tmp_path, read_only=True) as directory:
         tail = directory.tail("orders", dict.fromkeys(range(3), 0), timeout=60)
-        for at in range(30):
-            print(at, file=writer.stdin, flush=True)
+        for number in range(30):
+            print(number, file=writer.stdin, flush=True)
             row = next(tail)
             assert (row.partition, row.offset, row.value) == (
-                at % 3,
-                at // 3,
-                b"%d" % at,
+                number % 3,
+                number // 3,
+                b"%d" % number,
             )
         writer.communicate()
         # A read-only directory reads the present records, including those appended
@@ -496,12 +497,12 @@ def test_one_of_several_appends_with_the_same_expected_offset_succeeds(
 def test_scans_are_convertible_to_frames(directory: logcore.LogDir) -> None:
     pandas = pytest.importorskip("pandas")
     polars = pytest.importorskip("polars")
-    for at in range(5):
+    for number in range(5):
         directory.append(
             "orders",
-            b"v%d" % at,
-            partition=at % 2,
-            timestamp_ms=moment(T0 + at),
+            b"v%d" % number,
+            partition=number % 2,
+            timestamp_ms=moment(T0 + number),
             headers=[("h", None)],
         )
     scan = directory.scan(
@@ -511,7 +512,7 @@ def test_scans_are_convertible_to_frames(directory: logcore.LogDir) -> None:
     assert list(frame.columns) == ["partition", "offset", "timestamp", "value"]
     assert frame["value"].tolist() == [b"v0", b"v2", b"v4", b"v1", b"v3"]
     assert [time.to_pydatetime() for time in frame["timestamp"]] == [
-        moment(T0 + at) for at in (0, 2, 4, 1, 3)
+        moment(T0 + number) for number in (0, 2, 4, 1, 3)
     ]
     assert scan.to_polars().rows() == [
         tuple(row) for row in polars.DataFrame(scan).rows()

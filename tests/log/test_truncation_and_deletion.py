@@ -30,16 +30,23 @@ def test_truncation_anywhere_keeps_exactly_the_records_below(
         ) as log:
             log.append_many(
                 [
-                    (b"k%d" % at, b"%d" % at, (("h", b"%d" % at),), T0 + at)
-                    for at in range(40)
+                    (
+                        b"k%d" % number,
+                        b"%d" % number,
+                        (("h", b"%d" % number),),
+                        T0 + number,
+                    )
+                    for number in range(40)
                 ]
             )
             log.truncate(offset)
             assert (log.log_end_offset, log.high_watermark) == (offset, offset)
-            assert values(log) == [b"%d" % at for at in range(offset)]
+            assert values(log) == [b"%d" % number for number in range(offset)]
             assert log.append(b"new").offset == offset
         with logcore.open(partition) as log:
-            assert values(log) == [b"%d" % at for at in range(offset)] + [b"new"]
+            assert values(log) == [b"%d" % number for number in range(offset)] + [
+                b"new"
+            ]
             assert log.recovery_report is not None
             assert log.recovery_report.cut_position is None
         assert not list(partition.glob("*.tmp"))
@@ -95,8 +102,8 @@ def test_reader_of_deleted_records_gets_an_error(
 ) -> None:
     config = {"file.delete.delay.ms": 0}
     with logcore.open(partition, create=True, config=config) as log:
-        for at in range(3):
-            log.append(b"%d" % at)
+        for number in range(3):
+            log.append(b"%d" % number)
             log.roll()
         with logcore.open(partition, read_only=True) as reader:
             log.delete_records(2)
@@ -115,8 +122,8 @@ def test_mapped_segment_is_sent_after_its_file_was_deleted(
     with logcore.open(
         partition, create=True, config={"file.delete.delay.ms": 0}
     ) as log:
-        for at in range(3):
-            log.append(b"%d" % at)
+        for number in range(3):
+            log.append(b"%d" % number)
             log.roll()
         with logcore.open(partition, read_only=True) as reader:
             assert reader.get(0).value == b"0"
@@ -149,8 +156,8 @@ def test_checksum_file_of_a_replaced_segment_is_ignored(partition: Path) -> None
 
 def test_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
-        for at in range(4):
-            log.append(b"%d" % at)
+        for number in range(4):
+            log.append(b"%d" % number)
             log.roll()
         with logcore.open(partition, read_only=True) as reader:
             assert values(reader) == [b"0", b"1", b"2", b"3"]
@@ -191,8 +198,8 @@ def test_reader_of_a_file_that_became_shorter_does_not_hang(
         lambda reader: reader.stored(4, max_bytes=100),
     ]
     with logcore.open(partition, create=True, durability="os") as log:
-        for at in range(5):
-            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        for number in range(5):
+            log.append(b"x" * 32, timestamp_ms=T0 + number)
         data = (partition / f"{0:020d}.log").read_bytes()
         for call in calls:
             with logcore.open(partition, read_only=True) as reader:
@@ -219,8 +226,8 @@ def test_reader_of_a_growing_segment_reloads_the_index(
             log.append(b"little")
             assert reader.refresh() and segment.offset_index is known
             log.truncate(1)
-            for at in range(1, 200):
-                log.append(b"%03d" % at * 5_000)
+            for number in range(1, 200):
+                log.append(b"%03d" % number * 5_000)
             log.host.writer.active.try_write_indexes()
             assert reader.refresh()
             (segment,) = segments_between(reader, 0, 200)
@@ -237,8 +244,8 @@ def test_views_of_a_growing_segment_are_copies(partition: Path) -> None:
     with logcore.open(
         partition, create=True, config={"index.interval.bytes": 0}
     ) as log:
-        for at in range(10):
-            log.append(b"x" * 1_000, timestamp_ms=T0 + at)
+        for number in range(10):
+            log.append(b"x" * 1_000, timestamp_ms=T0 + number)
         log.host.writer.active.try_write_indexes()
         with logcore.open(partition, read_only=True) as reader:
             (segment,) = segments_between(reader, 0, 10)
@@ -261,8 +268,8 @@ def test_damage_that_may_hide_a_timestamp_is_an_error(
     partition: Path, sealed: bool
 ) -> None:
     with logcore.open(partition, create=True) as log:
-        for at in range(3):
-            log.append(b"x" * 32, timestamp_ms=T0 + at)
+        for number in range(3):
+            log.append(b"x" * 32, timestamp_ms=T0 + number)
         if sealed:
             log.roll()
             log.append(b"last", timestamp_ms=T0)
@@ -284,16 +291,16 @@ def test_truncation_resets_the_batches_checked_by_a_search_by_time(
     position that it reached.
     """
     with logcore.open(partition, create=True) as log:
-        for at in range(5):
-            log.append(b"%d" % at, timestamp_ms=T0 + at)
+        for number in range(5):
+            log.append(b"%d" % number, timestamp_ms=T0 + number)
         assert log.newest() == (4, T0 + 4)
         log.truncate(2)
-        for at in range(3):
-            log.append(b"n", timestamp_ms=T0 - at)
+        for number in range(3):
+            log.append(b"n", timestamp_ms=T0 - number)
         assert log.newest() == (1, T0 + 1)
         log.truncate(2)
-        for at in range(3):
-            log.append(b"%d" % at, timestamp_ms=T0 + 9)
+        for number in range(3):
+            log.append(b"%d" % number, timestamp_ms=T0 + 9)
         file = partition / f"{0:020d}.log"
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
@@ -335,8 +342,8 @@ def test_delete_records_moves_the_log_start_and_deletes_whole_segments(
     partition: Path,
 ) -> None:
     with logcore.open(partition, create=True, config={"segment.bytes": 250}) as log:
-        for at in range(8):
-            log.append(b"%d" % at * 32)
+        for number in range(8):
+            log.append(b"%d" % number * 32)
         iterator = log.read(0)
         first = next(iterator)
         assert log.delete_records(5) == 5

@@ -580,8 +580,8 @@ def test_follower_that_becomes_leader_has_the_producer_state(
     ):
         rows = [(None, b"x", (), T0)]
         raws = [
-            encode(rows, producer_id=7, producer_epoch=0, base_sequence=at)
-            for at in range(3)
+            encode(rows, producer_id=7, producer_epoch=0, base_sequence=number)
+            for number in range(3)
         ]
         for raw in raws:
             leader.append_batch(raw)

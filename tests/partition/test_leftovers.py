@@ -239,12 +239,12 @@ def test_wrong_index_is_deleted_before_the_recovery_point_moves() -> None:
 
 def test_failed_open_leaves_no_file_open() -> None:
     disk = written_disk()
-    for at in range(1, 200):
-        disk.faults = FaultPlan(Fault("*", errno.EIO, at=at))
+    for number in range(1, 200):
+        disk.faults = FaultPlan(Fault("*", errno.EIO, at=number))
         with contextlib.suppress(logcore.LogcoreError):
             logcore.open("t-0", fs=disk).close()
         gc.collect()  # the traceback held a segment
-        assert not disk.open_handles, at
+        assert not disk.open_handles, number
         if not disk.faults.hits:
             break
     else:

@@ -26,9 +26,9 @@ from support.vectors import VECTORS
 def write_killed_log(path: Path, sizes: list[int]) -> bytes:
     """Return the .log file of a killed writer, with one batch for each size of a value."""
     with logcore.open(path, create=True, durability="os") as log:
-        for at, size in enumerate(sizes):
+        for index, size in enumerate(sizes):
             log.append(
-                bytes([65 + at % 26]) * size, timestamp_ms=1_700_000_000_000 + at
+                bytes([65 + index % 26]) * size, timestamp_ms=1_700_000_000_000 + index
             )
     return (path / LOG).read_bytes()
 
@@ -130,8 +130,8 @@ def test_truncated_batch_does_not_reappear_after_later_appends() -> None:
     batch after the new one.
     """
     lost, behind = (
-        encode([(None, value)], base_offset=at, leader_epoch=0)
-        for at, value in enumerate([b"lost", b"old"])
+        encode([(None, value)], base_offset=index, leader_epoch=0)
+        for index, value in enumerate([b"lost", b"old"])
     )
     disk = SimulatedDisk({f"t-0/{LOG}": lost[:-1] + b"?" + behind})
     log = logcore.open("t-0", durability="os", fs=disk)
@@ -176,8 +176,8 @@ def test_gap_in_a_log_of_this_library_is_an_error(tmp_path: Path) -> None:
 def test_missing_bytes_below_the_recovery_point_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
-        for at in range(10):
-            log.append(b"%d" % at * 20)
+        for number in range(10):
+            log.append(b"%d" % number * 20)
     data = bytearray((path / LOG).read_bytes())
     for cut in (len(data) - 1, len(data) // 2, 0):
         (path / LOG).write_bytes(data[:cut])
@@ -195,8 +195,8 @@ def test_missing_bytes_below_the_recovery_point_are_an_error(tmp_path: Path) -> 
 def test_damage_below_the_recovery_point_is_found_by_reading(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
-        for at in range(10):
-            log.append(b"%d" % at * 20)
+        for number in range(10):
+            log.append(b"%d" % number * 20)
     data = bytearray((path / LOG).read_bytes())
     data[300] ^= 1
     (path / LOG).write_bytes(data)
@@ -263,14 +263,14 @@ def test_unsynced_bytes_are_counted_from_the_damage(tmp_path: Path) -> None:
 def test_damage_before_the_last_segment_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
-        for at in range(6):
-            log.append(b"%d" % at * 32)
+        for number in range(6):
+            log.append(b"%d" % number * 32)
     (path.parent / RECOVERY_POINT).unlink()
     data = bytearray((path / LOG).read_bytes())
     second = len(data) // 2
     assert data[second + 7] == 1, "the base offset of the second batch"
     back, beyond = (
-        data[: second + 7] + bytes([at]) + data[second + 8 :] for at in (0, 2)
+        data[: second + 7] + bytes([number]) + data[second + 8 :] for number in (0, 2)
     )
     for bad in (data[:-1], data[:50] + b"\0" + data[51:], data + b"tail", back, beyond):
         (path / LOG).write_bytes(bad)
@@ -294,7 +294,7 @@ def test_lost_or_damaged_metadata_changes_no_records(
 ) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
-        log.append_many([(None, b"%d" % at) for at in range(5)])
+        log.append_many([(None, b"%d" % number) for number in range(5)])
     if content is None:
         (path / name).unlink(missing_ok=True)
     else:
@@ -322,7 +322,7 @@ def test_damaged_recovery_checkpoint_causes_a_full_check(
 ) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True) as log:
-        log.append_many([(None, b"%d" % at) for at in range(5)])
+        log.append_many([(None, b"%d" % number) for number in range(5)])
     (tmp_path / RECOVERY_POINT).write_bytes(content)
     with logcore.open(path) as log:
         assert log.log_end_offset == 5
@@ -352,8 +352,8 @@ def test_kafka_partition_after_a_crash_recovers_to_its_clean_copy(
         assert log.log_end_offset == clean.log_end_offset == 29
         assert list(log.read(0)) == list(clean.read(0))
     for name in (
-        f"{at:020d}{suffix}"
-        for at in (0, 16)
+        f"{number:020d}{suffix}"
+        for number in (0, 16)
         for suffix in (".log", ".index", ".timeindex")
     ):
         ours = tmp_path / "orders-0" / name
@@ -432,8 +432,8 @@ def test_lost_epoch_file_is_rebuilt_from_the_batches(tmp_path: Path) -> None:
     no CRC covers.
     """
     data = b"".join(
-        encode([(None, b"x")], base_offset=at, leader_epoch=epoch)
-        for at, epoch in enumerate([0, 2, 1, 2, 5])
+        encode([(None, b"x")], base_offset=index, leader_epoch=epoch)
+        for index, epoch in enumerate([0, 2, 1, 2, 5])
     )
     with logcore.open(write_crashed_partition(tmp_path / "c-0", data)) as log:
         assert log.leader_epoch == 5
@@ -488,8 +488,8 @@ def test_segments_below_the_log_start_are_ignored() -> None:
         log.roll()
         log.end_transaction(7, 0, commit=True)
         log.roll()
-        for at in range(3):
-            log.append(b"%d" % at, timestamp_ms=1_000 + at)
+        for number in range(3):
+            log.append(b"%d" % number, timestamp_ms=1_000 + number)
             log.roll()
         before = disk.files()
         log.delete_records(3)
@@ -537,8 +537,8 @@ def test_hole_in_an_index_is_rebuilt(suffix: str, start: int, stop: int) -> None
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 100}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
-        for at in range(12):
-            log.append(b"%d" % at * 30, timestamp_ms=1_000 + at)
+        for number in range(12):
+            log.append(b"%d" % number * 30, timestamp_ms=1_000 + number)
         with log.host.writer.state.lock:
             log.host.writer.save_recovery_point_locked()
         log.host.writer.active.write_indexes()
@@ -553,10 +553,10 @@ def test_hole_in_an_index_is_rebuilt(suffix: str, start: int, stop: int) -> None
         }
     )
     with logcore.open("t-0", config=config, fs=torn) as log:
-        assert [log.offset_for_timestamp(1_000 + at) for at in range(12)] == list(
-            range(12)
-        )
-        assert [log.get(at).offset for at in range(12)] == list(range(12))
+        assert [
+            log.offset_for_timestamp(1_000 + number) for number in range(12)
+        ] == list(range(12))
+        assert [log.get(number).offset for number in range(12)] == list(range(12))
     assert torn.content(path)[: len(written)] == written, "rebuilt"
 
 
@@ -570,16 +570,16 @@ def test_batch_larger_than_one_read_is_recovered(
     with logcore.open(
         "t-0", create=True, config={"index.interval.bytes": 1_000}, fs=disk
     ) as log:
-        for at in range(3):
+        for number in range(3):
             # The last record gets an index entry, and the next entry follows much
             # later.
-            log.append(b"%d" % at * 500)
+            log.append(b"%d" % number * 500)
         log.append(b"3" * 9_000)
         # The writer does this every few seconds, and writes the indexes too.
         with log.host.writer.state.lock:
             log.host.writer.save_recovery_point_locked()
-        for at in range(4, 7):
-            log.append(b"%d" % at * 9_000)
+        for number in range(4, 7):
+            log.append(b"%d" % number * 9_000)
         log.flush()
         disk.kill()
     with logcore.open("t-0", config={"index.interval.bytes": 1_000}, fs=disk) as log:
@@ -626,7 +626,8 @@ def test_durable_batch_removed_by_another_program_is_an_error() -> None:
     torn tail.
     """
     data = b"".join(
-        encode([(None, b"kept")], base_offset=at, leader_epoch=0) for at in range(3)
+        encode([(None, b"kept")], base_offset=number, leader_epoch=0)
+        for number in range(3)
     )
 
     class Shortened(SimulatedDisk):
@@ -670,8 +671,8 @@ def test_missing_segment_in_the_middle_is_an_error(
 ) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
-        for at in range(8):
-            log.append(b"%d" % at * 32)
+        for number in range(8):
+            log.append(b"%d" % number * 32)
     middle = path / f"{2:020d}.log"
     # Deleted, and truncated at a batch boundary.
     for data in (
@@ -720,8 +721,8 @@ def test_truncation_does_not_discard_batches_after_damage(
     with logcore.open(
         path, create=True, config={"index.interval.bytes": 1 << 20}
     ) as log:
-        for at in range(100):  # more than the segment remembers the positions of
-            log.append(b"%d" % at * 10)
+        for number in range(100):  # more than the segment remembers the positions of
+            log.append(b"%d" % number * 10)
         position = next(log.batches(3)).position
         with (path / LOG).open("r+b") as file:
             file.seek(position + 8)
@@ -760,7 +761,8 @@ def test_raised_offset_below_the_recovery_point_is_an_error(
     path = tmp_path / "kafka-0"
     path.mkdir()
     batches = [
-        encode([(None, b"%d" % at)], base_offset=at, leader_epoch=0) for at in range(10)
+        encode([(None, b"%d" % number)], base_offset=number, leader_epoch=0)
+        for number in range(10)
     ]
     (path / LOG).write_bytes(b"".join(batches))
     with logcore.open(path):
@@ -935,8 +937,8 @@ def many(count: int) -> tuple[bytearray, int]:
     """Return more batches than one check covers, and the size of each."""
     batch = bytearray(encode([(None, b"x")], leader_epoch=0))
     data = bytearray()
-    for at in range(count):
-        batch[:8] = at.to_bytes(8, "big")
+    for number in range(count):
+        batch[:8] = number.to_bytes(8, "big")
         data += batch
     return data, len(batch)
 
@@ -984,8 +986,8 @@ def test_missing_first_segments_are_an_error_or_quarantined(
 ) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
-        for at in range(6):
-            log.append(b"%d" % at * 32)
+        for number in range(6):
+            log.append(b"%d" % number * 32)
     (path / LOG).unlink()
     with pytest.raises(
         logcore.CorruptLogError, match="the first segments of the log are missing"
@@ -1008,8 +1010,8 @@ def test_missing_first_segments_are_an_error_or_quarantined(
 def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
-        for at in range(6):
-            log.append(b"%d" % at * 32)
+        for number in range(6):
+            log.append(b"%d" % number * 32)
     (path.parent / RECOVERY_POINT).unlink()
     data = bytearray((path / LOG).read_bytes())
     data[80] ^= 1

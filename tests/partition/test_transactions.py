@@ -102,10 +102,15 @@ def test_read_committed_with_many_aborted_transactions_of_one_producer(
     partition: Path,
 ) -> None:
     batches = []
-    for at in range(0, 3000, 2):
-        batches += [data(at, b"%d" % at, 5), marker(at + 1, 5, commit=at % 3 == 0)]
+    for number in range(0, 3000, 2):
+        batches += [
+            data(number, b"%d" % number, 5),
+            marker(number + 1, 5, commit=number % 3 == 0),
+        ]
     with logcore.open(partition_of(partition, batches), read_only=True) as log:
-        assert committed(log) == [b"%d" % at for at in range(0, 3000, 2) if at % 3 == 0]
+        assert committed(log) == [
+            b"%d" % number for number in range(0, 3000, 2) if number % 3 == 0
+        ]
 
 
 def test_zeros_after_the_end_do_not_hide_committed_records() -> None:

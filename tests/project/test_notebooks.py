@@ -41,12 +41,12 @@ def logdir(tmp_path: Path) -> Any:
 def test_directory_and_topic_show_offsets_times_and_sizes(
     logdir: logcore.LogDir,
 ) -> None:
-    for at in range(5):
+    for number in range(5):
         logdir.append(
             "orders",
-            b"v%d" % at,
+            b"v%d" % number,
             partition=1,
-            timestamp_ms=1_700_000_000_000 + 60_000 * at,
+            timestamp_ms=1_700_000_000_000 + 60_000 * number,
         )
     logdir.partition("orders", 1).delete_records(2)
     logdir.create_topic("empty")
@@ -75,8 +75,8 @@ def test_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:
     )
     log.append(None)
     log.append(b"x" * 5000)
-    for at in range(20):
-        logdir.append("orders", b"%d" % at, partition=1)
+    for number in range(20):
+        logdir.append("orders", b"%d" % number, partition=1)
     headings, *rows = cells_of(logdir.scan("orders")._repr_html_())
     assert headings == [
         "topic",

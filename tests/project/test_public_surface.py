@@ -231,8 +231,8 @@ def test_type_checkers_find_wrong_types(checker: str, tmp_path: Path) -> None:
     path.write_text("\n".join([*head, *(mistake for mistake, _, _ in MISTAKES), ""]))
     found = {"mypy": _found_by_mypy, "pyright": _found_by_pyright}[checker](path)
     expected = {
-        len(head) + at
-        for at, (_, finder, _) in enumerate(MISTAKES, 1)
+        len(head) + index
+        for index, (_, finder, _) in enumerate(MISTAKES, 1)
         if finder == "types"
     }
     lines = path.read_text().splitlines()

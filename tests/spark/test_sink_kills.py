@@ -181,10 +181,10 @@ def test_driver_killed_at_any_change_stores_complete_batches(
     count = count_changes(ram, config)
     assert count > 200
     rng = random.Random(SEED)
-    for at in range(rng.randrange(step), count, step):
-        path = create_directory(ram / f"at{at}" / "data", config)
-        driver = Driver(path, 0, Strike(at, part=rng.choice([0.0, 0.5])))
-        assert driver.wait() == -signal.SIGKILL, at
+    for number in range(rng.randrange(step), count, step):
+        path = create_directory(ram / f"at{number}" / "data", config)
+        driver = Driver(path, 0, Strike(number, part=rng.choice([0.0, 0.5])))
+        assert driver.wait() == -signal.SIGKILL, number
         check_partitions(path, driver.done)
         finish(path, driver.done)
 
@@ -232,16 +232,16 @@ def test_replaced_driver_that_continues_late_stores_no_row_twice(
     """
     count = count_changes(ram, "moved")
     outcomes = set()
-    for at in range(5 % step, count, step):
-        path = create_directory(ram / f"at{at}" / "data", "moved")
-        late = Driver(path, 0, Strike(at, trouble=stop))
-        assert late.wait_until_stopped(), at
+    for number in range(5 % step, count, step):
+        path = create_directory(ram / f"at{number}" / "data", "moved")
+        late = Driver(path, 0, Strike(number, trouble=stop))
+        assert late.wait_until_stopped(), number
         successor = Driver(path, 0, tasks=1, wait=0.1)
         status = successor.wait()
-        assert status in (0, FAILED), at
+        assert status in (0, FAILED), number
         outcomes.add(status)
         os.kill(late.pid, signal.SIGCONT)
-        assert late.wait() in (0, FAILED), at
+        assert late.wait() in (0, FAILED), number
         check_partitions(path, max(late.done, successor.done))
         finish(path, min(late.done, successor.done))
     assert outcomes == {0, FAILED}, (
@@ -283,12 +283,12 @@ def test_full_disk_fails_the_batch_and_a_later_driver_writes_it(
     """The batch fails and is aborted. The next driver has enough space and writes it."""
     count = count_changes(ram, config)
     failed = 0
-    for at in range(0, count, step):
-        path = create_directory(ram / f"at{at}" / "data", config)
+    for number in range(0, count, step):
+        path = create_directory(ram / f"at{number}" / "data", config)
         with monkeypatch.context() as patch:
             patch.chdir(path.parent)
             fs = FullFS()
-            fs.full_from = at
+            fs.full_from = number
             stream = Stream(path, patch)
             stream.use(fs)
             done = 0

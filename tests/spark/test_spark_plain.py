@@ -97,7 +97,7 @@ def data(tmp_path: Path) -> Path:
         directory.create_topic("other", 1)
         for partition, count in ((0, 30), (1, 20)):
             log = directory.partition("orders", partition)
-            for at in range(0, count, 5):
+            for index in range(0, count, 5):
                 log.append_many(
                     [
                         (
@@ -106,10 +106,10 @@ def data(tmp_path: Path) -> Path:
                             HEADERS if number % 5 == 3 else [],
                             T0 + number,
                         )
-                        for number in range(at, at + 5)
+                        for number in range(index, index + 5)
                     ]
                 )
-                if at == 10:
+                if index == 10:
                     log.roll()
         directory.partition("other", 0).append(b"x", timestamp_ms=-1)
     return path
