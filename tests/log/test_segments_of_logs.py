@@ -754,6 +754,7 @@ def test_walk_of_a_growing_segment_equals_a_walk_of_a_mapping(
     ),
     seek_bytes=st.sampled_from([61, 100, 300]),
 )
+@example(counts=[1, 2, 1], base=0, index=None, lengths=[(3, 0)], seek_bytes=300)
 @example(
     counts=[1] * 9,
     base=1_000,
@@ -826,9 +827,11 @@ def test_growing_segment_finds_existing_batches(
                     isinstance(record, int)
                     or record.offset == max(offset, base) <= there[-1][0]
                 )
+                # The read must also contain the next header or the end of the file.
                 if (
                     found < len(there)
-                    and starts[found + 1] <= seek_bytes
+                    and min(starts[found + 1] + layout.HEADER_SIZE, size + torn)
+                    <= seek_bytes
                     and not entries
                 ):
                     assert not isinstance(record, int), "what is read at once has it"
