@@ -112,7 +112,7 @@ MISTAKES: Final = (
     Mistake(
         "directory_listed_once", "logcore/partition/file_view.py",
         "again = list_names(self._fs, self._path)", "again = names",
-        "log/test_concurrent_reads.py::test_listing_during_a_rename_is_repeated",
+        "log/test_concurrent_reads.py::test_directory_listing_during_a_rename_is_repeated",
     ),
     Mistake(
         "tail_ignores_truncations", "logcore/reader.py",
@@ -132,7 +132,7 @@ MISTAKES: Final = (
         "        # the next segment.\n"
         "        self.fs.fsync(self.handle)",
         "        # the next segment.",
-        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
+        "log/test_segments_of_logs.py::test_each_call_does_only_the_expected_disk_operations",
     ),
     Mistake(
         "reopen_closes_the_new_handle", "logcore/segment.py",
@@ -222,7 +222,7 @@ MISTAKES: Final = (
         "new_segment_without_its_name_on_disk", "logcore/partition/writer.py",
         "        self.fs.sync_dir(self.path)\n        return new\n",
         "        return new\n",
-        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
+        "log/test_segments_of_logs.py::test_each_call_does_only_the_expected_disk_operations",
     ),
     Mistake(
         "recovery_point_is_above_a_truncation", "logcore/partition/truncation.py",
@@ -233,13 +233,13 @@ MISTAKES: Final = (
         "name_before_content", "logcore/metadata/checkpoint.py",
         "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n    except DiskFullError:",
         "            fs.pwrite(handle, content, 0)\n    except DiskFullError:",
-        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
+        "log/test_segments_of_logs.py::test_each_call_does_only_the_expected_disk_operations",
     ),
     Mistake(
         "checkpoint_without_its_name_on_disk", "logcore/metadata/checkpoint.py",
         "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    # The reserve was used",
         "    fs.rename(temporary, path)\n    # The reserve was used",
-        "log/test_segments_of_logs.py::test_disk_operations_of_each_call",
+        "log/test_segments_of_logs.py::test_each_call_does_only_the_expected_disk_operations",
     ),
     Mistake(
         "other_partitions_lose_their_entries", "logcore/metadata/checkpoint.py",
@@ -460,7 +460,7 @@ MISTAKES: Final = (
     Mistake(
         "index_of_keys_lacks_unsynced_records", "logcore/log.py",
         "check(expected, self._state.end)", "check(expected, self.high_watermark)",
-        "log/test_key_index.py -k not_synced",
+        "log/test_key_index.py -k unsynced",
     ),
     Mistake(
         "deleted_record_of_a_key_is_expected", "logcore/key_index.py",

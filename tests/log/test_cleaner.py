@@ -1,5 +1,5 @@
-"""Compaction, compared with a model, with Kafka's own output and through crashes: which
-records are kept, which are removed, and when.
+"""Compaction, compared with a model and with Kafka's own output: which records are
+kept, which are removed, and when.
 
 The properties have the names of the reliability reference (P36 to P46). The model is a
 list of all records ever appended. After each round the log must be the subsequence of
@@ -43,8 +43,8 @@ SWAPPED = f"t-0/{0:020d}.log.swap"
 def test_compaction_writes_the_same_bytes_as_kafka(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The vector of section 9.6 has producers, transactions, tombstones, and batches
-    that become empty or are rebuilt.
+    """The partition of section 9.6 has producers, transactions and tombstones. Some of
+    its batches become empty or are rebuilt.
     """
     monkeypatch.setattr(OS, "now_ms", lambda: T0 + 1000)
     shutil.copytree(
@@ -70,8 +70,7 @@ def test_compaction_writes_the_same_bytes_as_kafka(
     assert offsets == {("compacted", 0): 14}
 
 
-# -- compared with a model
-# --------------------------------------------------------------
+# -- compared with a model -------------------------------------------------------------
 
 
 @attrs.define
@@ -130,11 +129,13 @@ class Model:
             first = self.log.append_batch(
                 encode(rows, codec=codec, now_ms=self.disk.now_ms(), **more)
             ).offset
-        new = [Written(first + index, row[0], row[1]) for index, row in enumerate(rows)]
-        self.written += new
+        written = [
+            Written(first + index, row[0], row[1]) for index, row in enumerate(rows)
+        ]
+        self.written += written
         if transactional:
             assert producer_id is not None
-            self.open.setdefault(producer_id, []).extend(new)
+            self.open.setdefault(producer_id, []).extend(written)
 
     def end(self, producer_id: int, *, commit: bool) -> None:
         self.log.end_transaction(producer_id, 0, commit=commit)
@@ -166,13 +167,13 @@ class Model:
         else:
             self.reopen()
 
-    def found(self, isolation: Any = "read_uncommitted") -> dict[int, Record]:
+    def visible_records(self, isolation: Any = "read_uncommitted") -> dict[int, Record]:
         records = list(self.log.read(self.log.log_start_offset, isolation=isolation))
         offsets = [record.offset for record in records]
         assert offsets == sorted(set(offsets))
         return {record.offset: record for record in records}
 
-    def final(self) -> dict[bytes, bytes | None]:
+    def final_state(self) -> dict[bytes, bytes | None]:
         """Return the final state that a read_committed consumer sees, without
         tombstones.
         """
@@ -185,37 +186,37 @@ class Model:
         return {key: value for key, value in state.items() if value is not None}
 
     def check(self) -> None:
-        found = self.found()
+        visible_records = self.visible_records()
         by_offset = {written.offset: written for written in self.written}
-        for (
-            offset,
-            record,
-        ) in found.items():  # P38: a subsequence with unchanged records
+        # P38: a subsequence with unchanged records
+        for offset, record in visible_records.items():
             assert (record.key, record.value) == (
                 by_offset[offset].key,
                 by_offset[offset].value,
             )
         for written in self.written:  # P37: the head is unchanged
-            assert written.offset < self.cleaned_end or written.offset in found, written
+            assert (
+                written.offset < self.cleaned_end or written.offset in visible_records
+            ), written
         newest: dict[bytes, Written] = {}
         for written in self.written:
             if not written.is_aborted and written.offset < self.cleaned_end:
                 newest[written.key] = written
         for written in newest.values():  # P36: the last value of each key survives
-            assert written.offset in found or written.value is None, written
+            assert written.offset in visible_records or written.value is None, written
         # No superseded record and no aborted record (P42).
-        for offset in found:
+        for offset in visible_records:
             written = by_offset[offset]
             assert offset >= self.cleaned_end or (
                 newest.get(written.key) is written and not written.is_aborted
             ), written
         committed = {}
-        for record in self.found("read_committed").values():
+        for record in self.visible_records("read_committed").values():
             assert not by_offset[record.offset].is_aborted
             committed[record.key] = record.value
-        assert {
-            k: v for k, v in committed.items() if v is not None
-        } == self.final()  # P40
+        # P40: the final state of a consumer that reads committed records
+        final = {key: value for key, value in committed.items() if value is not None}
+        assert final == self.final_state()
 
     def clean(self) -> None:
         before = (
@@ -242,7 +243,7 @@ class Model:
         *(pytest.param(number, marks=pytest.mark.slow) for number in range(25, 300)),
     ],
 )
-def test_P36_P37_P38_P40_P42_P43_random_histories(seed: int) -> None:
+def test_P36_P37_P38_P40_P42_P43_random_histories_match_the_model(seed: int) -> None:
     model = Model(seed, **({"min.compaction.lag.ms": 500} if seed % 5 == 0 else {}))
     for _ in range(8):
         for _ in range(model.rng.randrange(1, 12)):
@@ -252,10 +253,7 @@ def test_P36_P37_P38_P40_P42_P43_random_histories(seed: int) -> None:
     model.reopen()
     model.check()
     # P43: the last sequence of a producer is known after any number of rounds.
-    for (
-        producer_id,
-        sequence,
-    ) in sequences.items():
+    for producer_id, sequence in sequences.items():
         if producer_id in model.open:
             continue
         batch = {
@@ -269,12 +267,12 @@ def test_P36_P37_P38_P40_P42_P43_random_histories(seed: int) -> None:
             )
         model.log.append_batch(encode([(b"k", b"v")], base_sequence=sequence, **batch))
     model.log.close()
-    bad = [
+    damaged = [
         verdict
         for verdict in verify("t-0", fs=model.disk)
         if verdict.status == "damaged"
     ]
-    assert not bad
+    assert not damaged
 
 
 @pytest.mark.long
@@ -282,15 +280,15 @@ def test_P36_P37_P38_P40_P42_P43_random_histories(seed: int) -> None:
 def test_bitmap_and_offset_map_compact_to_the_same_bytes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The records include some without a key, from before the topic was compacted, and
-    keys too long for hashing in a run.
+    """Some records have no key, because they were appended before the topic was
+    compacted. Some keys are too long for hashing in a run.
     """
 
     def rounds() -> list[dict[str, bytes]]:
         rng = random.Random(seed)
         disk = SimulatedDisk(seed=seed, now_ms=T0)
         keys = [None, b"a", b"b", b"c", b"long" * 100]
-        found = []
+        files_after_rounds = []
         for _ in range(3):
             with open_log(disk, **{"cleanup.policy": "delete"}) as log:
                 for _ in range(rng.randrange(3, 12)):
@@ -312,7 +310,7 @@ def test_bitmap_and_offset_map_compact_to_the_same_bytes(
             with open_log(disk) as log:
                 log.roll()
                 clean(log, now_ms=disk.now_ms(), force=True)
-            found.append(
+            files_after_rounds.append(
                 {
                     path: data
                     for path, data in disk.files().items()
@@ -320,7 +318,7 @@ def test_bitmap_and_offset_map_compact_to_the_same_bytes(
                 }
             )
             disk.advance(rng.choice([10, 5000]))
-        return found
+        return files_after_rounds
 
     with_bits = rounds()
     monkeypatch.setattr(OffsetMap, "put_run", None)
@@ -381,7 +379,7 @@ def test_P39_tombstone_of_an_old_record_is_kept_for_its_full_time() -> None:
 
 
 def test_P39_tombstone_is_removed_in_a_round_over_the_whole_log() -> None:
-    """Such a round follows the loss of the cleaner checkpoint."""
+    """A round over the whole log follows the loss of the cleaner checkpoint."""
     disk = SimulatedDisk(now_ms=T0)
     with open_log(disk) as log:
         log.append_many([(b"a", None, (), T0), (b"b", b"1", (), T0)])
@@ -426,8 +424,8 @@ def test_P41_marker_outlives_the_data_of_its_transaction() -> None:
             compact(log)
             disk.advance(1000)
             rounds.append("ABORT" in kinds())
-        # One round empties the transaction, the next finds none of its records and sets
-        # the horizon, and a later one removes the marker.
+        # The first round removes the records of the transaction, the second sets the
+        # delete horizon of the marker, and a later round removes the marker.
         assert rounds == [True, True, False, False]
 
 
@@ -447,9 +445,7 @@ def test_P46_keys_that_resemble_markers_are_ordinary_keys() -> None:
 
 
 def test_reader_from_the_start_ends_with_the_final_state() -> None:
-    """This is guarantee three. A round runs while readers have stopped between any two
-    records.
-    """
+    """A round runs while readers have stopped between any two records."""
     disk = SimulatedDisk()
     with open_log(disk, **{"file.delete.delay.ms": 0}) as log:
         for number in range(300):
@@ -506,8 +502,8 @@ def test_reader_of_another_log_object_continues_across_a_round(tmp_path: Path) -
 def test_reader_without_open_files_reads_merged_segments(
     tmp_path: Path, access: str
 ) -> None:
-    """The reader has listed two segments. When it opens the first one, the file of that
-    name contains both.
+    """The reader has listed two segments. When it opens the first segment, the file
+    contains the records of both segments.
     """
     config = {**COMPACT, "segment.bytes": 8000}
     with logcore.open(
@@ -529,35 +525,35 @@ def test_reader_without_open_files_reads_merged_segments(
                 isolation: Any = (
                     "read_committed" if access == "committed" else "read_uncommitted"
                 )
-                found = [
+                offsets = [
                     record.offset for record in reader.read(0, isolation=isolation)
                 ]
             elif access == "scan":
-                found = [
+                offsets = [
                     offset
                     for columns in reader.scan()
                     for offset in columns.offsets.tolist()
                 ]
             elif access == "batches":
-                found = [batch.base_offset for batch in reader.batches(0)]
+                offsets = [batch.base_offset for batch in reader.batches(0)]
             elif access == "stored":
                 raw = b"".join(reader.stored(0, max_bytes=1 << 20))
-                found = [batch.base_offset for batch in read_batches(raw)]
+                offsets = [batch.base_offset for batch in read_batches(raw)]
             elif access == "time":
-                found = [
+                offsets = [
                     reader.offset_for_timestamp(T0 + number) or 0
                     for number in range(10, 40)
                 ]
             elif access == "get":
-                found = [reader.get(offset).offset for offset in range(10, 40)]
+                offsets = [reader.get(offset).offset for offset in range(10, 40)]
             else:
                 avoid_mapping(reader)
-                found = [record.offset for record in reader.read(0)]
-            assert found == list(range(10, 40))
+                offsets = [record.offset for record in reader.read(0)]
+            assert offsets == list(range(10, 40))
 
 
 def test_open_during_a_segment_swap_lists_names_again() -> None:
-    """The names are listed twice. A rename between the two listings must not hide a
+    """A reader lists the names twice. A rename between the two listings must not hide a
     segment.
     """
     disk = SimulatedDisk()
@@ -582,15 +578,15 @@ def test_open_during_a_segment_swap_lists_names_again() -> None:
         disk.observer = observe
         clean(log, force=True)
         disk.observer = None
-        final = [record.offset for record in log.read(0)]
+        final_state = [record.offset for record in log.read(0)]
     assert len(opened) > 5
     assert all(
-        found in (list(range(60)), final) or set(final) <= set(found)
-        for found in opened
+        offsets in (list(range(60)), final_state) or set(final_state) <= set(offsets)
+        for offsets in opened
     )
 
 
-def test_map_too_small_for_all_keys_needs_more_rounds() -> None:
+def test_offset_map_too_small_for_all_keys_needs_more_rounds() -> None:
     disk = SimulatedDisk()
     with open_log(disk) as log:
         for number in range(400):
@@ -601,8 +597,9 @@ def test_map_too_small_for_all_keys_needs_more_rounds() -> None:
             ends.append(report.end_offset)
             assert report.map_bytes <= 24 * 54
         assert ends == sorted(ends) and len(ends) > 3
-        # Each round covered some forty keys, so that its records may be superseded
-        # later. The last value of each key is present.
+        # Each round covers about 40 keys, so that a record that it keeps may be
+        # superseded by a record that it has not read. The last value of each key is
+        # present.
         assert [value for _, _, value in pairs(log)][-100:] == [
             b"%d" % number for number in range(300, 400)
         ]
@@ -611,8 +608,8 @@ def test_map_too_small_for_all_keys_needs_more_rounds() -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [0, 1])
 def test_old_formats_are_compacted(magic: int, codec: int) -> None:
-    """Entries of v0 and v1 are kept, or become v2 when a tombstone needs a field for
-    its horizon.
+    """Entries of v0 and v1 keep their format, unless a tombstone needs the field of v2
+    for its delete horizon.
     """
     rows = [
         (b"a", b"1"),
@@ -633,8 +630,8 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
                 offset if not codec else offset - first, T0 + offset, key, value
             )
         entry = bytearray(builder.build())
-        # A wrapper has the offset of its last record. Inside, v0 uses the offsets
-        # of the log, and v1 counts from 0.
+        # A compressed wrapper has the offset of its last record. The records in it have
+        # offsets of the log in v0, and offsets that begin at 0 in v1.
         if codec:
             entry[:8] = (first + 2).to_bytes(8, "big")
         raw += entry
@@ -662,10 +659,10 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
         assert log.log_end_offset == 7
 
 
-# -- choices ---------------------------------------------------------------------------
+# -- plans of rounds -------------------------------------------------------------------
 
 
-def sealed_facts(
+def facts_of_segment(
     base: int, size: int = 100, first: int = 0, largest: int = 0
 ) -> SealedFacts:
     return SealedFacts(
@@ -695,41 +692,54 @@ def plan_of(
     )
 
 
-def test_plan_of_a_round() -> None:
-    three = [sealed_facts(0), sealed_facts(10), sealed_facts(20)]
-    everything = plan_of(three, 30)
-    assert (everything.first_dirty, everything.first_uncleanable, everything.ratio) == (
+def test_plan_of_a_round_follows_lag_ratio_and_checkpoint() -> None:
+    segments = [facts_of_segment(0), facts_of_segment(10), facts_of_segment(20)]
+    full = plan_of(segments, 30)
+    assert (full.first_dirty, full.first_uncleanable, full.ratio) == (
         0,
         30,
         1.0,
     )
-    assert everything.is_due
-    half = plan_of(three, 30, cleaned_to=20)
-    assert (half.first_dirty, half.clean_bytes, half.cleanable_bytes, half.is_due) == (
+    assert full.is_due
+    partial = plan_of(segments, 30, cleaned_to=20)
+    assert (
+        partial.first_dirty,
+        partial.clean_bytes,
+        partial.cleanable_bytes,
+        partial.is_due,
+    ) == (
         20,
         200,
         100,
         False,
     )
     assert plan_of(
-        three, 30, cleaned_to=20, config={"min.cleanable.dirty.ratio": 0.3}
+        segments, 30, cleaned_to=20, config={"min.cleanable.dirty.ratio": 0.3}
     ).is_due
     assert plan_of(
-        three, 30, cleaned_to=20, config={"max.compaction.lag.ms": 9_999}
+        segments, 30, cleaned_to=20, config={"max.compaction.lag.ms": 9_999}
     ).is_due, "the maximum lag has passed"
-    assert not plan_of(three, 30, cleaned_to=30).cleanable_bytes
-    assert plan_of(three, 30, cleaned_to=99).first_dirty == 0, (
+    assert not plan_of(segments, 30, cleaned_to=30).cleanable_bytes
+    assert plan_of(segments, 30, cleaned_to=99).first_dirty == 0, (
         "a checkpoint above the log end is ignored"
     )
-    assert plan_of(three, 30, log_start=5, cleaned_to=3).first_dirty == 5
-    assert plan_of(three, 30, last_stable_offset=25).first_uncleanable == 20
-    young = [sealed_facts(0), sealed_facts(10, largest=9_500), sealed_facts(20)]
+    assert plan_of(segments, 30, log_start=5, cleaned_to=3).first_dirty == 5
+    assert plan_of(segments, 30, last_stable_offset=25).first_uncleanable == 20
+    segments_with_young_record = [
+        facts_of_segment(0),
+        facts_of_segment(10, largest=9_500),
+        facts_of_segment(20),
+    ]
     assert (
-        plan_of(young, 30, config={"min.compaction.lag.ms": 1_000}).first_uncleanable
+        plan_of(
+            segments_with_young_record, 30, config={"min.compaction.lag.ms": 1_000}
+        ).first_uncleanable
         == 10
     )
     assert (
-        plan_of(young, 30, config={"min.compaction.lag.ms": 400}).first_uncleanable
+        plan_of(
+            segments_with_young_record, 30, config={"min.compaction.lag.ms": 400}
+        ).first_uncleanable
         == 30
     )
     assert plan_of([], 0).cleanable_bytes == 0
@@ -752,13 +762,15 @@ def test_segments_are_grouped_for_merging(tmp_path: Path) -> None:
             config = LogConfig.parse(
                 {"segment.bytes": segment_bytes, "segment.index.bytes": index_bytes}
             )
-            return [len(each) for each in group(segments, ends, config)]
+            return [len(group_) for group_ in group(segments, ends, config)]
 
         assert joined(1 << 20) == [len(segments)]
         assert joined(14) == [1] * len(segments)
         assert joined(sizes[0] * 2)[:2] == [2, 2]
-        far = [*ends[:-1], 2**31 + 5]
-        assert [len(each) for each in group(segments, far, LogConfig())] == [
+        distant_ends = [*ends[:-1], 2**31 + 5]
+        assert [
+            len(merged) for merged in group(segments, distant_ends, LogConfig())
+        ] == [
             len(segments) - 1,
             1,
         ]
@@ -772,8 +784,7 @@ def test_compaction_of_a_topic_without_compact_policy_is_refused() -> None:
         clean(log)
 
 
-# -- the offset map and the kernels
-# -----------------------------------------------------
+# -- the offset map and the kernels ----------------------------------------------------
 
 
 row = st.tuples(
@@ -807,10 +818,12 @@ def test_offset_map_grows_up_to_its_memory_limit(
 ) -> None:
     monkeypatch.setattr(cleaner, "_FIRST_SLOTS", 4)
     table = OffsetMap(24 * 1000, 5000, OS.random_bytes)
-    made = [4]
-    real = OffsetMap._make
+    table_sizes = [4]
+    make_table = OffsetMap._make
     monkeypatch.setattr(
-        OffsetMap, "_make", lambda self, slots: (made.append(slots), real(self, slots))
+        OffsetMap,
+        "_make",
+        lambda self, slots: (table_sizes.append(slots), make_table(self, slots)),
     )
     hashes = np.random.default_rng(1).integers(0, 1 << 64, (5000, 2), np.uint64)
     stored = 0
@@ -819,7 +832,7 @@ def test_offset_map_grows_up_to_its_memory_limit(
         assert table.newest(hashes[:stored]).tolist() == list(range(stored))
     assert len(table) == 558 == table.latest_offset + 1
     assert table.newest(hashes[:559]).tolist() == [*range(558), -1]
-    assert made == [4, 16, 64, 256, 744] and table.memory_bytes == 24 * 744, (
+    assert table_sizes == [4, 16, 64, 256, 744] and table.memory_bytes == 24 * 744, (
         "together with the previous table, this is the limit"
     )
 
@@ -827,7 +840,7 @@ def test_offset_map_grows_up_to_its_memory_limit(
 @needs_compiler
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(1, 50))
 def test_both_kernels_store_the_same_offset_map(
-    seed: int, rows: int, most: int
+    seed: int, rows: int, max_entries: int
 ) -> None:
     rng = np.random.default_rng(seed)
     keys = [rng.bytes(int(size)) for size in rng.integers(0, 30, rows)]
@@ -839,30 +852,32 @@ def test_both_kernels_store_the_same_offset_map(
         for kernel in KERNELS
     ]
     assert (hashed[0] == hashed[1]).all()
-    drawn = hashed[0][rng.integers(0, rows, 3 * rows)] if rows else hashed[0]
+    sampled = hashed[0][rng.integers(0, rows, 3 * rows)] if rows else hashed[0]
     # Offsets rise, as in a log, except for some that repeat. Only a larger offset
     # supersedes a smaller one.
-    offsets = np.arange(len(drawn)) - rng.integers(0, 2, len(drawn)) * rng.integers(
+    offsets = np.arange(len(sampled)) - rng.integers(0, 2, len(sampled)) * rng.integers(
         0, 9
     )
     results = []
     for kernel in KERNELS:
-        table = np.zeros((most + 3, 3), np.uint64)
-        bits = np.zeros(len(drawn) // 16, np.uint8)
-        taken = 0
-        used = 0
-        for start in range(0, len(drawn), 7):
-            part = drawn[start : start + 7]
-            stored = np.maximum(0, offsets[start : start + 7])
-            got, used = kernel.map_put(table, part, stored, used, most, bits, 3)
-            taken += got
-            if got < len(part):
+        table = np.zeros((max_entries + 3, 3), np.uint64)
+        bits = np.zeros(len(sampled) // 16, np.uint8)
+        stored_count = 0
+        used_slots = 0
+        for start in range(0, len(sampled), 7):
+            chunk = sampled[start : start + 7]
+            chunk_offsets = np.maximum(0, offsets[start : start + 7])
+            stored_now, used_slots = kernel.map_put(
+                table, chunk, chunk_offsets, used_slots, max_entries, bits, 3
+            )
+            stored_count += stored_now
+            if stored_now < len(chunk):
                 break
-        larger = np.zeros((2 * most + 3, 3), np.uint64)
-        assert kernel.map_move(table, larger) == used
-        found = kernel.map_get(table, hashed[0]).tolist()
-        assert kernel.map_get(larger, hashed[0]).tolist() == found
-        results.append((taken, used, found, bits.tolist()))
+        larger = np.zeros((2 * max_entries + 3, 3), np.uint64)
+        assert kernel.map_move(table, larger) == used_slots
+        newest_offsets = kernel.map_get(table, hashed[0]).tolist()
+        assert kernel.map_get(larger, hashed[0]).tolist() == newest_offsets
+        results.append((stored_count, used_slots, newest_offsets, bits.tolist()))
     assert results[0] == results[1]
 
 
@@ -890,14 +905,14 @@ def test_both_kernels_hash_and_survey_a_run_identically(
         offsets = np.zeros(total, np.int64)
         rows = kernel.hash_run(raw, 0, len(raw), factors, hashes, offsets, bits, first)
         keep = np.full(total, 7, np.uint8)
-        found = kernel.survey_run(raw, 0, len(raw), marked, first, keep, len(batches))
+        survey = kernel.survey_run(raw, 0, len(raw), marked, first, keep, len(batches))
         if rows < 0:
-            results.append((rows, found.tolist(), keep.tolist()))
+            results.append((rows, survey.tolist(), keep.tolist()))
         else:
             results.append(
                 (
                     rows,
-                    found.tolist(),
+                    survey.tolist(),
                     keep.tolist(),
                     hashes.tolist(),
                     offsets.tolist(),
@@ -922,12 +937,12 @@ def test_both_kernels_rewrite_batches_identically(
     batches: list[list[Any]], data: st.DataObject
 ) -> None:
     raw = b"".join(
-        encode(rows, base_offset=100 * at, append_time=at % 3 == 2)
-        for at, rows in enumerate(batches)
+        encode(rows, base_offset=100 * index, append_time=index % 3 == 2)
+        for index, rows in enumerate(batches)
     )
-    facts, _, _ = plain.walk(raw, 0, len(raw), 99, False)
-    count = len(facts)
-    positions = np.ascontiguousarray(facts["position"])
+    headers, _, _ = plain.walk(raw, 0, len(raw), 99, False)
+    count = len(headers)
+    positions = np.ascontiguousarray(headers["position"])
     actions = np.array(
         data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.uint8
     )
@@ -942,31 +957,31 @@ def test_both_kernels_rewrite_batches_identically(
     results = []
     for kernel in KERNELS:
         out = np.empty(len(raw) + 14 * total, np.uint8)
-        attributes = facts["attributes"].astype(np.int16) | layout.DELETE_HORIZON_BIT
+        attributes = headers["attributes"].astype(np.int16) | layout.DELETE_HORIZON_BIT
         sizes = kernel.rewrite_batches(
             raw, positions, actions, attributes, times, keep, out
         )
         results.append((sizes.tolist(), out[: sizes.sum()].tobytes()))
     assert results[0] == results[1]
-    at = 0
-    first = 0
+    position = 0
+    first_row = 0
     for batch, rows in enumerate(batches):
         size = results[0][0][batch]
         if size:
-            written = RecordBatch.parse(results[0][1], at, at + size)
+            written = RecordBatch.parse(results[0][1], position, position + size)
             assert written is not None
             records = written.records()
-            kept = [
+            kept_records = [
                 record
-                for record, stays in zip(
-                    rows, keep[first : first + len(rows)], strict=True
+                for record, keep_flag in zip(
+                    rows, keep[first_row : first_row + len(rows)], strict=True
                 )
-                if stays
+                if keep_flag
             ]
-            expected = {1: rows, 2: kept, 3: []}[int(actions[batch])]
+            expected = {1: rows, 2: kept_records, 3: []}[int(actions[batch])]
             assert [(record.key, record.value) for record in records] == [
                 (entry[0], entry[1]) for entry in expected
             ]
             assert written.last_offset == 100 * batch + len(rows) - 1
-        at = at + size
-        first = first + len(rows)
+        position = position + size
+        first_row = first_row + len(rows)

@@ -26,63 +26,69 @@ from support.compacting import COMPACT, T0, compact, open_log, pairs
 
 
 def run_keyed(disk: SimulatedDisk, promise: Any, *, rounds: int = 2) -> None:
-    """Append and compact in rounds, under `group`. Promise each record that was
-    appended.
-    """
+    """Append and compact in rounds with durability `group`, and promise each record."""
     log = logcore.open("t-0", create=True, config=COMPACT, durability="group", fs=disk)
-    for turn in range(rounds):
+    for round_number in range(rounds):
         for number in range(9):
             receipt = log.append(
-                b"%d.%d" % (turn, number) * 9,
+                b"%d.%d" % (round_number, number) * 9,
                 key=b"k%d" % (number % 3),
                 timestamp_ms=T0,
             )
             promise(
-                (receipt.offset, b"k%d" % (number % 3), b"%d.%d" % (turn, number) * 9)
+                (
+                    receipt.offset,
+                    b"k%d" % (number % 3),
+                    b"%d.%d" % (round_number, number) * 9,
+                )
             )
         compact(log)
     log.close()
 
 
-def found_after(
+def recovered_records(
     disk: SimulatedDisk,
 ) -> tuple[list[tuple[int, bytes | None, bytes | None]], int]:
     with logcore.open(
         "t-0", create=True, config=COMPACT, durability="group", fs=disk
     ) as log:
-        found = pairs(log)
+        records = pairs(log)
         end = log.log_end_offset
-        shown = [
+        committed_offsets = [
             r.offset for r in log.read(log.log_start_offset, isolation="read_committed")
         ]
-        assert shown == [offset for offset, _, _ in found]
-    left = [
+        assert committed_offsets == [offset for offset, _, _ in records]
+    leftovers = [
         name
         for name in disk.files()
         if name.endswith((".cleaned", ".swap", ".deleted")) and name.count("/") > 1
     ]
-    assert not [name for name in left if not name.endswith(checkpoint.CHECKSUMS_VALID)]
-    bad = [verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"]
-    assert not bad
+    assert not [
+        name for name in leftovers if not name.endswith(checkpoint.CHECKSUMS_VALID)
+    ]
+    damaged = [
+        verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"
+    ]
+    assert not damaged
     with logcore.open("t-0", config=COMPACT, durability="group", fs=disk) as log:
-        assert pairs(log) == found, "a second opening finds other records"
-    return found, end
+        assert pairs(log) == records, "the second opening returned other records"
+    return records, end
 
 
 def check_records(promised: list[Any], result: tuple[list[Any], int]) -> None:
     """P45: the log has one complete generation. An acknowledged record is missing only
     if a later record supersedes it.
     """
-    found, end = result
-    offsets = [offset for offset, _, _ in found]
-    assert offsets == sorted(set(offsets)), "records twice, or out of order"
-    known = dict(enumerate((key, value) for _, key, value in promised))
-    for offset, key, value in found:
-        assert offset not in known or known[offset] == (key, value), (
-            "records were changed"
+    records, end = result
+    offsets = [offset for offset, _, _ in records]
+    assert offsets == sorted(set(offsets)), "duplicate or unordered offsets"
+    appended = dict(enumerate((key, value) for _, key, value in promised))
+    for offset, key, value in records:
+        assert offset not in appended or appended[offset] == (key, value), (
+            "a record has another key or value"
         )
     assert end >= len(promised), "acknowledged records are lost"
-    newest = {key: offset for offset, key, _ in found}
+    newest = {key: offset for offset, key, _ in records}
     for offset, key, _ in promised:
         assert offset in offsets or newest.get(key, -1) > offset, (
             f"the record at {offset} is lost"
@@ -97,7 +103,7 @@ LIMIT = 2
 def explore_compaction(seed: int = 0, **options: Any) -> Any:
     return explore(
         run_keyed,
-        found_after,
+        recovered_records,
         check_records,
         seed=seed,
         **{"limit": LIMIT, "again_every": 24, **options},
@@ -133,7 +139,7 @@ def test_readers_see_one_generation_after_a_crash_without_recovery() -> None:
 
     def check(promised: list[Any], result: tuple[list[Any], int]) -> None:
         offsets = [offset for offset, _, _ in result[0]]
-        assert offsets == sorted(set(offsets)), "records twice, or out of order"
+        assert offsets == sorted(set(offsets)), "duplicate or unordered offsets"
         if offsets and len(promised) > 9:
             check_records(promised[:9], result)
 
@@ -142,7 +148,7 @@ def test_readers_see_one_generation_after_a_crash_without_recovery() -> None:
 
 def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """Break the order in which compaction moves new segments into place."""
-    real = Rewriting.replace
+    original_replace = Rewriting.replace
 
     def replace(self: Rewriting, old: Any, new: Any) -> None:
         fs = self.fs
@@ -173,27 +179,27 @@ def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
                         else methods["rename"](source, target)
                     ),
                 )
-            real(self, old, new)
+            original_replace(self, old, new)
 
     monkeypatch.setattr(Rewriting, "replace", replace)
 
 
-def never_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = OffsetMap.newest
+def supersede_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    original_newest = OffsetMap.newest
     monkeypatch.setattr(
-        OffsetMap, "newest", lambda self, hashes: real(self, hashes) + 1
+        OffsetMap, "newest", lambda self, hashes: original_newest(self, hashes) + 1
     )
     monkeypatch.setattr(cleaner, "_BITS_SHARE", 1 << 60)
 
 
-def early_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cleaner._Round._record_keys
+def advance_checkpoint_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    original_record_keys = cleaner._Round._record_keys
 
-    def note(self: Any, newest: OffsetMap) -> Iterator[Any]:
+    def record_cleaned_first(self: Any, newest: OffsetMap) -> Iterator[Any]:
         self.view.record_cleaned(self.plan.first_uncleanable)
-        yield from real(self, newest)
+        yield from original_record_keys(self, newest)
 
-    monkeypatch.setattr(cleaner._Round, "_record_keys", note)
+    monkeypatch.setattr(cleaner._Round, "_record_keys", record_cleaned_first)
 
 
 @pytest.mark.long
@@ -210,17 +216,17 @@ def test_seeded_bugs_of_the_swap_are_found(
 def test_seeded_bug_B12_order_of_renames_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The old segments are renamed from the last one on, so that a crash leaves a hole
-    that no file explains.
+    """Without .swap names, a crash between two renames leaves a gap that no file
+    explains.
     """
-    real = SimulatedDisk.rename
+    original_rename = SimulatedDisk.rename
 
     def rename(self: SimulatedDisk, source: str, target: str) -> None:
         # Use the final name at once, as if there were no .swap name.
         if target.endswith(".swap"):
             target = target.removesuffix(".swap")
         if not source.endswith(".swap"):
-            real(self, source, target)
+            original_rename(self, source, target)
 
     monkeypatch.setattr(SimulatedDisk, "rename", rename)
     with pytest.raises((AssertionError, FileNotFoundError)):
@@ -231,7 +237,7 @@ def test_seeded_bug_B12_order_of_renames_is_found(
 def test_seeded_bug_B41_lost_last_value_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    never_newest(monkeypatch)
+    supersede_every_record(monkeypatch)
     with pytest.raises(AssertionError):
         explore_compaction()
 
@@ -243,7 +249,7 @@ def test_seeded_bug_B44_early_checkpoint_is_found(
     """No reader loses a record, but the records are never compacted, because the
     checkpoint claims that they were.
     """
-    early_checkpoint(monkeypatch)
+    advance_checkpoint_early(monkeypatch)
 
     def recover(disk: SimulatedDisk) -> Any:
         with logcore.open(
@@ -255,11 +261,11 @@ def test_seeded_bug_B44_early_checkpoint_is_found(
             keys = [key for offset, key, _ in pairs(log) if offset < checked]
         return keys
 
-    def once(promised: list[Any], keys: list[bytes]) -> None:
+    def check_unique_keys(promised: list[Any], keys: list[bytes]) -> None:
         assert len(keys) == len(set(keys)), "marked as compacted, but it was not"
 
     with pytest.raises(AssertionError, match="marked as compacted"):
-        explore(run_keyed, recover, once, limit=40, again_every=0)
+        explore(run_keyed, recover, check_unique_keys, limit=40, again_every=0)
 
 
 @pytest.mark.long
@@ -274,33 +280,32 @@ def test_cleaner_checkpoint_never_exceeds_the_compacted_range(limit: int) -> Non
             )
             return [key for offset, key, _ in pairs(log) if offset < checked]
 
-    def once(promised: list[Any], keys: list[bytes]) -> None:
+    def check_unique_keys(promised: list[Any], keys: list[bytes]) -> None:
         assert len(keys) == len(set(keys)), "marked as compacted, but it was not"
 
-    explore(run_keyed, recover, once, limit=limit, again_every=0)
+    explore(run_keyed, recover, check_unique_keys, limit=limit, again_every=0)
 
 
-#: The first operation that fails for each error, and the distance to the next one, so
-#: that each operation fails in one way.
-EACH_IN_TURN = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
+#: The number of the first operation that fails, for each error.
+FIRST_FAILING = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", EACH_IN_TURN)
+@pytest.mark.parametrize("number", FIRST_FAILING)
 def test_error_at_each_operation_of_a_round(number: int, step: int) -> None:
-    """The log continues, or it refuses appends and is whole after reopening. In both
-    cases no record is lost.
+    """The log continues, or it refuses appends until it is reopened. In both cases no
+    record is lost.
     """
     disk = SimulatedDisk()
     expected = {}
     with open_log(disk) as log:
-        for at in range(40):
-            log.append(b"%d" % at * 8, key=b"k%d" % (at % 4))
-            expected[b"k%d" % (at % 4)] = b"%d" % at * 8
+        for index in range(40):
+            log.append(b"%d" % index * 8, key=b"k%d" % (index % 4))
+            expected[b"k%d" % (index % 4)] = b"%d" % index * 8
         log.roll()
     files = disk.files()
-    for count in range(min(step, EACH_IN_TURN[number]), 800, step):
+    for count in range(min(step, FIRST_FAILING[number]), 800, step):
         disk = SimulatedDisk(files)
         log = open_log(disk)
         disk.faults = FaultPlan(Fault("*", number, at=count))
@@ -349,12 +354,12 @@ def test_damage_aborts_a_round_without_changing_a_file(tmp_path: Path) -> None:
 
 
 def test_transaction_index_without_its_new_segment_is_deleted() -> None:
-    """A crash kept the name of the new index of aborted transactions, but not the
-    name of the new .log. Next to the old .log, which had no such index, it referred to a marker
-    that did not exist.
+    """A crash kept the name of the new transaction index, but not the name of the new
+    .log file. The old .log file had no transaction index, so that the new index
+    referred to a marker that did not exist.
     """
     disk = SimulatedDisk()
-    left = {}
+    files_of_swap = {}
     log = logcore.open(
         "t-0", create=True, config={**COMPACT, "segment.bytes": 10_000}, fs=disk
     )
@@ -374,20 +379,26 @@ def test_transaction_index_without_its_new_segment_is_deleted() -> None:
     log.roll()
 
     def observe(operation: str, is_done: bool) -> None:
-        if is_done and disk.operations[-1].path.endswith(".txnindex.swap") and not left:
-            left.update(disk.files())
+        if (
+            is_done
+            and disk.operations[-1].path.endswith(".txnindex.swap")
+            and not files_of_swap
+        ):
+            files_of_swap.update(disk.files())
 
     disk.observer = observe
     clean(log, force=True)
     disk.observer = None
     log.close()
     name = f"/t-0/{0:020d}.log"
-    left[name + ".cleaned"] = left.pop(name + ".swap")
-    again = SimulatedDisk(left)
-    with logcore.open("t-0", fs=again) as log:
+    files_of_swap[name + ".cleaned"] = files_of_swap.pop(name + ".swap")
+    crashed = SimulatedDisk(files_of_swap)
+    with logcore.open("t-0", fs=crashed) as log:
         assert [record.offset for record in log.read(0)] == [0, 1, 2]
-    assert f"/t-0/{0:020d}.txnindex" not in again.files()
-    assert not [name for name in again.files() if name.endswith((".swap", ".cleaned"))]
+    assert f"/t-0/{0:020d}.txnindex" not in crashed.files()
+    assert not [
+        name for name in crashed.files() if name.endswith((".swap", ".cleaned"))
+    ]
 
 
 @pytest.mark.long
@@ -407,10 +418,10 @@ def test_flipped_offset_supersedes_no_record(tmp_path: Path, is_dense: bool) -> 
                 log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
         log.roll()
     file = sorted((tmp_path / "t-0").glob("*.log"))[-4]
-    whole = file.read_bytes()
-    first = next(read_batches(whole)).size_bytes
+    undamaged = file.read_bytes()
+    first = next(read_batches(undamaged)).size_bytes
     for bit in range(40):
-        raw = bytearray(whole)
+        raw = bytearray(undamaged)
         # Flip a bit in the base offset of the second batch.
         raw[first + 7 - bit // 8] ^= 1 << bit % 8
         file.write_bytes(raw)
@@ -429,7 +440,7 @@ def test_flipped_offset_supersedes_no_record(tmp_path: Path, is_dense: bool) -> 
 
 def test_truncation_during_a_round_abandons_it() -> None:
     """Entries of the offset map for truncated records must not remove the records that
-    these superseded.
+    the truncated records superseded.
     """
     disk = SimulatedDisk()
     with open_log(disk) as log:
@@ -483,12 +494,12 @@ def test_deletion_of_segments_during_a_round_abandons_it() -> None:
             ],
             False,
         ),
-        # The directory already shows that the new segment counts.
+        # The names in the directory already make the new segment valid.
         ([Fault("rename", errno.EIO, path="*.log.deleted")], False),
     ],
-    ids=["taken back", "not taken back", "half in place"],
+    ids=["undone", "not undone", "partly renamed"],
 )
-def test_round_that_fails_during_its_renames(
+def test_round_that_fails_during_its_renames_loses_no_record(
     faults: list[Fault], continues: bool
 ) -> None:
     disk = SimulatedDisk()
@@ -512,8 +523,8 @@ def test_round_that_fails_during_its_renames(
     log.close()
     with open_log(disk) as log:
         assert not any(name.endswith((".swap", ".cleaned")) for name in disk.files())
-        found = {key: value for _, key, value in pairs(log)}
-        assert found == {key: value for _, key, value in before} | (
+        values = {key: value for _, key, value in pairs(log)}
+        assert values == {key: value for _, key, value in before} | (
             {b"new": b"after"} if continues else {}
         )
 
@@ -589,46 +600,54 @@ def test_damaged_swap_file_is_not_moved_into_place() -> None:
     log = open_log(SimulatedDisk({**files, name + ".swap": bytes(raw)}))
     assert len(pairs(log)) == 2
     log.close()
-    without = {**files, name + ".swap": bytes(raw), name + ".deleted": files[name]}
-    del without[name]
+    files_without_segment = {
+        **files,
+        name + ".swap": bytes(raw),
+        name + ".deleted": files[name],
+    }
+    del files_without_segment[name]
     with pytest.raises(logcore.CorruptLogError, match="compaction"):
-        open_log(SimulatedDisk(without))
+        open_log(SimulatedDisk(files_without_segment))
 
 
-@pytest.mark.parametrize("beside", [".log.cleaned", ".seal.cleaned"])
-def test_new_segment_removed_by_another_program_replaces_none(beside: str) -> None:
-    """The segment is removed as soon as its .log file, or its checksum file, exists."""
+@pytest.mark.parametrize("removed_with", [".log.cleaned", ".seal.cleaned"])
+def test_new_segment_removed_by_another_program_replaces_no_segment(
+    removed_with: str,
+) -> None:
+    """Another program removes the new segment once its .log or checksum file exists."""
 
-    class Tidied(SimulatedDisk):
-        beside = ""
+    class CleanedUpDisk(SimulatedDisk):
+        removed_with = ""
 
-        def _tidy(self) -> None:
-            if self.beside and any(name.endswith(self.beside) for name in self.files()):
+        def _remove_cleaned(self) -> None:
+            if self.removed_with and any(
+                name.endswith(self.removed_with) for name in self.files()
+            ):
                 for name in [
                     name for name in self.files() if name.endswith(".log.cleaned")
                 ]:
                     self.unlink(name)
 
         def modified_ms(self, path: str) -> int:
-            self._tidy()
+            self._remove_cleaned()
             return super().modified_ms(path)
 
         def sync_dir(self, path: str) -> None:
-            self._tidy()
+            self._remove_cleaned()
             super().sync_dir(path)
 
-    disk = Tidied()
+    disk = CleanedUpDisk()
     with open_log(disk) as log:
         for number in range(60):
             log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
         log.roll()
         before = pairs(log)
-        disk.beside = beside
+        disk.removed_with = removed_with
         with pytest.raises(
             logcore.CompactionAbandonedError, match="removed by another program"
         ):
             clean(log, force=True)
-        disk.beside = ""
+        disk.removed_with = ""
         assert pairs(log) == before
         assert not [
             name for name in disk.files() if name.endswith((".cleaned", ".swap"))

@@ -17,13 +17,10 @@ CONFIG = {"cleanup.policy": "compact", "segment.bytes": 4_000}
 
 
 def fill(log: Log, count: int, seed: int) -> None:
-    choice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(count // 20):
         log.append_many(
-            [
-                (b"k%d" % choice.randrange(50), b"v" * choice.randrange(90))
-                for _ in range(20)
-            ]
+            [(b"k%d" % rng.randrange(50), b"v" * rng.randrange(90)) for _ in range(20)]
         )
 
 
@@ -37,52 +34,58 @@ def test_estimate_equals_the_next_round(tmp_path: Path, codec: str) -> None:
             with logcore.open(
                 tmp_path / "t-0", read_only=True, config=config
             ) as reader:
-                found = estimate_compaction(
+                estimate = estimate_compaction(
                     reader, config=log.config, cleaned_to=cleaned_to, pass_ms=60_000
                 )
             report = clean(log, force=True)
             assert report is not None
             cleaned_to = report.end_offset
-            assert found.is_complete
-            assert found.end_offset == report.end_offset
-            assert found.records == report.records_read
-            assert found.records - found.removed_records == report.records_kept
-            assert 0 < found.removed_share < 1
-            again = estimate_compaction(
+            assert estimate.is_complete
+            assert estimate.end_offset == report.end_offset
+            assert estimate.records == report.records_read
+            assert estimate.records - estimate.removed_records == report.records_kept
+            assert 0 < estimate.removed_share < 1
+            next_estimate = estimate_compaction(
                 log, config=log.config, cleaned_to=cleaned_to, pass_ms=60_000
             )
-            assert again.removed_records == again.removed_bytes == 0
+            assert next_estimate.removed_records == next_estimate.removed_bytes == 0
 
 
 def test_limits_of_time_and_memory_end_the_estimate_early(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True, config=CONFIG) as log:
         fill(log, 1_000, 4)
-        whole = estimate_compaction(
+        unlimited = estimate_compaction(
             log, config=log.config, cleaned_to=0, pass_ms=60_000
         )
-        short = estimate_compaction(log, config=log.config, cleaned_to=0, pass_ms=0)
-        small = estimate_compaction(
+        time_limited = estimate_compaction(
+            log, config=log.config, cleaned_to=0, pass_ms=0
+        )
+        memory_limited = estimate_compaction(
             log, config=log.config, cleaned_to=0, pass_ms=60_000, memory_bytes=24 * 40
         )
-    for found in (short, small):
-        assert not found.is_complete
-        assert 0 < found.end_offset < whole.end_offset
-        assert found.records == found.end_offset
-    assert whole.is_complete
+    for limited in (time_limited, memory_limited):
+        assert not limited.is_complete
+        assert 0 < limited.end_offset < unlimited.end_offset
+        assert limited.records == limited.end_offset
+    assert unlimited.is_complete
 
 
-def test_empty_log_and_a_log_with_one_segment(tmp_path: Path) -> None:
+def test_estimate_of_a_log_without_sealed_records_is_empty(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True, config=CONFIG) as log:
         for count in (0, 20):
             fill(log, count, 1)
-            found = estimate_compaction(
+            estimate = estimate_compaction(
                 log, config=log.config, cleaned_to=0, pass_ms=1_000
             )
-            assert (found.records, found.end_offset, found.is_complete) == (0, 0, True)
-            assert found.removed_share == 0
+            assert (estimate.records, estimate.end_offset, estimate.is_complete) == (
+                0,
+                0,
+                True,
+            )
+            assert estimate.removed_share == 0
 
 
-def test_log_that_is_not_compacted_is_refused(tmp_path: Path) -> None:
+def test_estimate_of_a_log_without_compaction_is_refused(tmp_path: Path) -> None:
     with (
         logcore.open(tmp_path / "t-0", create=True) as log,
         pytest.raises(InvalidConfigError),

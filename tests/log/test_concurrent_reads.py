@@ -1,11 +1,11 @@
 """Reads concurrent with a writer, tested without threads: the writer acts at each point
-where the two can interact, one at a time.
+at which it can affect a read, one point at a time.
 
 A read uses a few shared fields, such as the segments and the high watermark. Between
 any two accesses a writer may append, roll, delete or compact. Here the writer acts at
 the n-th access of one field, for each field and each n until a read has no n-th access.
-Whatever the writer does, the read returns the log as it was at one moment between its
-beginning and its end, and keeps the bound that it has promised.
+The read must return the log as of one moment during the read, and no record above its
+end offset.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AccessHook:
         self.count = -1  # not counting yet
         self.values: dict[int, Any] = {}
 
-    def __get__(self, state: Any, kind: type) -> Any:
+    def __get__(self, state: Any, owner: type) -> Any:
         if self.count >= 0:
             self.count += 1
             if self.count == self.at:
@@ -128,22 +128,22 @@ def scan_committed(log: Log) -> list[tuple[int, bytes | None]]:
 
 
 def fetch(log: Log) -> list[tuple[int, bytes | None]]:
-    found = b"".join(log.stored(0, max_bytes=1 << 20))
-    data = [batch for batch in read_batches(found) if not batch.is_control]
+    fetched = b"".join(log.stored(0, max_bytes=1 << 20))
+    data = [batch for batch in read_batches(fetched) if not batch.is_control]
     return [
         (record.offset, record.value) for batch in data for record in batch.records()
     ]
 
 
 def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
-    """Read as a broker answers a read_committed consumer: first the bound, then the
-    bytes, then the aborted transactions.
+    """Read as a broker does for a read_committed consumer: first the last stable
+    offset, then the bytes, then the aborted transactions.
     """
-    stable = log.last_stable_offset
-    found = b"".join(log.stored(0, stable, max_bytes=1 << 20))
-    aborted = aborted_transactions(log, 0, stable)
+    stable_offset = log.last_stable_offset
+    fetched = b"".join(log.stored(0, stable_offset, max_bytes=1 << 20))
+    aborted = aborted_transactions(log, 0, stable_offset)
     rows = []
-    for batch in read_batches(found):
+    for batch in read_batches(fetched):
         is_aborted = any(
             batch.producer_id == producer_id and batch.base_offset >= first
             for producer_id, first in aborted
@@ -153,7 +153,7 @@ def fetch_committed(log: Log) -> list[tuple[int, bytes | None]]:
     return rows
 
 
-READINGS = [read, read_committed, scan_committed, fetch, fetch_committed]
+READS = [read, read_committed, scan_committed, fetch, fetch_committed]
 
 
 def make_log(disk: SimulatedDisk) -> Log:
@@ -168,7 +168,7 @@ def make_log(disk: SimulatedDisk) -> Log:
 
 
 def results_at_each_access(
-    monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
+    monkeypatch: pytest.MonkeyPatch, read_log: Any, action: Any, field: str
 ) -> Iterator[tuple[Any, Any]]:
     """Yield, for each access of the field, the result or error of the read and the
     log's records before the read.
@@ -177,51 +177,51 @@ def results_at_each_access(
         disk = SimulatedDisk(now_ms=T0)
         with make_log(disk) as log:
             before = read(log)
-            meeting = AccessHook(field, number, lambda log=log: action(log))
+            hook = AccessHook(field, number, lambda log=log: action(log))
             state = log.host.writer.state
-            meeting.values[id(state)] = getattr(state, field)
+            hook.values[id(state)] = getattr(state, field)
             # The compiled kernels store some fields elsewhere.
             state.__dict__.pop(field, None)
             try:
                 with monkeypatch.context() as patch:
-                    patch.setattr(PartitionState, field, meeting, raising=False)
-                    meeting.count = 0
-                    found = reading(log)
+                    patch.setattr(PartitionState, field, hook, raising=False)
+                    hook.count = 0
+                    result = read_log(log)
             except logcore.OffsetOutOfRangeError as error:
-                found = error
+                result = error
             finally:
-                has_met = meeting.count == -1
-                setattr(state, field, meeting.values[id(state)])
-        if not has_met:
+                is_reached = hook.count == -1
+                setattr(state, field, hook.values[id(state)])
+        if not is_reached:
             return
-        yield found, before
+        yield result, before
 
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("read_log", READS)
 def test_read_returns_the_log_as_of_one_moment(
-    monkeypatch: pytest.MonkeyPatch, reading: Any, action: Any, field: str
+    monkeypatch: pytest.MonkeyPatch, read_log: Any, action: Any, field: str
 ) -> None:
-    is_committed = "committed" in reading.__name__
-    for found, before in results_at_each_access(monkeypatch, reading, action, field):
-        if isinstance(found, logcore.OffsetOutOfRangeError):
+    is_committed = "committed" in read_log.__name__
+    for result, before in results_at_each_access(monkeypatch, read_log, action, field):
+        if isinstance(result, logcore.OffsetOutOfRangeError):
             assert action is delete_from_the_front, (
                 "the records to read were deleted during the read"
             )
             continue
-        offsets = [offset for offset, _ in found]
-        assert offsets == sorted(set(offsets)), "in order, each once"
+        offsets = [offset for offset, _ in result]
+        assert offsets == sorted(set(offsets)), "in order, without duplicates"
         if is_committed:
-            assert ABORTED not in [value for _, value in found], (
+            assert ABORTED not in [value for _, value in result], (
                 "records of an aborted or open transaction"
             )
         if action is not delete_from_the_front:
             keeps_aborted = not is_committed and action is not compact
-            wanted = [row for row in before if keeps_aborted or row[1] != ABORTED]
+            earlier = [row for row in before if keeps_aborted or row[1] != ABORTED]
             if action is compact:
-                found = [row for row in found if row[1] != ABORTED]
-            assert found[: len(wanted)] == wanted, "earlier records are returned"
+                result = [row for row in result if row[1] != ABORTED]
+            assert result[: len(earlier)] == earlier, "earlier records are returned"
 
 
 @pytest.mark.parametrize("action", [append_open, append_after_a_roll])
@@ -229,19 +229,19 @@ def test_read_returns_the_log_as_of_one_moment(
 def test_last_stable_offset_is_not_above_an_open_transaction(
     monkeypatch: pytest.MonkeyPatch, action: Any, field: str
 ) -> None:
-    def stable(log: Log) -> int:
+    def stable_offset(log: Log) -> int:
         return log.last_stable_offset
 
-    for found, before in results_at_each_access(
-        monkeypatch, stable, append_open, field
+    for last_stable_offset, before in results_at_each_access(
+        monkeypatch, stable_offset, append_open, field
     ):
-        assert found <= before[-1][0] + 2, (
+        assert last_stable_offset <= before[-1][0] + 2, (
             "the open transaction begins after the last marker"
         )
 
 
 def test_end_of_a_read_is_fixed_when_it_begins() -> None:
-    """Tested for records, columns and batches, and for a scan that is read twice."""
+    """Check records, columns and batches, and a scan that is read twice."""
     with logcore.open(
         "/data/t-0", create=True, durability="os", fs=SimulatedDisk(now_ms=T0)
     ) as log:
@@ -276,8 +276,8 @@ def test_end_of_a_read_is_fixed_when_it_begins() -> None:
 
 
 def test_reader_keeps_segments_that_are_deleted_during_the_read() -> None:
-    """This includes segments that the reader has not accessed yet, and files that were
-    deleted rather than renamed.
+    """The reader also keeps segments that it has not accessed yet. Their files are
+    deleted at once, without a rename to .deleted.
     """
     disk = SimulatedDisk(now_ms=T0)
     config = {"file.delete.delay.ms": 0}
@@ -301,16 +301,16 @@ def test_reader_keeps_segments_that_are_deleted_during_the_read() -> None:
 class ObservingPlan(FaultPlan):
     """A plan without faults that calls its observer before each operation on the disk."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
+    def __init__(self, observe: Callable[[], None]) -> None:
         super().__init__()
-        self.look = look
-        self.is_looking = False
+        self.observe = observe
+        self.is_observing = False
 
     def action_for(self, operation: str, path: str) -> Any:
-        if not self.is_looking:
-            self.is_looking = True
-            self.look()
-            self.is_looking = False
+        if not self.is_observing:
+            self.is_observing = True
+            self.observe()
+            self.is_observing = False
         return super().action_for(operation, path)
 
 
@@ -321,8 +321,8 @@ POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
 @pytest.mark.parametrize("before", POLICIES)
 @pytest.mark.parametrize("after", POLICIES)
 def test_visible_high_watermark_never_decreases(before: str, after: str) -> None:
-    """Checked with a reader that remains open and with a new one, at each step of a
-    writer that opens, appends and closes after another writer was killed.
+    """A reader that remains open and a new reader check it at each step of a writer
+    that opens, appends and closes after another writer was killed.
     """
     disk = SimulatedDisk(now_ms=T0)
     log = logcore.open("/data/t-0", create=True, durability=before, fs=disk)
@@ -334,14 +334,14 @@ def test_visible_high_watermark_never_decreases(before: str, after: str) -> None
     with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
         assert reader.high_watermark == 5
 
-        def look() -> None:
+        def observe() -> None:
             reader.refresh()
             with logcore.open("/data/t-0", read_only=True, fs=disk) as other:
                 for high_watermark in (reader.high_watermark, other.high_watermark):
                     assert high_watermark >= seen[-1]
                     seen.append(high_watermark)
 
-        disk.faults = ObservingPlan(look)
+        disk.faults = ObservingPlan(observe)
         with logcore.open("/data/t-0", durability=after, fs=disk) as log:
             log.append(b"5", durability="disk")
             log.roll()
@@ -389,7 +389,7 @@ def test_transaction_whose_marker_was_deleted_is_closed() -> None:
 
 
 def test_reader_forgets_transactions_that_the_writer_truncated() -> None:
-    """Under `os`, readers see everything that is written. A failed append is truncated."""
+    """Under `os`, readers see all written records, until a failed append is truncated."""
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
         write(log, 0, commit=True)
@@ -427,16 +427,16 @@ class ActingPlan(FaultPlan):
 
 
 def test_unsynced_record_is_hidden_at_any_step_of_a_refresh() -> None:
-    """A writer opens the log and leaves a record unsynced, between any two disk
-    operations of a reader.
+    """Between any two disk operations of a reader, a writer opens the log and appends a
+    record without a sync.
 
-    If the reader read the durable end before the size, there would be no durable end
-    yet, and the record would be visible.
+    If the reader read the durable end before the size, it would find no durable end,
+    and the record would be visible.
     """
-    has_met = True
-    at = 0
-    while has_met:
-        at += 1
+    is_reached = True
+    nth = 0
+    while is_reached:
+        nth += 1
         disk = SimulatedDisk(now_ms=T0)
         with logcore.open("/data/t-0", create=True, durability="group", fs=disk) as log:
             log.append(b"on disk")
@@ -449,17 +449,17 @@ def test_unsynced_record_is_hidden_at_any_step_of_a_refresh() -> None:
             writers[0].append(b"in memory", durability="os")
 
         with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
-            disk.faults = ActingPlan(at, write_unsynced)
+            disk.faults = ActingPlan(nth, write_unsynced)
             reader.refresh()
             disk.faults = None
             assert reader.high_watermark == 1
-        has_met = bool(writers)
+        is_reached = bool(writers)
         for log in writers:
             log.close()
-    assert at > 5
+    assert nth > 5
 
 
-def test_listing_during_a_rename_is_repeated(
+def test_directory_listing_during_a_rename_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A directory listing during a rename may lack a name that exists before and after

@@ -65,7 +65,7 @@ def test_invalid_expectation_is_refused(log: logcore.Log, expected: Any) -> None
 
 
 def test_unrelated_keys_never_conflict(log: logcore.Log) -> None:
-    """expected_offset made 79 of 320 such appends conflict."""
+    """Appends with `expected_offset` conflicted in 79 of 320 such cases."""
     failures: list[BaseException] = []
 
     def work(key: bytes) -> None:
@@ -95,18 +95,18 @@ def test_index_agrees_with_a_scan_after_any_change(tmp_path: Path) -> None:
     log = logcore.open(path, create=True, config=config, durability="os")
     keys = [b"k%d" % number for number in range(5)]
     for step in range(500):
-        choice = rng.random()
-        if choice < 0.85:
+        fraction = rng.random()
+        if fraction < 0.85:
             value = b"%d" % step * 20
             log.append(rng.choice((value, value, None)), key=rng.choice(keys))
-        elif choice < 0.9:
+        elif fraction < 0.9:
             log.truncate(rng.randint(log.log_start_offset, log.log_end_offset))
-        elif choice < 0.93:
+        elif fraction < 0.93:
             log.delete_records(
                 rng.randint(log.log_start_offset, log.log_end_offset) // 2
                 + log.log_start_offset // 2
             )
-        elif choice < 0.97:
+        elif fraction < 0.97:
             # The second round removes tombstones.
             for _ in range(2):
                 log.roll()
@@ -114,15 +114,15 @@ def test_index_agrees_with_a_scan_after_any_change(tmp_path: Path) -> None:
         else:
             log.close()
             log = logcore.open(path, config=config, durability="os")
-        # Several changes between two uses of the index.
+        # The index is used after several changes.
         if rng.random() < 0.5:
             continue
         key = rng.choice(keys)
-        found = [
+        history = [
             record for record in log.read(log.log_start_offset) if record.key == key
         ]
-        assert list(log.history(key)) == found, step
-        last = found[-1].offset if found else -1
+        assert list(log.history(key)) == history, step
+        last = history[-1].offset if history else -1
         with pytest.raises(OffsetConflictError) as caught:
             log.append(b"x", key=key, expected={key: last + 1})
         assert caught.value.found == last
@@ -131,7 +131,7 @@ def test_index_agrees_with_a_scan_after_any_change(tmp_path: Path) -> None:
 
 
 def test_tombstone_that_compaction_removed_counts_as_no_record(tmp_path: Path) -> None:
-    """The reader of the history finds no record, so it expects none."""
+    """The history of the key is empty, so that the next append expects no record."""
     config = {"cleanup.policy": "compact", "delete.retention.ms": 0}
     with logcore.open(tmp_path / "t-0", create=True, config=config) as log:
         log.append(b"1", key=b"a")
@@ -144,7 +144,7 @@ def test_tombstone_that_compaction_removed_counts_as_no_record(tmp_path: Path) -
         log.append(b"2", key=b"a", expected={b"a": -1})
 
 
-def test_records_that_are_not_synced_are_expected(tmp_path: Path) -> None:
+def test_expected_offset_may_be_of_an_unsynced_record(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"1", key=b"a", durability="os")
         assert log.high_watermark == 0
@@ -154,28 +154,28 @@ def test_records_that_are_not_synced_are_expected(tmp_path: Path) -> None:
         assert values(log.history(b"a")) == [b"1", b"2"]
 
 
-def _append_in_turns(path: Path, barrier: Any) -> None:
+def _append_after_each_conflict(path: Path, barrier: Any) -> None:
     with logcore.open(path, shared=True) as log:
         barrier.wait()
-        done = 0
-        while done < 30:
+        appended = 0
+        while appended < 30:
             events = list(log.history(b"a"))
             last = events[-1].offset if events else -1
             try:
                 log.append(b"%d" % len(events), key=b"a", expected={b"a": last})
             except OffsetConflictError:
                 continue
-            done += 1
+            appended += 1
 
 
 @pytest.mark.long
-def test_processes_that_share_a_log_see_one_history(tmp_path: Path) -> None:
+def test_appends_of_processes_that_share_a_log_conflict(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     context = multiprocessing.get_context("spawn")
     with logcore.open(path, create=True, shared=True):
         barrier = context.Barrier(2)
         workers = [
-            context.Process(target=_append_in_turns, args=(path, barrier))
+            context.Process(target=_append_after_each_conflict, args=(path, barrier))
             for _ in range(2)
         ]
         for worker in workers:

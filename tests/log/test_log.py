@@ -62,7 +62,7 @@ def test_records_are_read_back_after_reopening(partition: Path, policy: str) -> 
         ]
 
 
-def test_every_append_method_gives_the_same_records(partition: Path) -> None:
+def test_every_append_method_stores_the_same_records(partition: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     rows = [
         (b"k%d" % number, b"v" * number if number % 3 else None) for number in range(50)
@@ -86,10 +86,10 @@ def test_every_append_method_gives_the_same_records(partition: Path) -> None:
                 codec="lz4",
             )
             log.append_batch(batch)
-        found = [
+        records = [
             (record.key, record.value, record.timestamp_ms) for record in log.read(0)
         ]
-        assert found == [(key, value, T0) for key, value in rows] * 5
+        assert records == [(key, value, T0) for key, value in rows] * 5
         assert [record.offset for record in log.read(0)] == list(range(250))
         heads = {
             (batch.magic, batch.producer_id, batch.producer_epoch, batch.base_sequence)
@@ -124,13 +124,13 @@ def test_reading_between_any_two_offsets(partition: Path) -> None:
         for start in range(61):
             assert log.get(start).offset == start if start < 60 else True
             for end in (start, start + 1, start + 7, 60, 99):
-                want = [b"%d" % number for number in range(start, min(end, 60))]
-                assert values(log, start, end) == want
+                expected = [b"%d" % number for number in range(start, min(end, 60))]
+                assert values(log, start, end) == expected
                 assert [
                     value
                     for columns in log.scan(start, end)
                     for value in columns.values()
-                ] == want
+                ] == expected
         for outside in (-1, 61):
             with pytest.raises(logcore.OffsetOutOfRangeError):
                 log.read(outside)
@@ -157,10 +157,10 @@ def test_append_columns_accepts_keys_or_values_alone(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         log.append_columns(keys=column)
         log.append_columns(values=column)
-        pieces = [b"a", b"", b"bc"]
+        values = [b"a", b"", b"bc"]
         assert [(record.key, record.value) for record in log.read(0)] == [
-            *((piece, None) for piece in pieces),
-            *((None, piece) for piece in pieces),
+            *((value, None) for value in values),
+            *((None, value) for value in values),
         ]
         with pytest.raises(logcore.InvalidRecordError, match="same number of rows"):
             log.append_columns(keys=column, values=(b"abc", [0, 3]))
@@ -174,8 +174,8 @@ def test_batches_cover_all_offsets_in_order(partition: Path) -> None:
         batches = list(log.batches(0))
         assert batches[0].base_offset == 0
         assert all(
-            batch.next_offset == two.base_offset
-            for batch, two in itertools.pairwise(batches)
+            batch.next_offset == next_batch.base_offset
+            for batch, next_batch in itertools.pairwise(batches)
         )
         assert [
             offset for batch in batches for offset in batch.columns().offsets.tolist()
@@ -196,14 +196,14 @@ def test_scan_is_readable_by_arrow_polars_and_duckdb(partition: Path) -> None:
         assert table["value"].to_pylist() == [b"%d" % number for number in range(100)]
         assert table.column_names == ["offset", "timestamp", "key", "value", "headers"]
         assert pa.table(scan.select("key")).column_names == ["key"]
-        assert scan.to_table().equals(table), "a scan may be read twice"
+        assert scan.to_table().equals(table), "a scan can be read twice"
         polars = pytest.importorskip("polars")
         assert polars.DataFrame(scan.select("offset", "value")).height == 100
         duckdb = pytest.importorskip("duckdb")
-        found = duckdb.sql(
+        row = duckdb.sql(
             'select count(distinct key), max("offset") from scan'
         ).fetchall()
-        assert found == [(3, 99)]
+        assert row == [(3, 99)]
 
 
 def test_columns_outlive_the_log(partition: Path) -> None:
@@ -217,8 +217,7 @@ def test_columns_outlive_the_log(partition: Path) -> None:
     ]
 
 
-# -- directories written by Kafka
-# -------------------------------------------------------
+# -- directories written by Kafka ------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["partition-clean", "partition-crash"])
@@ -296,27 +295,32 @@ def test_kafka_partition_is_continued(tmp_path: Path, name: str) -> None:
 def test_threads_append_without_loss_and_in_their_own_order(
     partition: Path, policy: str
 ) -> None:
-    def work(name: int) -> None:
+    def work(thread_number: int) -> None:
         for number in range(30):
-            receipts[name].append(log.append(b"%d" % number, key=b"%d" % name).offset)
+            receipts[thread_number].append(
+                log.append(b"%d" % number, key=b"%d" % thread_number).offset
+            )
 
     with logcore.open(
         partition, create=True, config={"segment.bytes": 4000}, durability=policy
     ) as log:
         receipts: list[list[int]] = [[] for _ in range(8)]
-        threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
+        threads = [
+            threading.Thread(target=work, args=(thread_number,))
+            for thread_number in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(offset for receipt in receipts for offset in receipt) == list(
-            range(240)
-        )
-        found = {record.offset: (record.key, record.value) for record in log.read(0)}
-        for name, offsets in enumerate(receipts):
+        assert sorted(
+            offset for offsets_of_thread in receipts for offset in offsets_of_thread
+        ) == list(range(240))
+        records = {record.offset: (record.key, record.value) for record in log.read(0)}
+        for thread_number, offsets in enumerate(receipts):
             assert offsets == sorted(offsets)
-            assert [found[offset] for offset in offsets] == [
-                (b"%d" % name, b"%d" % number) for number in range(30)
+            assert [records[offset] for offset in offsets] == [
+                (b"%d" % thread_number, b"%d" % number) for number in range(30)
             ]
 
 
@@ -325,11 +329,11 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
         while not done.is_set():
             for record in log.read(max(0, log.high_watermark - 8)):
                 if record.value != b"%d" % record.offset:
-                    wrong.append(record)
+                    wrong_records.append(record)
             done.wait(0.0001)  # lets the writer run
 
     done = threading.Event()
-    wrong = []
+    wrong_records = []
     with logcore.open(partition, create=True, config=SMALL, durability="os") as log:
         log.append(b"0")
         threads = [threading.Thread(target=read) for _ in range(2)]
@@ -340,15 +344,16 @@ def test_readers_run_while_a_writer_rolls(partition: Path) -> None:
         done.set()
         for thread in threads:
             thread.join()
-    assert wrong == []
+    assert wrong_records == []
 
 
-# -- compared with a list
-# ---------------------------------------------------------------
+# -- compared with a list --------------------------------------------------------------
 
 
 class LogAsList(RuleBasedStateMachine):
-    """A log is a list whose front may be dropped. Each rule is applied to both."""
+    """A log behaves like a list whose first items may be deleted. Each rule changes
+    both.
+    """
 
     @initialize(
         policy=st.sampled_from(POLICIES), codec=st.sampled_from(["producer", "lz4"])
@@ -413,18 +418,18 @@ class LogAsList(RuleBasedStateMachine):
     @invariant()
     def reads_agree(self) -> None:
         self.log.flush()
-        want = list(enumerate(self.model))[self.first :]
+        expected = list(enumerate(self.model))[self.first :]
         assert (self.log.log_start_offset, self.log.log_end_offset) == (
             self.first,
             len(self.model),
         )
         assert [
             (record.offset, record.value) for record in self.log.read(self.first)
-        ] == want
+        ] == expected
         with logcore.open(f"{self.directory}/m-0", read_only=True) as reader:
             assert [
                 (record.offset, record.value) for record in reader.read(self.first)
-            ] == want
+            ] == expected
 
 
 TestLogAsList = LogAsList.TestCase
@@ -466,13 +471,18 @@ def test_timestamps_of_deleted_records_are_not_found(
         # A kill leaves this state between saving the new log start and deleting the
         # first file.
         log._state.log_start = 1
-        left = [*times[1:], 60]
-        for asked in (1, 50, 60, 100):
+        remaining = [*times[1:], 60]
+        for timestamp in (1, 50, 60, 100):
             expected = next(
-                (1 + index for index, time in enumerate(left) if time >= asked), None
+                (
+                    1 + index
+                    for index, time in enumerate(remaining)
+                    if time >= timestamp
+                ),
+                None,
             )
-            assert log.offset_for_timestamp(asked) == expected
-        assert log.newest() == (1 + left.index(max(left)), max(left))
+            assert log.offset_for_timestamp(timestamp) == expected
+        assert log.newest() == (1 + remaining.index(max(remaining)), max(remaining))
 
 
 def test_open_on_a_failing_disk_is_a_read_error(
@@ -481,12 +491,12 @@ def test_open_on_a_failing_disk_is_a_read_error(
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"v")
 
-    def failing(path: object, **more: object) -> os.stat_result:
+    def failing_stat(path: object, **more: object) -> os.stat_result:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", failing)
-        patch.setattr(os, "lstat", failing)
+        patch.setattr(os, "stat", failing_stat)
+        patch.setattr(os, "lstat", failing_stat)
         for read_only in (False, True):
             with pytest.raises(logcore.StorageReadError):
                 logcore.open(tmp_path / "t-0", read_only=read_only)
@@ -509,9 +519,7 @@ def test_failed_write_of_the_durable_end_hides_no_record(end: str) -> None:
 
 
 def test_staged_records_are_appended_after_all_existing_ones(tmp_path: Path) -> None:
-    """This includes an empty active segment, which is deleted, and the segments before
-    it, which are kept.
-    """
+    """An empty active segment is deleted. The segments before it are kept."""
     path = create(tmp_path / "data", STAGED)
     with logcore.open_dir(path) as directory:
         for number in range(3):
@@ -542,18 +550,18 @@ def test_staged_records_are_appended_after_all_existing_ones(tmp_path: Path) -> 
         assert values(reader) == [*expected, b"after", *staged_rows("again", 0, 300)]
 
 
-@pytest.mark.parametrize("checks", [{}, {"message.timestamp.after.max.ms": "3600000"}])
-def test_datetime_is_accepted_as_a_timestamp_everywhere(
-    tmp_path: Path, checks: dict[str, str]
+@pytest.mark.parametrize("limits", [{}, {"message.timestamp.after.max.ms": "3600000"}])
+def test_datetime_is_accepted_as_a_timestamp_in_every_call(
+    tmp_path: Path, limits: dict[str, str]
 ) -> None:
     # 1_700_000_000_001.999 ms, which is rounded down.
-    moment = datetime(2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC)
-    elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
-    with logcore.open(tmp_path / "t-0", create=True, config=checks) as log:
-        log.append(b"a", timestamp_ms=moment)
+    utc = datetime(2023, 11, 14, 22, 13, 20, 1999, tzinfo=UTC)
+    other_zone = utc.astimezone(timezone(timedelta(hours=5)))
+    with logcore.open(tmp_path / "t-0", create=True, config=limits) as log:
+        log.append(b"a", timestamp_ms=utc)
         log.append_many(
             [
-                (None, b"b", (), elsewhere),
+                (None, b"b", (), other_zone),
                 (None, b"c", (), np.datetime64("2023-11-14T22:13:20.001")),
             ]
         )
@@ -561,20 +569,20 @@ def test_datetime_is_accepted_as_a_timestamp_everywhere(
             1_700_000_000_001
         ] * 3
         assert (
-            log.offset_for_timestamp(moment) == log.offset_for_timestamp(elsewhere) == 0
+            log.offset_for_timestamp(utc) == log.offset_for_timestamp(other_zone) == 0
         )
-        assert log.offset_for_timestamp(moment + timedelta(days=1)) is None
-        for wrong in (
-            moment.replace(tzinfo=None),
+        assert log.offset_for_timestamp(utc + timedelta(days=1)) is None
+        for invalid in (
+            utc.replace(tzinfo=None),
             1.5,
             "now",
             1 << 63,
             np.datetime64("NaT"),
         ):
             for call in (
-                lambda wrong=wrong: log.append(b"x", timestamp_ms=wrong),
-                lambda wrong=wrong: log.append_many([(None, b"x", (), wrong)]),
-                lambda wrong=wrong: log.offset_for_timestamp(wrong),
+                lambda invalid=invalid: log.append(b"x", timestamp_ms=invalid),
+                lambda invalid=invalid: log.append_many([(None, b"x", (), invalid)]),
+                lambda invalid=invalid: log.offset_for_timestamp(invalid),
             ):
                 with pytest.raises(
                     logcore.InvalidTimestampError, match="a datetime with a time zone"
@@ -597,7 +605,7 @@ def test_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
             logcore.open_dir(path, create=True)
 
 
-def test_error_text_contains_only_known_fields() -> None:
+def test_error_text_contains_only_fields_that_are_set() -> None:
     assert (
         str(logcore.LogcoreError("x", expected=1, found=2)) == "x (expected 1, found 2)"
     )

@@ -35,7 +35,7 @@ def test_log_is_iterated_and_indexed_by_offset(log: logcore.Log) -> None:
 
 
 @pytest.mark.parametrize(
-    "part",
+    "bounds",
     [
         slice(None),
         slice(2, 5),
@@ -46,11 +46,11 @@ def test_log_is_iterated_and_indexed_by_offset(log: logcore.Log) -> None:
     ],
 )
 def test_slice_has_the_records_that_a_list_would_have(
-    log: logcore.Log, part: slice
+    log: logcore.Log, bounds: slice
 ) -> None:
-    assert numbers(log[part]) == list(range(10))[part]
+    assert numbers(log[bounds]) == list(range(10))[bounds]
     log.delete_records(3)
-    assert numbers(log[part]) == [n for n in list(range(10))[part] if n >= 3]
+    assert numbers(log[bounds]) == [n for n in list(range(10))[bounds] if n >= 3]
 
 
 def test_slice_with_a_step_is_refused(log: logcore.Log) -> None:
@@ -58,7 +58,9 @@ def test_slice_with_a_step_is_refused(log: logcore.Log) -> None:
         _ = log[::2]
 
 
-def test_gap_is_named(tmp_path: Path) -> None:
+def test_index_in_a_compacted_gap_raises_an_error_with_its_offset(
+    tmp_path: Path,
+) -> None:
     config = {"cleanup.policy": "compact"}
     with logcore.open(tmp_path / "t-0", create=True, config=config) as log:
         for value in (b"1", b"2", b"3"):

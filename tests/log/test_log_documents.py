@@ -1,7 +1,6 @@
-"""Sentences of the documents of Kafka's log: one test for each sentence, listed in
-docs/map.md.
-
-Each test is short and shows only its sentence. The tests of the modules are thorough.
+"""Sentences of Kafka's documentation of the log: one test for each sentence, listed in
+docs/map.md. Each test is short and checks only its sentence. The tests of the modules
+cover more cases.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ def test_appends_name_each_file_by_its_first_offset(tmp_path: Path) -> None:
 # -- flush -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by", ["flush.messages", "policy"])
-def test_flush_M_messages_loses_fewer_than_M(by: str) -> None:
+@pytest.mark.parametrize("setting", ["flush.messages", "policy"])
+def test_flush_M_messages_loses_fewer_than_M(setting: str) -> None:
     """M: the number of messages to write before forcing the system to flush."""
     disk = SimulatedDisk()
-    config = {"flush.messages": 5} if by == "flush.messages" else {}
+    config = {"flush.messages": 5} if setting == "flush.messages" else {}
     log = logcore.open(
         "t-0",
         create=True,
@@ -94,17 +93,17 @@ def test_flush_M_messages_loses_fewer_than_M(by: str) -> None:
         log.append(b"v")
     assert log.durable_end_offset == 10
     disk.crash()
-    least = min(
+    least_records = min(
         len(list(read_reopened(state.disk()))) for state in disk.crash_states(limit=50)
     )
-    assert least == 10
+    assert least_records == 10
 
 
-@pytest.mark.parametrize("by", ["flush.ms", "policy"])
-def test_flush_S_seconds_loses_only_younger_records(by: str) -> None:
+@pytest.mark.parametrize("setting", ["flush.ms", "policy"])
+def test_flush_S_seconds_loses_only_younger_records(setting: str) -> None:
     """S: the number of seconds after which a flush is forced by the caller of tick()."""
     disk = SimulatedDisk()
-    config = {"flush.ms": 2_000} if by == "flush.ms" else {}
+    config = {"flush.ms": 2_000} if setting == "flush.ms" else {}
     log = logcore.open(
         "t-0",
         create=True,
@@ -121,10 +120,10 @@ def test_flush_S_seconds_loses_only_younger_records(by: str) -> None:
     assert log.durable_end_offset == 1
     log.append(b"young")
     disk.crash()
-    found = {
+    record_counts = {
         len(list(read_reopened(state.disk()))) for state in disk.crash_states(limit=50)
     }
-    assert found == {1, 2}
+    assert record_counts == {1, 2}
 
 
 def read_reopened(disk: SimulatedDisk) -> list[logcore.Record]:
@@ -139,8 +138,8 @@ def test_reads_take_an_offset_and_a_chunk_size(tmp_path: Path) -> None:
     with open_orders(tmp_path) as log:
         for _ in range(20):
             log.append(b"v" * 100)
-        few = [record.offset for record in log.read(5, max_bytes=1000)]
-        assert few == [5, 6, 7, 8, 9]
+        chunk_offsets = [record.offset for record in log.read(5, max_bytes=1000)]
+        assert chunk_offsets == [5, 6, 7, 8, 9]
         assert [record.offset for record in log.read(5, max_bytes=1)] == [5], (
             "at least one batch"
         )
@@ -197,8 +196,8 @@ def test_deletes_take_one_segment_at_a_time(tmp_path: Path) -> None:
 
 
 def test_deletes_follow_pluggable_policies(tmp_path: Path) -> None:
-    def every_other_day(facts: PartitionFacts) -> int:
-        return len(facts.segments) // 2
+    def every_other_day(log_facts: PartitionFacts) -> int:
+        return len(log_facts.segments) // 2
 
     with open_orders(tmp_path, **{"segment.bytes": 300}) as log:
         for _ in range(40):
@@ -222,36 +221,36 @@ def test_deletes_leave_readers_a_consistent_view(tmp_path: Path) -> None:
 # -- guarantees ------------------------------------------------------------------------
 
 
-def test_guarantees_recovery_cuts_to_the_last_valid_offset(tmp_path: Path) -> None:
+def test_guarantees_recovery_truncates_to_the_last_valid_offset(tmp_path: Path) -> None:
     with open_orders(tmp_path) as log:
         for _ in range(5):
             log.append(b"v" * 50)
     path = tmp_path / "orders-0" / f"{0:020d}.log"
-    whole = path.read_bytes()
+    undamaged = path.read_bytes()
     (tmp_path / "recovery-point-offset-checkpoint").unlink()
-    path.write_bytes(whole[:-1])
+    path.write_bytes(undamaged[:-1])
     with open_orders(tmp_path) as log:
         assert log.log_end_offset == 4
         assert log.recovery_report is not None and log.recovery_report.cut_bytes > 0
 
 
 def test_guarantees_truncation_and_nonsense_are_both_handled(tmp_path: Path) -> None:
-    """An unwritten block is lost, or a nonsense block is added: sizes and data reach
-    the disk in any order.
+    """A crash loses an unwritten block or adds a nonsense block, because the disk
+    writes sizes and data in any order.
     """
     with open_orders(tmp_path) as log:
         for _ in range(5):
             log.append(b"v" * 50)
     path = tmp_path / "orders-0" / f"{0:020d}.log"
-    whole = path.read_bytes()
+    undamaged = path.read_bytes()
     (tmp_path / "recovery-point-offset-checkpoint").unlink()
-    for tail in (b"\0" * 4096, bytes(range(256)) * 16, whole[:30]):
-        path.write_bytes(whole + tail)
+    for tail in (b"\0" * 4096, bytes(range(256)) * 16, undamaged[:30]):
+        path.write_bytes(undamaged + tail)
         with logcore.open(tmp_path / "orders-0", read_only=True) as reader:
             assert reader.log_end_offset == 5
         (tmp_path / "recovery-point-offset-checkpoint").unlink(missing_ok=True)
         with open_orders(tmp_path) as log:
-            assert log.log_end_offset == 5 and path.read_bytes() == whole
+            assert log.log_end_offset == 5 and path.read_bytes() == undamaged
 
 
 # -- compaction ------------------------------------------------------------------------
@@ -268,8 +267,8 @@ def log_to_compact(disk: SimulatedDisk, count: int = 60) -> logcore.Log:
 def test_compaction_keeps_order() -> None:
     with log_to_compact(SimulatedDisk()) as log:
         clean(log)
-        found = offsets(log)
-        assert found == sorted(found) and len(found) < 60
+        kept_offsets = offsets(log)
+        assert kept_offsets == sorted(kept_offsets) and len(kept_offsets) < 60
 
 
 def test_compaction_never_changes_an_offset() -> None:
@@ -372,12 +371,12 @@ def test_control_batches_hold_one_record_with_version_and_type(tmp_path: Path) -
     with open_orders(tmp_path) as log:
         log.end_transaction(7, 0, commit=True)
         log.end_transaction(7, 0, commit=False, coordinator_epoch=3)
-        found = [batch.records() for batch in log.batches(0)]
-        assert [[record.key for record in records] for records in found] == [
+        records_by_batch = [batch.records() for batch in log.batches(0)]
+        assert [[record.key for record in records] for records in records_by_batch] == [
             [b"\0\0\0\1"],
             [b"\0\0\0\0"],
         ]
-        assert [records[0].value for records in found] == [
+        assert [records[0].value for records in records_by_batch] == [
             b"\0\0\0\0\0\0",
             b"\0\0\0\0\0\3",
         ]

@@ -14,7 +14,7 @@ from support.vectors import VECTORS
 
 def test_murmur2_equals_kafka() -> None:
     """The values are those of Kafka's UtilsTest.testMurmur2."""
-    known = {
+    kafka_hashes = {
         b"21": -973932308,
         b"foobar": -790332482,
         b"a-little-bit-long-string": -985981536,
@@ -22,14 +22,14 @@ def test_murmur2_equals_kafka() -> None:
         b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
         b"abc": 479470107,
     }
-    pieces = [*known, b"", *(bytes(range(size)) for size in range(40))]
-    edges = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
-    found = murmur2(np.frombuffer(b"".join(pieces), np.uint8), edges)
-    assert [int(entry) for entry in found[: len(known)].astype(np.int32)] == list(
-        known.values()
-    )
-    assert [int(entry) & 0x7FFFFFFF for entry in found] == [
-        reference_murmur2(piece) for piece in pieces
+    keys = [*kafka_hashes, b"", *(bytes(range(size)) for size in range(40))]
+    bounds = np.concatenate([[0], np.cumsum([len(key) for key in keys])])
+    hashes = murmur2(np.frombuffer(b"".join(keys), np.uint8), bounds)
+    assert [
+        int(entry) for entry in hashes[: len(kafka_hashes)].astype(np.int32)
+    ] == list(kafka_hashes.values())
+    assert [int(entry) & 0x7FFFFFFF for entry in hashes] == [
+        reference_murmur2(key) for key in keys
     ]
 
 

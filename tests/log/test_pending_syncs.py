@@ -29,8 +29,8 @@ def log(disk: SimulatedDisk) -> Iterator[Log]:
 
 
 class Recorder:
-    """Records each completion in order: the number of the append, and the logs that
-    failed.
+    """Records each completion in order, as the number of the append and the failed
+    logs.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,12 @@ def test_append_to_no_log_completes_at_once() -> None:
     assert recorder.completed == [(1, {})]
 
 
-def test_append_during_the_sync_of_another_waits_for_the_next(
+def test_append_during_a_sync_waits_for_the_next_sync(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by threads under load: the append was treated as truncated."""
+    """The append was treated as truncated, which a test with threads under load
+    detected.
+    """
     recorder = Recorder()
     recorder.append(1, log)
     flush = log.flush
@@ -85,8 +87,8 @@ def test_append_during_the_sync_of_another_waits_for_the_next(
 def test_settle_does_not_wait_for_appends_added_during_its_sync(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 committing threads waited for one another and shared no sync: each sync
-    covered one append.
+    """Otherwise 64 committing threads waited for one another, and each sync covered one
+    append.
     """
     recorder = Recorder()
     recorder.append(0, log)
@@ -106,14 +108,18 @@ def test_settle_does_not_wait_for_appends_added_during_its_sync(
 
 
 def test_settle_waits_for_appends_made_by_callbacks(log: Log) -> None:
-    """The end of a transaction needs this, because its markers follow its decision."""
+    """The end of a transaction relies on it: the markers are appended once the decision
+    is durable.
+    """
     recorder = Recorder()
 
-    def append_next(left: int) -> None:
-        recorder.completed.append((left, {}))
-        if left:
+    def append_next(remaining: int) -> None:
+        recorder.completed.append((remaining, {}))
+        if remaining:
             end = log.append(b"v").last_offset + 1
-            recorder.settling.add({log: end}, lambda failures: append_next(left - 1))
+            recorder.settling.add(
+                {log: end}, lambda failures: append_next(remaining - 1)
+            )
 
     recorder.settling.add(
         {log: log.append(b"v").last_offset + 1}, lambda failures: append_next(2)

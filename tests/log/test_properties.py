@@ -1,9 +1,7 @@
 """Properties of logs, records, indexes and recovery: P01 to P29 and some others, each
-with one short test named by its id.
-
-Each property is tested in more depth elsewhere (see the table in docs/crashes.md). A
-test here is the shortest program that fails when the property does not hold. P30 to P46
-are in test_retention.py and test_cleaner.py.
+with one short test named by its id. A test is the shortest program that fails when its
+property does not hold. Other tests check each property in more depth (see the table in
+docs/crashes.md). P30 to P46 are in test_retention.py and test_cleaner.py.
 """
 
 from __future__ import annotations
@@ -88,15 +86,15 @@ def test_P04_P05_acknowledged_records_survive_a_crash() -> None:
     acknowledged = log.append_many(ROWS[:3]).last_offset + 1
     log.append_many(ROWS[3:5], durability="os")
     for after in disk.after_crash():
-        with open_log(after) as again:
+        with open_log(after) as reopened:
             assert (
-                ROWS[:acknowledged] == contents(again)[:acknowledged]
-                and contents(again) == ROWS[: len(contents(again))]
+                ROWS[:acknowledged] == contents(reopened)[:acknowledged]
+                and contents(reopened) == ROWS[: len(contents(reopened))]
             )
     log.close()
 
 
-def test_P06_records_of_a_producer_keep_their_order_in_the_log() -> None:
+def test_P06_log_keeps_the_order_of_records_of_a_producer() -> None:
     with open_log(SimulatedDisk()) as log:
         for number in range(3):
             log.append_batch(
@@ -115,10 +113,12 @@ def test_P06_records_of_a_producer_keep_their_order_in_the_log() -> None:
             encode(ROWS[:1])
             + encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3)
         )
-        again = log.append_batch(
+        duplicate = log.append_batch(
             encode(ROWS[3:4], producer_id=7, producer_epoch=0, base_sequence=3)
         )
-        assert again.offset == 4, "it was stored after a batch without a producer"
+        assert duplicate.offset == 4, (
+            "the batch is stored after a batch without a producer"
+        )
         assert contents(log) == [*ROWS[:3], ROWS[0], ROWS[3]]
 
 
@@ -147,9 +147,11 @@ def test_P10_P11_decoding_inverts_encoding_for_any_split(
         ]
 
     first = encode(ROWS[:3], codec=codec)
-    two = encode(ROWS[3:7], codec=codec, base_offset=3)
+    second = encode(ROWS[3:7], codec=codec, base_offset=3)
     assert (
-        decoded(first + two) == decoded(first) + decoded(two) == [ROWS[:3], ROWS[3:7]]
+        decoded(first + second)
+        == decoded(first) + decoded(second)
+        == [ROWS[:3], ROWS[3:7]]
     )
 
 
@@ -178,12 +180,12 @@ def test_P12_P13_too_large_record_is_refused_without_a_change() -> None:
 @example([0, 5], -1)
 @example([0, 2**31 - 1], 2**31)
 def test_P14_index_finds_the_last_entry_at_or_below(
-    offsets: list[int], asked: int
+    offsets: list[int], searched: int
 ) -> None:
     index = OffsetIndex("t-0/0.index", bytearray())
     for position, offset in enumerate(offsets):
         index.add(offset, position)
-    for relative in (asked, *offsets[:3], *(offset + 1 for offset in offsets[-3:])):
+    for relative in (searched, *offsets[:3], *(offset + 1 for offset in offsets[-3:])):
         assert index.find(relative) == bisect.bisect_right(offsets, relative) - 1
     index.keep(len(offsets) // 2)
     assert [index.entry(slot) for slot in range(len(index))] == [
@@ -197,15 +199,17 @@ def test_P14_index_finds_the_last_entry_at_or_below(
     st.integers(0, 8),
 )
 def test_P14_time_index_stores_only_rising_timestamps(
-    given_entries: list[tuple[int, int]], kept: int
+    given_entries: list[tuple[int, int]], stored_count: int
 ) -> None:
     index = TimeIndex("t-0/0.timeindex", bytearray())
     expected = list[tuple[int, int]]()
     for timestamp, offset in given_entries:
         index.add(timestamp, offset)
-        if timestamp > max([-1, *(known for known, _ in expected)]):
+        if timestamp > max(
+            [-1, *(stored_timestamp for stored_timestamp, _ in expected)]
+        ):
             expected.append((timestamp, offset))
-    for entries in (expected, expected[:kept]):
+    for entries in (expected, expected[:stored_count]):
         index.keep(len(entries))
         assert [index.entry(slot) for slot in range(len(index))] == entries
         assert index.last_timestamp == (entries[-1][0] if entries else -1)
@@ -222,8 +226,8 @@ def test_P14_P18_P19_indexes_rise_and_refer_to_batches() -> None:
         for segment in sealed:
             heads = [
                 row
-                for facts, _, _ in segment.walk(0, crc=True)
-                for row in facts.tolist()
+                for headers, _, _ in segment.walk(0, crc=True)
+                for row in headers.tolist()
             ]
             positions = {row[0] for row in heads}
             index = segment.offset_index.array().tolist()
@@ -234,7 +238,9 @@ def test_P14_P18_P19_indexes_rise_and_refer_to_batches() -> None:
             for entry, after in zip(
                 [(0, 0), *index], [*index, (0, segment.size_bytes)], strict=True
             ):
-                between = [at for at in positions if entry[1] < at < after[1]]
+                between = [
+                    position for position in positions if entry[1] < position < after[1]
+                ]
                 assert after[1] - entry[1] <= 100 + 2 * 120, (
                     between,
                     "at least one entry per interval and batch",
@@ -248,8 +254,8 @@ def test_P14_P18_P19_indexes_rise_and_refer_to_batches() -> None:
 
 @pytest.mark.parametrize("writes", [True, False])
 def test_P14_lookup_reads_one_index_interval_and_one_batch(writes: bool) -> None:
-    """The limits are multiples of 32 KiB reads. Without an index, a lookup would read
-    half of the log.
+    """The limits are multiples of 32 KiB, the size of a read. Without an index, a
+    lookup would read half of the log.
     """
     disk = CountingDisk()
     config = {"index.interval.bytes": 1_000}
@@ -258,16 +264,15 @@ def test_P14_lookup_reads_one_index_interval_and_one_batch(writes: bool) -> None
             log.append(b"%03d" % number * 100, timestamp_ms=1_000 + number)
         log.host.writer.active.try_write_indexes()
         with logcore.open("t-0", read_only=True, fs=disk) as reader:
-            reading = log if writes else reader
-            assert reading.get(0).offset == 0
+            opened = log if writes else reader
+            assert opened.get(0).offset == 0
             for number in (0, 1, 200, 399, 598, 599):
                 disk.read_bytes = 0
-                assert reading.get(number).offset == number
+                assert opened.get(number).offset == number
                 assert disk.read_bytes <= 33 << 10
                 disk.read_bytes = 0
                 assert (
-                    next(iter(reading.batches(number, number + 1))).base_offset
-                    == number
+                    next(iter(opened.batches(number, number + 1))).base_offset == number
                 )
                 assert disk.read_bytes <= 3 * (33 << 10)
 
@@ -307,28 +312,28 @@ def test_P17_rebuilt_index_equals_the_original() -> None:
 
 @given(
     times=st.lists(st.just(-1) | st.integers(1, 9), min_size=12, max_size=24),
-    moments=st.tuples(st.integers(0, 12), st.integers(3, 12)),
+    flush_and_tick=st.tuples(st.integers(0, 12), st.integers(3, 12)),
     interval=st.sampled_from([0, 150, 300]),
     index_bytes=st.sampled_from([60, 120, *range(88, 184, 8), 1 << 20]),
-    lost=st.none() | st.integers(0, 300),
-    later=st.sampled_from([(), (10, 20, 20, 21)]),
+    lost_bytes=st.none() | st.integers(0, 300),
+    appended_times=st.sampled_from([(), (10, 20, 20, 21)]),
 )
 def test_P17_resumed_index_equals_a_rebuilt_one(
     times: list[int],
-    moments: tuple[int, int],
+    flush_and_tick: tuple[int, int],
     interval: int,
     index_bytes: int,
-    lost: int | None,
-    later: tuple[int, ...],
+    lost_bytes: int | None,
+    appended_times: tuple[int, ...],
 ) -> None:
-    """This holds for any timestamps, any recovery point and any loss at the end of the
-    file by a crash. A loss of None means a clean close.
+    """The property holds for any timestamps, any recovery point and any loss at the end
+    of the file by a crash. If `lost_bytes` is None, the log is closed cleanly.
     """
     config = {"index.interval.bytes": interval}
-    flushed, ticked = sorted(moments)
+    flushed, ticked = sorted(flush_and_tick)
     disk = SimulatedDisk()
     log = open_log(disk, config=config, durability="os")
-    log.append(b"of an earlier segment", timestamp_ms=1)
+    log.append(b"in an earlier segment", timestamp_ms=1)
     log.roll()
     for index, time in enumerate(times):
         if index == flushed:
@@ -338,22 +343,22 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
             disk.advance(6_000)
             log.tick()
         log.append_batch(encode([(None, b"x" * (index % 5), (), time)]))
-    point = log.recovery_point
-    if lost is None:
+    recovery_point = log.recovery_point
+    if lost_bytes is None:
         log.close()
-        point = len(times) + 1
+        recovery_point = len(times) + 1
     else:
         disk.kill()
         data = disk.files()[newest(disk)]
-        disk.put(newest(disk), data[: max(0, len(data) - lost)])
+        disk.put(newest(disk), data[: max(0, len(data) - lost_bytes)])
     entries = struct.iter_unpack(
         ">ii", bytes(load(disk, f"t-0/{1:020d}.index", OffsetIndex))
     )
-    has_use = any(1 + offset < point for offset, _ in entries)
+    has_use = any(1 + offset < recovery_point for offset, _ in entries)
     config |= {"segment.ms": 15, "segment.index.bytes": index_bytes}
-    found: list[Any] = []
+    results: list[Any] = []
     for suffixes in ((), (".index", ".timeindex")):
-        again = SimulatedDisk(
+        copied = SimulatedDisk(
             {
                 path: data
                 for path, data in disk.files().items()
@@ -361,33 +366,33 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
             }
         )
         try:
-            log = open_log(again, config=config, durability="os")
+            log = open_log(copied, config=config, durability="os")
         except logcore.CorruptLogError:
-            found.append(None)
+            results.append(None)
             continue
         with log:
             assert log.host.writer.active.is_resumed == (not suffixes and has_use)
-            assert log.log_end_offset >= point
-            found.append(
+            assert log.log_end_offset >= recovery_point
+            results.append(
                 [
                     log.newest(),
                     contents(log),
                     [log.offset_for_timestamp(time) for time in range(11)],
                 ]
             )
-            for time in later:
+            for time in appended_times:
                 log.append(b"later", timestamp_ms=time)
-            if later:
+            if appended_times:
                 log.roll()
-        after = again.files()
-        found[-1] += [
+        after = copied.files()
+        results[-1] += [
             {
                 path: after[path]
                 for path in after
                 if path.endswith((".log", "index")) and f"{0:020d}" not in path
             }
         ]
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 @given(
@@ -396,7 +401,7 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
     | st.lists(st.integers(1, 9), max_size=6).map(bytes),
     new=st.lists(st.integers(1, 9), max_size=4),
     keeps_other_entries=st.booleans(),
-    whole=st.booleans(),
+    is_complete=st.booleans(),
 )
 @example(b"\1\2\3", [1, 2], False, True)
 @example(b"\1\2\3", [1, 2], True, True)
@@ -405,9 +410,11 @@ def test_P17_resumed_index_equals_a_rebuilt_one(
 @example(b"\1", [1, 2], False, False)
 @example(b"\7", [], False, True)
 def test_P18_index_file_never_mixes_old_and_new_entries(
-    old: bytes | None, new: list[int], keeps_other_entries: bool, whole: bool
+    old: bytes | None, new: list[int], keeps_other_entries: bool, is_complete: bool
 ) -> None:
-    """This also holds after a power cut. Each entry is one byte repeated eight times."""
+    """The property also holds after a power cut. Each entry is one byte, repeated 8
+    times.
+    """
 
     def entries(numbers: Iterable[int]) -> bytes:
         return b"".join(bytes([number] * 8) for number in numbers)
@@ -420,44 +427,51 @@ def test_P18_index_file_never_mixes_old_and_new_entries(
         {"t-0/x.index": before, "t-0": None} if before is not None else {"t-0": None}
     )
     index = OffsetIndex("t-0/x.index", bytearray())
-    now = entries(new)
+    new_bytes = entries(new)
     for number in new:
         add(number)
-    index.write(disk, whole=whole, keeps_other_entries=keeps_other_entries)
-    found = disk.files().get("/t-0/x.index")
-    fits = before is not None and before[: len(now)] == now[: len(before)]
-    rest = (
-        before[len(now) :]
-        if fits and keeps_other_entries and before is not None
+    index.write(disk, whole=is_complete, keeps_other_entries=keeps_other_entries)
+    written = disk.files().get("/t-0/x.index")
+    is_prefix = (
+        before is not None and before[: len(new_bytes)] == new_bytes[: len(before)]
+    )
+    other_entries = (
+        before[len(new_bytes) :]
+        if is_prefix and keeps_other_entries and before is not None
         else b""
     )
-    assert found == now + rest
-    if found == before:
+    assert written == new_bytes + other_entries
+    if written == before:
         assert not disk.operations, "an up-to-date file is not written again"
-    olds, news = (set(numbers) - {0} for numbers in (old or b"", new))
+    old_numbers, new_numbers = (set(numbers) - {0} for numbers in (old or b"", new))
     for after in disk.after_crash(kind="power"):
-        left = after.files().get("/t-0/x.index", b"")
+        remaining = after.files().get("/t-0/x.index", b"")
         numbers = {
-            left[nth]
-            for nth in range(0, len(left), 8)
-            if left[nth : nth + 8] == entries([left[nth]])
+            remaining[position]
+            for position in range(0, len(remaining), 8)
+            if remaining[position : position + 8] == entries([remaining[position]])
         }
-        assert fits or not (numbers & (olds - news) and numbers & (news - olds))
-    index.write(disk, sync=True, whole=whole, keeps_other_entries=keeps_other_entries)
+        assert is_prefix or not (
+            numbers & (old_numbers - new_numbers)
+            and numbers & (new_numbers - old_numbers)
+        )
+    index.write(
+        disk, sync=True, whole=is_complete, keeps_other_entries=keeps_other_entries
+    )
     assert {
         after.files().get("/t-0/x.index") for after in disk.after_crash(kind="power")
-    } <= {now + rest, None}
+    } <= {new_bytes + other_entries, None}
     disk.operations.clear()
     index.write(disk, sync=True)
-    assert not disk.operations, "nor synced again"
-    if not rest:
+    assert not disk.operations, "an up-to-date file is not synced again"
+    if not other_entries:
         disk.faults = FaultPlan(Fault("pread", path="*.index", times=None))
         add(10)
         index.write(disk)
         assert [str(operation) for operation in disk.operations] == [
             "pwrite t-0/x.index"
         ], "the file is extended without being read"
-        assert disk.files()["/t-0/x.index"] == now + entries([10])
+        assert disk.files()["/t-0/x.index"] == new_bytes + entries([10])
         index.write(disk, sync=True)
         assert [str(operation) for operation in disk.operations[1:]] == [
             "fsync t-0/x.index"
@@ -489,7 +503,9 @@ def test_P15_trailing_zeros_of_an_index_are_ignored(
     torn = SimulatedDisk(
         {"x.index": b"".join(stored) + b"\1" * (zeros % kind.entry_size)}
     )
-    assert bytes(load(torn, "x.index", kind)) == b"".join(stored), "a partial entry"
+    assert bytes(load(torn, "x.index", kind)) == b"".join(stored), (
+        "a partial entry is ignored"
+    )
 
 
 def test_P20_P21_P24_recovery_finds_a_prefix_and_is_idempotent() -> None:
@@ -498,11 +514,11 @@ def test_P20_P21_P24_recovery_finds_a_prefix_and_is_idempotent() -> None:
     path = newest(disk)
     content = disk.files()[path]
     for size in range(0, len(content), 61):
-        cut = SimulatedDisk({path: content[:size]})
-        found = recover_log(cut, thorough=True)
+        truncated = SimulatedDisk({path: content[:size]})
+        recovered = recover_log(truncated, thorough=True)
         assert [
-            (r.key, r.value, r.headers, r.timestamp_ms) for r in found.records
-        ] == ROWS[: found.end]
+            (r.key, r.value, r.headers, r.timestamp_ms) for r in recovered.records
+        ] == ROWS[: recovered.end]
 
 
 def test_P22_P25_data_below_the_recovery_point_is_kept_and_tails_are_quarantined() -> (
@@ -511,9 +527,9 @@ def test_P22_P25_data_below_the_recovery_point_is_kept_and_tails_are_quarantined
     disk = write_killed_log(config={})
     path = newest(disk)
     with open_log(disk, config={}) as log:
-        point = log.recovery_point
+        recovery_point = log.recovery_point
     before = disk.files()[path]
-    assert point == 30
+    assert recovery_point == 30
     disk.put(path, before + b"garbage")
     with open_log(disk, config={}) as log:
         report = log.recovery_report
@@ -564,9 +580,7 @@ def test_P23_read_error_modifies_no_file() -> None:
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_P26_records_served_after_opening_are_durable(failed: bool) -> None:
-    """This includes an opening after a failed sync, when the records may exist only in
-    the page cache.
-    """
+    """After a failed sync, the records may exist only in the page cache."""
     disk = SimulatedDisk()
     log = open_log(disk, durability="os")
     log.append_many(ROWS)
@@ -575,11 +589,11 @@ def test_P26_records_served_after_opening_are_durable(failed: bool) -> None:
         with pytest.raises(logcore.DurabilityUnknownError):
             log.flush()
     disk.kill()
-    with open_log(disk, durability="os") as again:
-        shown = contents(again)
+    with open_log(disk, durability="os") as reopened:
+        served = contents(reopened)
         for after in disk.after_crash(kind="power", limit=20):
-            with open_log(after, durability="os") as third:
-                assert contents(third) == shown
+            with open_log(after, durability="os") as after_power_cut:
+                assert contents(after_power_cut) == served
 
 
 def test_P27_log_files_alone_are_sufficient() -> None:
@@ -594,17 +608,19 @@ def test_P27_log_files_alone_are_sufficient() -> None:
 
 def test_P28_kafka_partition_recovers_to_the_same_records() -> None:
     crashed, clean = (VECTORS / f"partition-{name}" for name in ("crash", "clean"))
-    found = []
+    recovered = []
     for directory in (crashed, clean):
         with logcore.open("orders-0", fs=SimulatedDisk.load(directory)) as log:
-            found.append(
+            recovered.append(
                 [(r.offset, r.key, r.value) for r in log.read(log.log_start_offset)]
             )
-    assert found[0] == found[1][: len(found[0])] and found[0]
+    assert recovered[0] == recovered[1][: len(recovered[0])] and recovered[0]
 
 
 class CountingDisk(SimulatedDisk):
-    """Counts the bytes of .log files that are read, including all bytes of a mapping."""
+    """Counts the bytes that are read from .log files. A mapping counts as a read of all
+    its bytes.
+    """
 
     read_bytes = 0
 
@@ -652,12 +668,12 @@ def test_P29_open_reads_unsynced_bytes_and_an_index_interval(
             log.close()
         else:
             disk.kill()
-        again = CountingDisk(disk.files())
-        with open_log(again, config=config, durability="os") as log:
+        copied = CountingDisk(disk.files())
+        with open_log(copied, config=config, durability="os") as log:
             report = log.recovery_report
             assert log.log_end_offset == count + unsynced and report is not None
             assert report.checked_bytes == (0 if is_clean else unsynced * batch_bytes)
-            read_bytes = again.read_bytes
+            read_bytes = copied.read_bytes
         if producer_id < 0 or is_clean:
             assert read_bytes <= report.checked_bytes + 2 * interval + 6 * batch_bytes
         else:
@@ -665,15 +681,17 @@ def test_P29_open_reads_unsynced_bytes_and_an_index_interval(
 
 
 def test_P29_records_with_equal_timestamps_are_not_read_again() -> None:
-    """They have one entry in the time index, and many in the offset index."""
+    """Such records have one entry in the time index, and many entries in the offset
+    index.
+    """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 1_000}
     with open_log(disk, config=config) as log:
         for _ in range(300):
             log.append_batch(batch := encode([(None, b"x" * 200, (), 5)]))
-    again = CountingDisk(disk.files())
-    with open_log(again, config=config) as log:
-        assert again.read_bytes <= 2 * 1_000 + 6 * len(batch)
+    copied = CountingDisk(disk.files())
+    with open_log(copied, config=config) as log:
+        assert copied.read_bytes <= 2 * 1_000 + 6 * len(batch)
         assert (log.log_end_offset, log.newest()) == (300, (0, 5))
 
 
@@ -717,32 +735,32 @@ def test_P53_last_stable_offset_never_decreases_or_exceeds_the_high_watermark(
     ):
         before = (0, 0, 0)
         for call in calls:
-            what, _, number = call.partition(" ")
+            action, _, number = call.partition(" ")
             producer_id = int(number or 0)
-            if what == "send":
+            if action == "send":
                 open_since.setdefault(producer_id, log.log_end_offset)
                 log.append_batch(
                     transactional(producer_id, sequences[producer_id]),
                     durability="disk",
                 )
                 sequences[producer_id] += 1
-            elif what in ("end", "abort"):
+            elif action in ("end", "abort"):
                 log.end_transaction(
-                    producer_id, 0, commit=what == "end", durability="disk"
+                    producer_id, 0, commit=action == "end", durability="disk"
                 )
                 open_since.pop(producer_id, None)
-            elif what == "flush":
+            elif action == "flush":
                 log.flush()
             else:
-                log.append(b"x", durability="os" if what == "unsynced" else "disk")
-            now = log.last_stable_offset, log.high_watermark, log.log_end_offset
-            assert list(now) == sorted(now) and all(
-                first <= other for first, other in zip(before, now, strict=True)
+                log.append(b"x", durability="os" if action == "unsynced" else "disk")
+            after = log.last_stable_offset, log.high_watermark, log.log_end_offset
+            assert list(after) == sorted(after) and all(
+                lower <= higher for lower, higher in zip(before, after, strict=True)
             )
-            assert now[0] == min([now[1], *open_since.values()])
+            assert after[0] == min([after[1], *open_since.values()])
             reader.refresh()
-            assert (reader.last_stable_offset, reader.high_watermark) == now[:2]
-            before = now
+            assert (reader.last_stable_offset, reader.high_watermark) == after[:2]
+            before = after
 
 
 def test_P55_end_of_transaction_with_an_older_epoch_is_refused() -> None:
@@ -770,9 +788,9 @@ def test_P56_commit_is_durable_when_it_is_acknowledged(policy: str) -> None:
         log.end_transaction(7, 0, commit=True, durability="disk").durability == "disk"
     )
     for after in disk.after_crash(kind="power"):
-        with open_log(after) as again:
+        with open_log(after) as reopened:
             assert [
-                record.value for record in again.read(0, isolation="read_committed")
+                record.value for record in reopened.read(0, isolation="read_committed")
             ] == [b"v"]
     log.close()
 
@@ -791,22 +809,25 @@ def test_P62_follower_that_truncates_by_epochs_has_a_prefix_of_its_leader(
     number that the other log copies.
     """
     logs = [open_log(SimulatedDisk()) for _ in range(2)]
-    for epoch, (number, appended, taken) in enumerate(terms, 1):
+    for epoch, (number, appended, copied) in enumerate(terms, 1):
         leader = logs[number]
         follower = logs[1 - number]
         leader.begin_epoch(epoch)
         for index in range(appended):
             leader.append(b"%d-%d" % (epoch, index))
-        # Repeat until both logs have the follower's epoch. It then ends at the same
-        # offset in both.
+        # Repeat until the leader also has the epoch of the follower. The epoch then
+        # ends at the same offset in both logs.
         while True:
-            asked = follower.leader_epoch
-            known, end = leader.end_of_epoch(asked)
-            follower.truncate_to_epoch(known, end)
-            if known in (asked, -1) or follower.leader_epoch == asked:
+            follower_epoch = follower.leader_epoch
+            leader_epoch, end = leader.end_of_epoch(follower_epoch)
+            follower.truncate_to_epoch(leader_epoch, end)
+            if (
+                leader_epoch in (follower_epoch, -1)
+                or follower.leader_epoch == follower_epoch
+            ):
                 break
         for batch in (
-            list(leader.batches(follower.log_end_offset))[:taken]
+            list(leader.batches(follower.log_end_offset))[:copied]
             if follower.log_end_offset < leader.log_end_offset
             else ()
         ):

@@ -115,8 +115,8 @@ def test_timestamps_outside_the_configured_limits_are_refused(partition: Path) -
     }
     with logcore.open(partition, create=True, config=config) as log:
         now = log.append(b"now").timestamp_ms
-        for time, alone in ((now - 120_000, "before"), (now + 120_000, "after")):
-            log.reconfigure({f"message.timestamp.{alone}.max.ms": 60_000})
+        for time, limit in ((now - 120_000, "before"), (now + 120_000, "after")):
+            log.reconfigure({f"message.timestamp.{limit}.max.ms": 60_000})
             with pytest.raises(logcore.InvalidTimestampError):
                 log.append(b"x", timestamp_ms=time)
             with pytest.raises(logcore.InvalidTimestampError):
@@ -187,9 +187,9 @@ def test_statistics_count_the_operations_of_a_log(policy: str, syncs: int) -> No
         log.append_columns(values=(b"zz", np.array([0, 1, 2])))
         log.append_many([])
         size = len(disk.content(f"t-0/{0:020d}.log"))
-        found = log.statistics()
+        statistics = log.statistics()
         durable = {"every(4)": 5, "os": 0}.get(policy, 5)
-        assert found == logcore.LogStatistics(
+        assert statistics == logcore.LogStatistics(
             segments=1, size_bytes=size, log_start_offset=0, high_watermark=5, log_end_offset=5,
             durable_end_offset=durable, appends=3, records_appended=5, bytes_appended=size, syncs=syncs, rolls=0,
         )  # fmt: skip
@@ -202,23 +202,31 @@ def test_statistics_count_the_operations_of_a_log(policy: str, syncs: int) -> No
         ) == (1, 1, 0)
         assert (log.host.writer.written_bytes, log.durable_end_offset) == (size, 5)
     with logcore.open("t-0", read_only=True, fs=disk) as reader:
-        found = reader.statistics()
-        assert (found.segments, found.log_start_offset, found.log_end_offset) == (
+        statistics = reader.statistics()
+        assert (
+            statistics.segments,
+            statistics.log_start_offset,
+            statistics.log_end_offset,
+        ) == (
             1,
             5,
             5,
         )
         assert {
-            found.appends,
-            found.records_appended,
-            found.bytes_appended,
-            found.syncs,
-            found.rolls,
+            statistics.appends,
+            statistics.records_appended,
+            statistics.bytes_appended,
+            statistics.syncs,
+            statistics.rolls,
         } == {0}
     with logcore.open("t-0", durability=policy, fs=disk) as log:
         log.append(b"x")
-        found = log.statistics()
-        assert (found.log_end_offset, found.appends, found.records_appended) == (
+        statistics = log.statistics()
+        assert (
+            statistics.log_end_offset,
+            statistics.appends,
+            statistics.records_appended,
+        ) == (
             6,
             1,
             1,
@@ -226,8 +234,8 @@ def test_statistics_count_the_operations_of_a_log(policy: str, syncs: int) -> No
 
 
 def test_log_in_the_child_of_a_fork_refuses_writes(partition: Path) -> None:
-    """tests/faults/test_processes.py really forks. Here the file system object only
-    pretends that a fork happened.
+    """The file system object reports another process id, as after a fork. A real fork
+    is tested in tests/faults/test_processes.py.
     """
     fs = OsFS()
     with logcore.open(partition, create=True, fs=fs) as log:
@@ -280,7 +288,9 @@ def test_segment_created_by_another_program_is_not_overwritten(
     assert foreign.read_bytes() == b"theirs"
 
 
-def test_append_many_accepts_an_iterator_that_appends_itself(partition: Path) -> None:
+def test_append_many_accepts_an_iterator_that_appends_to_the_log(
+    partition: Path,
+) -> None:
     with logcore.open(partition, create=True) as log:
 
         def rows() -> Iterator[tuple[bytes | None, bytes]]:
@@ -291,9 +301,12 @@ def test_append_many_accepts_an_iterator_that_appends_itself(partition: Path) ->
         receipt = log.append_many(rows())
         assert (receipt.offset, receipt.last_offset) == (1, 2)
         assert values(log) == [b"inner", b"a", b"b"]
-        for wrong in (lambda: log.append_many(7), lambda: log.append_batch("text")):  # type: ignore[arg-type]
+        for invalid_call in (
+            lambda: log.append_many(7),
+            lambda: log.append_batch("text"),
+        ):  # type: ignore[arg-type]
             with pytest.raises(logcore.InvalidRecordError, match="takes"):
-                wrong()
+                invalid_call()
         assert log.log_end_offset == 3
 
 
@@ -357,8 +370,8 @@ def test_idle_tick_returns_false_and_writes_nothing() -> None:
 def test_recovery_point_advances_with_the_synced_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This limits the bytes to check after a crash, even if the caller never calls
-    tick().
+    """An opening after a crash then checks a limited number of bytes, even if the
+    caller never calls tick().
     """
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
@@ -375,8 +388,8 @@ def test_recovery_point_advances_with_the_synced_bytes(
 def test_indexes_are_written_with_the_recovery_point(
     monkeypatch: pytest.MonkeyPatch, truncates: bool
 ) -> None:
-    """An opening after a crash, and readers in other processes, can then find a batch
-    without reading the whole log.
+    """Then an opening after a crash and readers in other processes find a batch without
+    reading the whole log.
     """
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
@@ -431,7 +444,7 @@ def test_index_of_nonexistent_aborted_transactions_is_deleted() -> None:
         assert not disk.exists(path)
 
 
-def test_leftover_of_a_failed_rewrite_does_not_block_the_next() -> None:
+def test_file_of_a_failed_rewrite_does_not_block_the_next_rewrite() -> None:
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         disk.faults = FaultPlan(
@@ -449,14 +462,14 @@ def test_leftover_of_a_failed_rewrite_does_not_block_the_next() -> None:
 def test_append_synced_before_a_concurrent_close_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Each append wants to move the recovery point.
+    # Each append moves the recovery point.
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", -1)
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk)
     lock = log._state.lock
     wait = log.host.writer.commit.wait
 
-    class Late:
+    class LockAcquiredLate:
         """The lock of the log. Another thread acquires it first and closes the log."""
 
         def __enter__(self) -> None:
@@ -472,7 +485,7 @@ def test_append_synced_before_a_concurrent_close_succeeds(
 
     def synced(target: int) -> None:
         wait(target)
-        log._state.lock = Late()  # type: ignore[assignment]
+        log._state.lock = LockAcquiredLate()  # type: ignore[assignment]
 
     monkeypatch.setattr(log.host.writer.commit, "wait", synced)
     assert log.append(b"x") == (0, 0, disk.now_ms(), "disk", "t", 0)
@@ -546,24 +559,26 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("why", ["closed", "read only", "forked", "failed"])
-def test_log_without_write_access_refuses_every_change(change: str, why: str) -> None:
+@pytest.mark.parametrize("reason", ["closed", "read only", "forked", "failed"])
+def test_log_without_write_access_refuses_every_change(
+    change: str, reason: str
+) -> None:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
     log.append(b"x")
     expected: type[logcore.LogcoreError] = logcore.LogFailedError
-    if why == "failed":
+    if reason == "failed":
         disk.faults = FaultPlan(Fault("fdatasync", errno.EIO))
         with pytest.raises(logcore.DurabilityUnknownError):
             log.flush()
-    elif why == "forked":
+    elif reason == "forked":
         disk.forks += 1
         expected = logcore.ForkedWriterError
     else:
         log.close()
         log.close()
         expected = logcore.LogClosedError
-        if why == "read only":
+        if reason == "read only":
             log = logcore.open("t-0", read_only=True, fs=disk)
             expected = logcore.ReadOnlyLogError
     before = disk.files()
@@ -586,8 +601,8 @@ def test_reader_gets_epochs_and_recovery_point_from_the_files(
         log.append(b"two")
         log.flush()
         reader.refresh()
-        for asked in range(6):
-            assert reader.end_of_epoch(asked) == log.end_of_epoch(asked)
+        for epoch in range(6):
+            assert reader.end_of_epoch(epoch) == log.end_of_epoch(epoch)
         assert reader.leader_epoch == log.leader_epoch == 4
         assert reader.recovery_point == log.recovery_point
         (partition / "leader-epoch-checkpoint").unlink()

@@ -1,5 +1,5 @@
-"""Retention: which segments are deleted from the front of a log, when, and which are
-kept whatever the settings are.
+"""Retention: which segments at the start of a log are deleted, when, and which are
+always kept.
 
 The rules are pure functions and are tested as such. P30 to P35 are the properties of
 the reliability reference.
@@ -42,12 +42,12 @@ MINUTE_MS = 60_000
 SMALL: dict[str, Any] = {"segment.bytes": 300, "retention.ms": 3_600_000}
 
 
-def facts(
+def facts_of(
     sizes: list[int],
     times: list[int],
     *,
     log_start: int = 0,
-    high: int | None = None,
+    high_watermark: int | None = None,
     **config: Any,
 ) -> Any:
     segments = [
@@ -62,7 +62,7 @@ def facts(
     return PartitionFacts(
         segments=segments,
         log_start=log_start,
-        high_watermark=10 * len(sizes) if high is None else high,
+        high_watermark=10 * len(sizes) if high_watermark is None else high_watermark,
         now_ms=1_000,
         config=LogConfig.parse(
             {
@@ -74,32 +74,26 @@ def facts(
 
 
 @pytest.mark.parametrize(
-    ("given", "count"),
+    ("partition", "count"),
     [
-        (facts([9, 9, 9], [0, 0, 0]), 0),
-        (facts([9, 9, 9], [0, 0, 0], retention_ms=999), 3),
-        (facts([9, 9, 9], [0, 0, 0], retention_ms=1000), 0),
-        (facts([9, 9, 9], [0, 999, 0], retention_ms=500), 1),
+        (facts_of([9, 9, 9], [0, 0, 0]), 0),
+        (facts_of([9, 9, 9], [0, 0, 0], retention_ms=999), 3),
+        (facts_of([9, 9, 9], [0, 0, 0], retention_ms=1000), 0),
+        (facts_of([9, 9, 9], [0, 999, 0], retention_ms=500), 1),
         # An empty active segment is never deleted.
-        (
-            facts([9, 9, 0], [0, 0, 0], retention_ms=1),
-            2,
-        ),
-        (facts([9, 0, 9], [0, 0, 0], retention_ms=1), 3),
-        (facts([9, 9, 9], [0, 0, 0], retention_ms=1, high=19), 1),
+        (facts_of([9, 9, 0], [0, 0, 0], retention_ms=1), 2),
+        (facts_of([9, 0, 9], [0, 0, 0], retention_ms=1), 3),
+        (facts_of([9, 9, 9], [0, 0, 0], retention_ms=1, high_watermark=19), 1),
         # A timestamp in the future keeps all later segments.
+        (facts_of([9, 9, 9], [9999, 0, 0], retention_ms=1), 0),
+        (facts_of([9, 9, 9], [0, 0, 0], retention_bytes=18), 1),
+        (facts_of([9, 9, 9], [0, 0, 0], retention_bytes=19), 0),
+        (facts_of([9, 9, 9], [0, 0, 0], retention_bytes=0), 3),
+        (facts_of([9, 9, 9], [0, 0, 0], log_start=20), 2),
+        (facts_of([9, 9, 9], [0, 0, 0], log_start=19), 1),
+        (facts_of([9, 9, 9], [0, 0, 0], log_start=30), 2),
         (
-            facts([9, 9, 9], [9999, 0, 0], retention_ms=1),
-            0,
-        ),
-        (facts([9, 9, 9], [0, 0, 0], retention_bytes=18), 1),
-        (facts([9, 9, 9], [0, 0, 0], retention_bytes=19), 0),
-        (facts([9, 9, 9], [0, 0, 0], retention_bytes=0), 3),
-        (facts([9, 9, 9], [0, 0, 0], log_start=20), 2),
-        (facts([9, 9, 9], [0, 0, 0], log_start=19), 1),
-        (facts([9, 9, 9], [0, 0, 0], log_start=30), 2),
-        (
-            facts(
+            facts_of(
                 [9, 9, 9],
                 [0, 0, 0],
                 log_start=10,
@@ -109,27 +103,31 @@ def facts(
             1,
         ),
         (
-            facts(
+            facts_of(
                 [9, 9, 9], [0, 0, 0], retention_ms=1, cleanup_policy="compact,delete"
             ),
             3,
         ),
     ],
 )
-def test_P31_P32_rules_of_kafka(given: PartitionFacts, count: int) -> None:
-    assert kafka_rules(given) == count
+def test_P31_P32_kafka_rules_count_deletable_segments(
+    partition: PartitionFacts, count: int
+) -> None:
+    assert kafka_rules(partition) == count
 
 
 def test_hold_for_keeps_records_until_groups_have_committed_them() -> None:
-    old = facts([9, 9, 9], [0, 0, 0], retention_ms=1)
-    assert hold_for("billing")(old) == 0, "a group without commits holds everything"
-    held = attrs.evolve(old, committed={"billing": 25, "audit": 12})
-    assert hold_for("billing")(held) == 2
-    assert hold_for("billing", "audit")(held) == 1
-    assert hold_for("billing", policy=lambda facts: 1)(held) == 1
-    assert hold_for("billing")(attrs.evolve(held, log_start=20, committed={})) == 2, (
-        "segments below the log start are deleted anyway"
+    uncommitted = facts_of([9, 9, 9], [0, 0, 0], retention_ms=1)
+    assert hold_for("billing")(uncommitted) == 0, (
+        "a group without commits keeps all segments"
     )
+    committed = attrs.evolve(uncommitted, committed={"billing": 25, "audit": 12})
+    assert hold_for("billing")(committed) == 2
+    assert hold_for("billing", "audit")(committed) == 1
+    assert hold_for("billing", policy=lambda facts: 1)(committed) == 1
+    assert (
+        hold_for("billing")(attrs.evolve(committed, log_start=20, committed={})) == 2
+    ), "segments below the log start are deleted without a commit"
 
 
 @given(
@@ -142,30 +140,28 @@ def test_hold_for_keeps_records_until_groups_have_committed_them() -> None:
     ),
     st.integers(0, 300),
 )
-def test_to_fit_deletes_the_oldest_segments_and_no_more(
-    partitions: Any, excess: int
-) -> None:
-    known = {
-        key: facts([size for size, _ in rows], [time for _, time in rows])
+def test_to_fit_deletes_only_the_oldest_segments(partitions: Any, excess: int) -> None:
+    partition_facts = {
+        key: facts_of([size for size, _ in rows], [time for _, time in rows])
         for key, rows in partitions.items()
     }
-    chosen = to_fit(known, excess)
+    chosen = to_fit(partition_facts, excess)
     deleted = sum(
         size for key, count in chosen.items() for size, _ in partitions[key][:count]
     )
-    most = sum(size for rows in partitions.values() for size, _ in rows[:-1])
-    assert deleted >= min(excess, most)
+    deletable = sum(size for rows in partitions.values() for size, _ in rows[:-1])
+    assert deleted >= min(excess, deletable)
     if chosen:
-        last = max(
+        newest_deleted = max(
             max(time for _, time in partitions[key][:count])
             for key, count in chosen.items()
         )
-        kept = [
+        oldest_remaining = [
             max(time for _, time in rows[: chosen.get(key, 0) + 1])
             for key, rows in partitions.items()
             if chosen.get(key, 0) < len(rows) - 1
         ]
-        assert all(time >= last for time in kept)
+        assert all(time >= newest_deleted for time in oldest_remaining)
 
 
 def fill_log(disk: SimulatedDisk, records: int = 20, **config: Any) -> Log:
@@ -225,8 +221,8 @@ def test_P34_readers_of_deleted_segments_continue(tmp_path: Path) -> None:
         for number in range(20):
             log.append(b"%d" % number * 40)
         streams = [log.read(0) for _ in range(5)]
-        for turn, stream in enumerate(streams):
-            for _ in range(turn * 4):
+        for index, stream in enumerate(streams):
+            for _ in range(index * 4):
                 next(stream)
         log.retain(policy=lambda facts: 99)
         log.tick()
@@ -234,27 +230,27 @@ def test_P34_readers_of_deleted_segments_continue(tmp_path: Path) -> None:
         assert [len(list(stream)) for stream in streams] == [20, 16, 12, 8, 4]
 
 
-@pytest.mark.parametrize("how", ["deleted", "compacted"])
-def test_deleted_files_are_kept_for_a_delay_for_other_readers(how: str) -> None:
+@pytest.mark.parametrize("reason", ["deleted", "compacted"])
+def test_deleted_files_are_kept_for_file_delete_delay_ms(reason: str) -> None:
     disk = SimulatedDisk()
     config = {**SMALL, "file.delete.delay.ms": 1_000, "cleanup.policy": "compact"}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
         for number in range(20):
             log.append(b"%d" % number * 40, key=b"k")
-        log.delete_records(10) if how == "deleted" else clean(log)
-        away = {
+        log.delete_records(10) if reason == "deleted" else clean(log)
+        renamed = {
             path
             for path in disk.files()
             if path.endswith(".deleted") and CHECKSUMS_VALID not in path
         }
-        assert {path.rpartition(".log.")[2] for path in away} >= {"deleted"}
+        assert {path.rpartition(".log.")[2] for path in renamed} >= {"deleted"}
         for wait_ms in (0, 999):
             disk.advance(wait_ms)
             log.tick()
-            assert away <= set(disk.files())
+            assert renamed <= set(disk.files())
         disk.advance(1)
         assert log.tick()
-        assert not away & set(disk.files())
+        assert not renamed & set(disk.files())
 
 
 @pytest.mark.parametrize(
@@ -281,8 +277,8 @@ def test_tick_applies_retention_after_half_a_minute_and_every_five_minutes(
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_producers_outlive_their_batches(closes: bool) -> None:
-    """The snapshot of a roll contains them, even if none of them has appended since the
-    log was opened.
+    """The snapshot of a roll contains all producers, also those that have not appended
+    since the log was opened.
     """
     disk = SimulatedDisk()
     batch = encode(
@@ -321,10 +317,10 @@ def test_producers_outlive_their_batches(closes: bool) -> None:
             )
             log.roll()
         log.delete_records(5)
-    left = [
+    snapshots = [
         path.rpartition("/")[2] for path in disk.files() if path.endswith(".snapshot")
     ]
-    assert sorted(left) == [f"{offset:020d}.snapshot" for offset in (5, 6)], (
+    assert sorted(snapshots) == [f"{offset:020d}.snapshot" for offset in (5, 6)], (
         "snapshots of the existing segments and of the log end"
     )
 
@@ -335,12 +331,12 @@ def test_P35_clock_change_deletes_nothing(
 ) -> None:
     disk = SimulatedDisk(now_ms=T0)
     with fill_log(disk) as log:
-        real = disk.now_ms
-        monkeypatch.setattr(disk, "now_ms", lambda: real() + jump_ms)
+        steady_now_ms = disk.now_ms
+        monkeypatch.setattr(disk, "now_ms", lambda: steady_now_ms() + jump_ms)
         disk.advance(retention.FIRST_CHECK_MS)
         log.tick()
         assert log.log_start_offset == 0
-        monkeypatch.setattr(disk, "now_ms", real)
+        monkeypatch.setattr(disk, "now_ms", steady_now_ms)
         disk.advance(retention.CHECK_MS)
         log.tick()
         assert log.log_start_offset == 0
@@ -400,7 +396,7 @@ def test_tick_syncs_while_retention_continues() -> None:
 
 
 def test_tick_deletes_files_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It deleted all of them at once: 1,200 files held up appends for a second."""
+    """Deleting 1,200 files at once delayed appends by a second."""
     disk = SimulatedDisk(now_ms=T0)
     unlink = disk.unlink
 
@@ -410,14 +406,14 @@ def test_tick_deletes_files_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) 
 
     with log_of_segments(disk, 4 * UNLINK_MS) as log:
         log.retain()
-        left = names_with(disk, ".deleted")
-        assert left > 3 * UNLINK_MS
+        remaining = names_with(disk, ".deleted")
+        assert remaining > 3 * UNLINK_MS
         monkeypatch.setattr(disk, "unlink", unlink_slowly)
-        while left:
+        while remaining:
             assert log.tick()
-            deleted = left - names_with(disk, ".deleted")
-            assert deleted == min(left, UNLINK_MS)
-            left -= deleted
+            deleted = remaining - names_with(disk, ".deleted")
+            assert deleted == min(remaining, UNLINK_MS)
+            remaining -= deleted
         monkeypatch.undo()
 
 
@@ -483,8 +479,10 @@ def test_truncate_to_epoch_uses_the_smaller_epoch_end(
     epoch: int, end: int, expected: int
 ) -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
-        for own in range(2):  # epoch 0 ends at 3, and epoch 1 at the end of the log
-            log.begin_epoch(own)
+        for own_epoch in range(
+            2
+        ):  # epoch 0 ends at 3, and epoch 1 at the end of the log
+            log.begin_epoch(own_epoch)
             log.append_many([(None, b"v")] * 3)
         assert log.truncate_to_epoch(epoch, end) == log.log_end_offset == expected
 
@@ -502,30 +500,35 @@ entries = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=
 
 @given(entries, st.integers(0, 25), st.integers(0, 110))
 def test_epoch_functions_match_their_definition(
-    known: list[tuple[int, int]], epoch: int, offset: int
+    entries_: list[tuple[int, int]], epoch: int, offset: int
 ) -> None:
-    assigned = epochs.assign(known, epoch, offset)
-    for changed in (
+    assigned = epochs.assign(entries_, epoch, offset)
+    for changed_entries in (
         assigned,
-        epochs.truncate_end(known, offset),
-        epochs.truncate_start(known, offset),
+        epochs.truncate_end(entries_, offset),
+        epochs.truncate_start(entries_, offset),
     ):
-        assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(changed))
-    if not known or epoch > known[-1][0]:
+        assert all(
+            a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(changed_entries)
+        )
+    if not entries_ or epoch > entries_[-1][0]:
         assert assigned[-1] == (epoch, offset)
-    assert all(start < offset for _, start in epochs.truncate_end(known, offset))
-    in_force = [number for number, start in known if start <= offset]
-    if in_force:
-        assert epochs.truncate_start(known, offset)[0] == (in_force[-1], offset)
-    found, end = epochs.end_of(known, epoch, 1000)
-    later = [start for number, start in known if number > epoch]
-    if known and epoch <= known[-1][0]:
-        assert end == (later[0] if later else 1000)
-        assert found == max(
-            [number for number, _ in known if number <= epoch], default=epoch
+    assert all(start < offset for _, start in epochs.truncate_end(entries_, offset))
+    current_epochs = [number for number, start in entries_ if start <= offset]
+    if current_epochs:
+        assert epochs.truncate_start(entries_, offset)[0] == (
+            current_epochs[-1],
+            offset,
+        )
+    found_epoch, end = epochs.end_of(entries_, epoch, 1000)
+    later_starts = [start for number, start in entries_ if number > epoch]
+    if entries_ and epoch <= entries_[-1][0]:
+        assert end == (later_starts[0] if later_starts else 1000)
+        assert found_epoch == max(
+            [number for number, _ in entries_ if number <= epoch], default=epoch
         )
     else:
-        assert (found, end) == (-1, -1)
+        assert (found_epoch, end) == (-1, -1)
 
 
 # -- a directory -----------------------------------------------------------------------
@@ -541,7 +544,7 @@ def open_directory(disk: SimulatedDisk, **maintenance: Any) -> logcore.LogDir:
     )
 
 
-def test_directory_remains_within_its_size() -> None:
+def test_directory_remains_within_its_size_limit() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with open_directory(disk, max_bytes=3000) as logdir:
         logdir.create_topic("a", partitions=2, config={"segment.bytes": 300})
@@ -549,8 +552,8 @@ def test_directory_remains_within_its_size() -> None:
             "kept", config={"segment.bytes": 300, "cleanup.policy": "compact"}
         )
         for number in range(30):
-            for name, part in (("a", 0), ("a", 1), ("kept", 0)):
-                logdir.partition(name, part).append(
+            for name, partition in (("a", 0), ("a", 1), ("kept", 0)):
+                logdir.partition(name, partition).append(
                     b"x" * 60, key=b"%d" % number, timestamp_ms=T0 + number
                 )
             disk.advance(1_000)
@@ -593,14 +596,16 @@ def test_tick_applies_retention_to_unopened_partitions() -> None:
         logdir.create_topic(
             "a", partitions=3, config={"segment.bytes": 300, "retention.ms": MINUTE_MS}
         )
-        for part in range(3):
+        for partition in range(3):
             for _ in range(9):
-                logdir.partition("a", part).append(b"x" * 60)
+                logdir.partition("a", partition).append(b"x" * 60)
     with open_directory(disk) as logdir:
         for _ in range(8):
             disk.advance(MINUTE_MS // 2)
             logdir.tick()
-        assert [logdir.partition("a", part).log_start_offset for part in range(3)] == [
+        assert [
+            logdir.partition("a", partition).log_start_offset for partition in range(3)
+        ] == [
             9,
             9,
             9,
@@ -645,7 +650,7 @@ def test_retention_without_a_setting_keeps_all_records() -> None:
         )
 
 
-def test_tick_compacts_the_dirtiest_log_and_skips_the_damaged() -> None:
+def test_tick_compacts_the_dirtiest_log_and_skips_a_damaged_one() -> None:
     disk = SimulatedDisk(now_ms=T0)
     with open_directory(disk) as logdir:
         logdir.create_topic(
@@ -653,22 +658,25 @@ def test_tick_compacts_the_dirtiest_log_and_skips_the_damaged() -> None:
             partitions=3,
             config={"segment.bytes": 300, "cleanup.policy": "compact"},
         )
-        for part in range(3):
-            for number in range(40 + 40 * part):
-                logdir.partition("a", part).append(
+        for partition in range(3):
+            for number in range(40 + 40 * partition):
+                logdir.partition("a", partition).append(
                     b"%d" % number * 9, key=b"k%d" % (number % 3)
                 )
-        victim = next(
+        damaged_file = next(
             name for name in disk.files() if "a-1" in name and name.endswith(".log")
         )
-        handle = disk.open(victim, write=True)
+        handle = disk.open(damaged_file, write=True)
         disk.pwrite(handle, b"\xff", 100)
         disk.close(handle)
         for _ in range(400):
             disk.advance(1_000)
             logdir.tick()
-        left = [len(list(logdir.partition("a", part).batches(0))) for part in (0, 2)]
-        assert all(count < 12 for count in left), left
+        batch_counts = [
+            len(list(logdir.partition("a", partition).batches(0)))
+            for partition in (0, 2)
+        ]
+        assert all(count < 12 for count in batch_counts), batch_counts
         with pytest.raises(logcore.CorruptBatchError):
             list(logdir.partition("a", 1).read(0))
         assert logdir.partition("a", 1).append(b"on", key=b"k").offset == 80
@@ -678,12 +686,8 @@ def test_tick_compacts_the_dirtiest_log_and_skips_the_damaged() -> None:
     ("own_us", "passed_ms", "continues"),
     [
         (0, 0, True),
-        # Other threads used the processor, which is not the cleaner's time.
-        (
-            4_999,
-            400,
-            True,
-        ),
+        # The time of other threads does not count.
+        (4_999, 400, True),
         (5_000, 5, True),  # no other thread used the processor
         (20_000, 24, True),
         (20_000, 25, False),  # other work of this directory is waiting
@@ -713,22 +717,20 @@ def test_round_continues_while_other_threads_use_the_processor(
         log = logdir.partition("a", 0)
         for number in range(400):
             log.append(b"%d" % number * 9, key=b"k%d" % (number % 3))
-        used = [0]
+        used_us = [0]
 
-        def thread_us() -> (
-            # Each step uses 0.1 ms of its own within 10 ms. Other threads use the rest.
-            int
-        ):
-            used[0] += 100
+        # Each step uses 0.1 ms of 10 ms. Other threads use the other 9.9 ms.
+        def thread_us() -> int:
+            used_us[0] += 100
             disk.advance(10)
-            return used[0]
+            return used_us[0]
 
         monkeypatch.setattr(disk, "thread_us", thread_us)
         ticks = 0
         while len(list(log.batches(0))) > 20 and ticks < 100:
             logdir.tick()
             ticks += 1
-        assert ticks < 30, "by wall time there would be one step per tick"
+        assert ticks < 30, "if it counted wall time, each tick would do one step"
 
 
 def test_compaction_respects_its_rate_limit() -> None:
@@ -750,11 +752,11 @@ def test_compaction_respects_its_rate_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_bytes": -1}, {"min_free_bytes": -1}, {"compaction_bytes_per_s": 0}]
+    "config", [{"max_bytes": -1}, {"min_free_bytes": -1}, {"compaction_bytes_per_s": 0}]
 )
-def test_invalid_maintenance_config_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(logcore.InvalidConfigError, match=next(iter(wrong))):
-        MaintenanceConfig(**wrong)
+def test_invalid_maintenance_config_is_refused(config: dict[str, int]) -> None:
+    with pytest.raises(logcore.InvalidConfigError, match=next(iter(config))):
+        MaintenanceConfig(**config)
 
 
 def test_new_records_with_old_timestamps_do_not_roll_at_each_tick() -> None:
@@ -772,8 +774,8 @@ def test_new_records_with_old_timestamps_do_not_roll_at_each_tick() -> None:
         assert log.statistics().segments == 2
 
 
-@pytest.mark.parametrize("lost", ["cut", "zeros"])
-def test_truncated_time_index_deletes_no_young_records(lost: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "zeros"])
+def test_truncated_time_index_deletes_no_young_records(damage: str) -> None:
     """The file is damaged after a clean close, so that opening uses the indexes as they
     are.
     """
@@ -793,7 +795,7 @@ def test_truncated_time_index_deletes_no_young_records(lost: str) -> None:
     assert content
     files = {
         **disk.files(),
-        path: content[:-12] + (b"" if lost == "cut" else bytes(12)),
+        path: content[:-12] + (b"" if damage == "cut" else bytes(12)),
     }
     with logcore.open_dir("/d", fs=SimulatedDisk(files)) as logdir:
         log = logdir.partition("t", 0)
@@ -803,9 +805,9 @@ def test_truncated_time_index_deletes_no_young_records(lost: str) -> None:
         assert log.newest() == (4, now_ms - hour_ms)
 
 
-@pytest.mark.parametrize("left", [None, b"", b"\0" * 20, b"0\n0\n"])
+@pytest.mark.parametrize("checkpoint_content", [None, b"", b"\0" * 20, b"0\n0\n"])
 def test_log_without_its_log_start_checkpoint_is_not_damaged(
-    left: bytes | None,
+    checkpoint_content: bytes | None,
 ) -> None:
     """The checkpoint is a cache. Without it, the log starts at its first segment."""
     disk = SimulatedDisk()
@@ -822,8 +824,8 @@ def test_log_without_its_log_start_checkpoint_is_not_damaged(
         for path, content in disk.files().items()
         if not path.endswith(checkpoint.LOG_START)
     }
-    if left is not None:
-        files[f"/data/{checkpoint.LOG_START}"] = left
+    if checkpoint_content is not None:
+        files[f"/data/{checkpoint.LOG_START}"] = checkpoint_content
     with logcore.open("/data/t-0", read_only=True, fs=SimulatedDisk(files)) as log:
         assert log.log_start_offset == first
     with logcore.open("/data/t-0", fs=SimulatedDisk(files)) as log:

@@ -62,11 +62,11 @@ def test_segment_of_records_without_timestamps_rolls_by_its_own_age() -> None:
             disk.advance(wait_ms)
             log.append_batch(timeless)
             assert log.statistics().segments == segments_then, wait_ms
-        log.append(b"of 1970", timestamp_ms=0)
+        log.append(b"from 1970", timestamp_ms=0)
         log.roll()
-        log.append(b"of 1970", timestamp_ms=0)
+        log.append(b"from 1970", timestamp_ms=0)
         disk.advance(1001)
-        log.append(b"of 1970", timestamp_ms=1000)
+        log.append(b"from 1970", timestamp_ms=1000)
         assert log.statistics().segments == 4, "0 is a timestamp"
         log.truncate(4)
     with logcore.open("t-0", config={"segment.ms": 1000}, fs=disk) as log:
@@ -75,8 +75,10 @@ def test_segment_of_records_without_timestamps_rolls_by_its_own_age() -> None:
 
 
 @pytest.mark.parametrize("setting", ["segment.ms", "max.compaction.lag.ms"])
-@pytest.mark.parametrize("way", ["tick", "append", "reopen"])
-def test_compacted_log_rolls_within_its_compaction_lag(setting: str, way: str) -> None:
+@pytest.mark.parametrize("action", ["tick", "append", "reopen"])
+def test_compacted_log_rolls_within_its_compaction_lag(
+    setting: str, action: str
+) -> None:
     """The active segment is never compacted, so that it must roll even if the log is
     reopened repeatedly.
     """
@@ -86,12 +88,12 @@ def test_compacted_log_rolls_within_its_compaction_lag(setting: str, way: str) -
     log.append(b"old", key=b"k")
     for _ in range(3):
         disk.advance(200)
-        if way == "append":
+        if action == "append":
             log.append(b"new", key=b"k")
-        if way == "reopen":
+        if action == "reopen":
             log.close()
             log = logcore.open("t-0", config=config, fs=disk)
-        if way != "append":
+        if action != "append":
             log.tick()
     assert log.statistics().segments == 2
     log.close()
@@ -107,8 +109,8 @@ def test_log_of_records_without_timestamps_opens_from_its_index() -> None:
         assert log.host.writer.active.is_resumed
         assert (log.log_end_offset, log.newest()) == (20, None)
         log.reconfigure({**config, "segment.ms": 1000})
-        log.append(b"of 1970", timestamp_ms=1000)
-        assert log.statistics().segments == 1, "it contains no older record"
+        log.append(b"from 1970", timestamp_ms=1000)
+        assert log.statistics().segments == 1, "the segment contains no older record"
         log.truncate(20)
         assert log.append(b"young", timestamp_ms=T0).offset == 20
         assert log.newest() == (20, T0)
@@ -116,13 +118,13 @@ def test_log_of_records_without_timestamps_opens_from_its_index() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "each"), [(1, 4), (0, 7)], ids=["times", "offsets"]
+    ("step_ms", "records_per_segment"), [(1, 4), (0, 7)], ids=["times", "offsets"]
 )
 def test_segment_rolls_when_an_index_is_full(
-    partition: Path, step_ms: int, each: int
+    partition: Path, step_ms: int, records_per_segment: int
 ) -> None:
-    """The index holds six offset entries, or three time entries and the closing one.
-    The first batch of a segment gets no entry.
+    """An index file holds 6 offset entries, or 4 time entries. The last time entry is
+    written at the roll. The first batch of a segment gets no entry.
     """
     with logcore.open(
         partition,
@@ -131,11 +133,11 @@ def test_segment_rolls_when_an_index_is_full(
     ) as log:
         for number in range(28):
             log.append(b"x", timestamp_ms=T0 + number * step_ms)
-        assert segments(partition) == list(range(0, 28, each))
+        assert segments(partition) == list(range(0, 28, records_per_segment))
         assert values(log) == [b"x"] * 28
 
 
-def test_batch_may_be_as_large_as_a_segment_but_no_larger(partition: Path) -> None:
+def test_batch_larger_than_a_segment_is_refused(partition: Path) -> None:
     batch = encode([(None, b"x" * 500)])
     with logcore.open(
         partition, create=True, config={"segment.bytes": len(batch)}
@@ -148,12 +150,12 @@ def test_batch_may_be_as_large_as_a_segment_but_no_larger(partition: Path) -> No
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "create"])
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3])
 def test_partial_append_on_a_full_disk_can_be_continued(
-    operation: str, at: int
+    operation: str, nth: int
 ) -> None:
     """Batches in the segment that was active before the append are removed. Batches in
-    later segments are kept and reported.
+    later segments are kept.
     """
     disk = SimulatedDisk()
     config = {"segment.bytes": 1000, "batch.size": 300}
@@ -171,7 +173,7 @@ def test_partial_append_on_a_full_disk_can_be_continued(
         log.end_transaction(7, 0, commit=False)
         rows = [(None, b"%d" % number * 200) for number in range(10)]
         size = log.statistics().size_bytes
-        disk.faults = FaultPlan(Fault(operation, errno.ENOSPC, path="*.log", at=at))
+        disk.faults = FaultPlan(Fault(operation, errno.ENOSPC, path="*.log", at=nth))
         with pytest.raises(logcore.DiskFullError):
             log.append_many(rows)
         stored = log.log_end_offset - 2
@@ -213,43 +215,43 @@ def test_partial_append_on_a_full_disk_can_be_continued(
     [("batch", 0), ("batch", 2), ("abort", 2), ("abort", 0), ("many", 2), ("one", 0)],
     "os",
 )
-def test_failed_append_leaves_no_trace(
+def test_failed_append_changes_no_file(
     calls: list[tuple[str, int]], policy: str
 ) -> None:
-    """The files are the same as if the append had never been tried. The number of each
-    call is 1 if the disk has no room for it, and 2 if it is interrupted after its bytes
-    were written.
+    """The files are the same as without the failed append. The number of a call is 0 if
+    it succeeds, 1 if the disk is full, and 2 if it is interrupted after its bytes were
+    written.
     """
 
     def interrupt(*_: object) -> None:
         patch.undo()
         raise KeyboardInterrupt
 
-    def lived(*, with_failures: bool) -> dict[str, bytes]:
+    def files_after_calls(*, with_failures: bool) -> dict[str, bytes]:
         disk = SimulatedDisk()
         config = {"index.interval.bytes": 100, "batch.size": 200}
         sequence = 1
         with logcore.open(
             "t-0", create=True, durability=policy, config=config, fs=disk
         ) as log:
-            sent = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
-            log.append_batch(encode([(b"k", b"v")], base_sequence=0, **sent))
+            producer = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+            log.append_batch(encode([(b"k", b"v")], base_sequence=0, **producer))
             log.end_transaction(7, 0, commit=False)
-            for index, (call, failing) in enumerate(calls):
+            for index, (call, failure) in enumerate(calls):
                 rows = [(b"k%d" % index, b"x" * 90, (), T0 + index)] * 9
-                batch = encode(rows[:2], base_sequence=sequence, **sent)
-                do = {
+                batch = encode(rows[:2], base_sequence=sequence, **producer)
+                call_log = {
                     "one": lambda: log.append(b"v", timestamp_ms=T0 + index),  # noqa: B023
                     "many": lambda: log.append_many(rows),  # noqa: B023
                     "batch": lambda: log.append_batch(batch),  # noqa: B023
                     "abort": lambda: log.end_transaction(7, 0, commit=False),
                 }[call]
-                if not failing:
-                    do()
+                if not failure:
+                    call_log()
                     sequence += 2 * (call == "batch")
                 elif with_failures:
                     before = log.statistics()
-                    if failing == 1:
+                    if failure == 1:
                         disk.faults = FaultPlan(
                             Fault("pwrite", errno.ENOSPC, path="*.log")
                         )
@@ -257,14 +259,14 @@ def test_failed_append_leaves_no_trace(
                         patch.setattr(ActiveSegment, "record_batch", interrupt)
                         patch.setattr(ActiveSegment, "record_batches", interrupt)
                     with pytest.raises(
-                        logcore.DiskFullError if failing == 1 else KeyboardInterrupt
+                        logcore.DiskFullError if failure == 1 else KeyboardInterrupt
                     ):
-                        do()
+                        call_log()
                     assert (
                         attrs.evolve(log.statistics(), appends=before.appends) == before
                     )
                     disk.faults = None
-        # A missing snapshot of producers only costs a scan of batch headers.
+        # Without a snapshot of producers, an opening only scans batch headers.
         files = disk.files()
         return {
             path: content
@@ -273,13 +275,17 @@ def test_failed_append_leaves_no_trace(
         }
 
     with pytest.MonkeyPatch.context() as patch:
-        assert lived(with_failures=True) == lived(with_failures=False)
+        assert files_after_calls(with_failures=True) == files_after_calls(
+            with_failures=False
+        )
 
 
 def test_writes_are_as_large_as_the_unsynced_limit_of_the_policy() -> None:
-    """A write is never larger, except for a single batch, which is never split."""
+    """A write is larger only if it contains a single batch, because a batch is never
+    split.
+    """
     rows = [(None, b"x" * 200)] * 10
-    for policy, most in (
+    for policy, max_unsynced in (
         ("os", 1 << 30),
         ("every(2)", 1 << 30),
         (Durability("group", max_bytes=600), 600),
@@ -292,24 +298,24 @@ def test_writes_are_as_large_as_the_unsynced_limit_of_the_policy() -> None:
             before = len(disk.operations)
             log.append_many(rows)
             size = log.statistics().size_bytes // 10
-        each = max(1, most // size)
+        batches_per_write = max(1, max_unsynced // size)
         writes = [
             operation
             for operation in disk.operations[before:]
             if operation == ("pwrite", f"/t-0/{0:020d}.log")
         ]
-        assert len(writes) == -(-10 // each), policy
+        assert len(writes) == -(-10 // batches_per_write), policy
 
 
-def test_disk_operations_of_each_call() -> None:
-    """The order matters, because recovery from a crash between two operations relies on
-    it. Finished work is not repeated.
+def test_each_call_does_only_the_expected_disk_operations() -> None:
+    """Recovery from a crash between two operations relies on their order. Finished work
+    is not repeated.
     """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
     log = logcore.open("t-0", create=True, config=config, fs=disk)
 
-    def sent(sequence: int) -> bytes:
+    def batch_of_producer(sequence: int) -> bytes:
         return encode(
             [(b"k", b"")],
             producer_id=7,
@@ -335,11 +341,11 @@ def test_disk_operations_of_each_call() -> None:
         ),
         (log.roll, ""),
         (
-            lambda: log.append_batch(sent(0)),
+            lambda: log.append_batch(batch_of_producer(0)),
             "replace logcore.policy; pwrite 002.log" + synced.format("002"),
         ),
         (
-            lambda: log.append_batch(sent(1)),
+            lambda: log.append_batch(batch_of_producer(1)),
             "pwrite 002.log; pwrite 002.index" + synced.format("002"),
         ),
         (
@@ -470,21 +476,21 @@ def test_full_index_remains_full_after_reopening_and_reconfiguring(
 ) -> None:
     """With entries beyond segment.index.bytes, Kafka would not open the index."""
     config = {"segment.index.bytes": 24, "index.interval.bytes": 0}
-    for fill in range(1, 8):
-        path = tmp_path / f"t-{fill}"
+    for record_count in range(1, 8):
+        path = tmp_path / f"t-{record_count}"
         with logcore.open(path, create=True, config=config) as log:
-            for number in range(fill):
+            for number in range(record_count):
                 log.append(b"x", timestamp_ms=T0 + number)
         with logcore.open(path, config=config) as log:
-            log.append(b"x", timestamp_ms=T0 + fill)
+            log.append(b"x", timestamp_ms=T0 + record_count)
             log.reconfigure({**config, "segment.bytes": 1 << 20})
-            for number in range(fill + 1, 8):
+            for number in range(record_count + 1, 8):
                 log.append(b"x", timestamp_ms=T0 + number)
             assert values(log) == [b"x"] * 8
             log.roll()
         assert {index.stat().st_size <= 24 for index in path.glob("*index")} == {
             True
-        }, fill
+        }, record_count
 
 
 def test_segment_rolls_before_its_relative_offsets_overflow(partition: Path) -> None:
@@ -543,8 +549,8 @@ def test_index_files_contain_last_offsets_and_batch_positions(
     assert entries == [[2, 200], [4, 400], [6, 600], [8, 800]]
     times = (partition / f"{0:020d}.timeindex").read_bytes()
     assert [
-        int.from_bytes(times[number : number + 8], "big")
-        for number in range(0, len(times), 12)
+        int.from_bytes(times[position : position + 8], "big")
+        for position in range(0, len(times), 12)
     ] == [
         T0 + 2,
         T0 + 4,
@@ -578,12 +584,12 @@ def test_fetch_returns_the_stored_bytes_below_an_end(partition: Path) -> None:
             file.seek(7 * step + 16)
             file.write(b"\x09")  # an invalid magic
         for _ in range(2):  # first growing, then sealed
-            with pytest.raises(logcore.CorruptBatchError) as met:
+            with pytest.raises(logcore.CorruptBatchError) as caught:
                 log.stored(7, max_bytes=1 << 30)
-            assert met.value.position == 7 * step
+            assert caught.value.position == 7 * step
             assert (
                 b"".join(log.stored(5, max_bytes=1 << 30)) == data[5 * step : 7 * step]
-            ), "the whole batches before the damage"
+            ), "only complete batches before the damage"
             log.roll()
 
 
@@ -592,7 +598,7 @@ def test_fetch_returns_the_stored_bytes_below_an_end(partition: Path) -> None:
 def test_fetch_error_contains_the_file_and_position_of_damage(
     partition: Path, is_sealed: bool, damaged: int
 ) -> None:
-    """This holds wherever the search for the batch begins."""
+    """The search for the batch begins at different positions."""
     with logcore.open(partition, create=True, durability="os") as log:
         for number in range(5_000):
             log.append(b"%04d" % number)
@@ -603,51 +609,69 @@ def test_fetch_error_contains_the_file_and_position_of_damage(
         with file.open("r+b") as writer:
             writer.seek(position + 16)
             writer.write(b"\x09")  # an invalid magic
-        with pytest.raises(logcore.CorruptBatchError) as met:
+        with pytest.raises(logcore.CorruptBatchError) as caught:
             log.stored(damaged, max_bytes=1 << 30)
-        assert (met.value.path, met.value.position) == (str(file), position)
+        assert (caught.value.path, caught.value.position) == (str(file), position)
 
 
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=12),
     is_sealed=st.booleans(),
-    at=st.integers(0, 40),
+    start_slot=st.integers(0, 40),
     end=st.integers(0, 40),
     max_bytes=st.integers(-1, 450),
     at_least_one=st.booleans(),
     tail=st.sampled_from([0, 5, 40]),
 )
 @example(
-    sizes=[1, 2, 3], is_sealed=True, at=0, end=9, max_bytes=1, at_least_one=True, tail=0
-)
-@example(
     sizes=[1, 2, 3],
-    is_sealed=False,
-    at=1,
+    is_sealed=True,
+    start_slot=0,
     end=9,
     max_bytes=1,
     at_least_one=True,
     tail=0,
 )
 @example(
-    sizes=[1, 2, 3], is_sealed=True, at=2, end=9, max_bytes=1, at_least_one=True, tail=5
+    sizes=[1, 2, 3],
+    is_sealed=False,
+    start_slot=1,
+    end=9,
+    max_bytes=1,
+    at_least_one=True,
+    tail=0,
+)
+@example(
+    sizes=[1, 2, 3],
+    is_sealed=True,
+    start_slot=2,
+    end=9,
+    max_bytes=1,
+    at_least_one=True,
+    tail=5,
 )
 @example(
     sizes=[1, 2, 3],
     is_sealed=False,
-    at=0,
+    start_slot=0,
     end=1,
     max_bytes=1,
     at_least_one=True,
     tail=5,
 )
 @example(
-    sizes=[1, 2, 3], is_sealed=True, at=3, end=9, max_bytes=1, at_least_one=True, tail=5
+    sizes=[1, 2, 3],
+    is_sealed=True,
+    start_slot=3,
+    end=9,
+    max_bytes=1,
+    at_least_one=True,
+    tail=5,
 )
 @example(
     sizes=[1, 2, 3],
     is_sealed=False,
-    at=3,
+    start_slot=3,
     end=9,
     max_bytes=1,
     at_least_one=True,
@@ -656,13 +680,13 @@ def test_fetch_error_contains_the_file_and_position_of_damage(
 def test_fetch_returns_as_many_whole_batches_as_fit(
     sizes: list[int],
     is_sealed: bool,
-    at: int,
+    start_slot: int,
     end: int,
     max_bytes: int,
     at_least_one: bool,
     tail: int,
 ) -> None:
-    """The fetch is from one segment, which may end with a torn batch."""
+    """A fetch of one segment, which may end with a torn batch."""
     at_least_one &= max_bytes > 0
     data = b""
     starts = [0]
@@ -673,20 +697,23 @@ def test_fetch_returns_as_many_whole_batches_as_fit(
     path = f"t-0/{0:020d}.log"
     disk = SimulatedDisk({path: data + encode([(None, b"torn")])[:tail]})
     segment = Segment(disk, "t-0", 0) if is_sealed else GrowingSegment(disk, "t-0", 0)
-    slot = min(at, len(batches))  # the last slot belongs to the torn batch
-    want = b""
+    slot = min(start_slot, len(batches))  # the last slot belongs to the torn batch
+    expected = b""
     for batch in batches[slot:]:
-        is_first_of_all = at_least_one and not want
+        is_first = at_least_one and not expected
         if batch.last_offset >= end or (
-            len(want) + batch.size_bytes > max_bytes and not is_first_of_all
+            len(expected) + batch.size_bytes > max_bytes and not is_first
         ):
             break
-        want += batch.data
+        expected += batch.data
     position = [*(batch.position for batch in batches), len(data)][slot]
-    found, is_all = segment.stored(
+    fetched, ends_at_file_end = segment.stored(
         position, max_bytes, end, at_least_one, lambda facts: None
     )
-    assert (bytes(found), is_all) == (want, position + len(want) == len(data) + tail)
+    assert (bytes(fetched), ends_at_file_end) == (
+        expected,
+        position + len(expected) == len(data) + tail,
+    )
 
 
 @given(
@@ -708,79 +735,86 @@ def test_walk_of_a_growing_segment_equals_a_walk_of_a_mapping(
     damage: tuple[int, int, int] | None,
     crc: bool,
 ) -> None:
-    """This holds for any read size, any end, and damage in the length, the magic or a
-    record.
+    """The walks are equal for any read size, any end, and damage in the length, the
+    magic or a record.
     """
 
-    def walked(segment: Segment) -> tuple[list[Any], int, int]:
+    def walk(segment: Segment) -> tuple[list[Any], int, int]:
         steps = list(
-            segment.walk(positions[begin], crc=crc, stop=until, step_bytes=step_bytes)
+            segment.walk(
+                positions[first], crc=crc, stop=end_position, step_bytes=step_bytes
+            )
         )
-        return [row for facts, _, _ in steps for row in facts.tolist()], *steps[-1][1:]
+        return [row for headers, _, _ in steps for row in headers.tolist()], *steps[-1][
+            1:
+        ]
 
     data = bytearray()
     positions = [0]
     for index, size in enumerate(sizes):
         data += encode([(None, b"x" * size)], base_offset=index)
         positions.append(len(data))
-    begin = min(start, len(sizes))
-    until = None if stop is None else positions[max(begin, min(stop, len(sizes)))]
+    first = min(start, len(sizes))
+    end_position = (
+        None if stop is None else positions[max(first, min(stop, len(sizes)))]
+    )
     if damage is not None and damage[0] < len(sizes):
         data[positions[damage[0]] + damage[1]] ^= damage[2]
     disk = SimulatedDisk({f"t-0/{0:020d}.log": bytes(data)})
-    mapped = walked(Segment(disk, "t-0", 0))
-    growing = walked(GrowingSegment(disk, "t-0", 0))
+    mapped = walk(Segment(disk, "t-0", 0))
+    growing = walk(GrowingSegment(disk, "t-0", 0))
     assert growing == mapped
     if damage is None:
-        rows, position, why = growing
-        end = len(data) if until is None else until
+        rows, position, reason = growing
+        end = len(data) if end_position is None else end_position
         assert [row[0] for row in rows] == [
             position
             for position in positions[:-1]
-            if positions[begin] <= position < end
+            if positions[first] <= position < end
         ]
-        assert (position, why) == (end, layout.WALK_END)
+        assert (position, reason) == (end, layout.WALK_END)
 
 
 @given(
     counts=st.lists(st.integers(1, 3), min_size=1, max_size=10),
     base=st.sampled_from([0, 1_000]),
-    index=st.none()
+    index_errors=st.none()
     | st.lists(
         st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 1, -1])), max_size=5
     ),
-    lengths=st.lists(
+    file_states=st.lists(
         st.tuples(st.integers(0, 10), st.sampled_from([0, 0, 11, 40])), max_size=5
     ),
     seek_bytes=st.sampled_from([61, 100, 300]),
 )
-@example(counts=[1, 2, 1], base=0, index=None, lengths=[(3, 0)], seek_bytes=300)
+@example(
+    counts=[1, 2, 1], base=0, index_errors=None, file_states=[(3, 0)], seek_bytes=300
+)
 @example(
     counts=[1] * 9,
     base=1_000,
-    index=[(2, 0), (4, 0), (7, 0)],
-    lengths=[(9, 0), (3, 0), (6, 11)],
+    index_errors=[(2, 0), (4, 0), (7, 0)],
+    file_states=[(9, 0), (3, 0), (6, 11)],
     seek_bytes=61,
 )
 @example(
     counts=[3] * 9,
     base=0,
-    index=[(2, 0), (4, 1), (7, -1)],
-    lengths=[(9, 0), (3, 0), (6, 11)],
+    index_errors=[(2, 0), (4, 1), (7, -1)],
+    file_states=[(9, 0), (3, 0), (6, 11)],
     seek_bytes=300,
 )
-def test_growing_segment_finds_existing_batches(
+def test_growing_segment_finds_every_existing_batch(
     counts: list[int],
     base: int,
-    index: list[tuple[int, int]] | None,
-    lengths: list[tuple[int, int]],
+    index_errors: list[tuple[int, int]] | None,
+    file_states: list[tuple[int, int]],
     seek_bytes: int,
 ) -> None:
-    """However little is read at once, whatever its index says, and however often it
-    grew, was cut, or ends torn.
-
-    index: the slots of batches that have entries, and how far these are wrong. lengths:
-    how many batches are there, and how many bytes of the next.
+    """Each batch is found with any read size, any index, and after any change of its
+    file. Each pair of `index_errors` is the slot of a batch with an index entry, and
+    the error of the position in that entry. Each pair of `file_states` is the number of
+    complete batches in the file, and the number of bytes of a torn batch after them.
     """
     name = f"t-0/{base:020d}"
     data = b""
@@ -791,12 +825,12 @@ def test_growing_segment_finds_existing_batches(
         end += count
         batches.append((end - 1, len(data)))
     entries = [
-        (batches[slot][0] - base, batches[slot - 1][1] + wrong)
-        for slot, wrong in index or ()
+        (batches[slot][0] - base, batches[slot - 1][1] + error)
+        for slot, error in index_errors or ()
         if 0 < slot < len(batches)
     ]
     disk = SimulatedDisk({f"{name}.log": b""})
-    if index is not None:
+    if index_errors is not None:
         disk.put(
             f"{name}.index",
             b"".join(struct.pack(">ii", *entry) for entry in sorted(entries))
@@ -806,37 +840,43 @@ def test_growing_segment_finds_existing_batches(
     handle = disk.open(f"{name}.log", write=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logcore.segment._SEEK_BYTES", seek_bytes)
-        for number, torn in lengths:
-            there = batches[:number]
-            size = there[-1][1] if there else 0
+        for number, torn in file_states:
+            existing = batches[:number]
+            size = existing[-1][1] if existing else 0
             disk.truncate(handle, 0)
             disk.pwrite(handle, data[: size + torn], 0)
             assert segment.refresh() == len(data[: size + torn])
-            assert segment.next_offset() == (there[-1][0] + 1 if there else base)
+            assert segment.next_offset() == (existing[-1][0] + 1 if existing else base)
             for offset in range(base - 1, end + 2):
-                starts = [0, *(after for _, after in there)]
-                found = next(
-                    (nth for nth, (last, _) in enumerate(there) if last >= offset),
-                    len(there),
+                starts = [0, *(end_position for _, end_position in existing)]
+                slot = next(
+                    (
+                        slot_
+                        for slot_, (last_offset, _) in enumerate(existing)
+                        if last_offset >= offset
+                    ),
+                    len(existing),
                 )
-                assert segment.find(offset) == starts[found] or (
-                    torn and found == len(there) and segment.find(offset) >= size
+                assert segment.find(offset) == starts[slot] or (
+                    torn and slot == len(existing) and segment.find(offset) >= size
                 )
                 record = segment.read_one(offset, segment.next_offset(), True)
                 assert (
                     isinstance(record, int)
-                    or record.offset == max(offset, base) <= there[-1][0]
+                    or record.offset == max(offset, base) <= existing[-1][0]
                 )
                 # The read must also contain the next header or the end of the file.
                 if (
-                    found < len(there)
-                    and min(starts[found + 1] + layout.HEADER_SIZE, size + torn)
+                    slot < len(existing)
+                    and min(starts[slot + 1] + layout.HEADER_SIZE, size + torn)
                     <= seek_bytes
                     and not entries
                 ):
-                    assert not isinstance(record, int), "what is read at once has it"
-                if found < len(there) and not entries:
-                    assert segment.batch(starts[found]).last_offset == there[found][0]  # type: ignore[union-attr]
+                    assert not isinstance(record, int), (
+                        "the first read contains the record"
+                    )
+                if slot < len(existing) and not entries:
+                    assert segment.batch(starts[slot]).last_offset == existing[slot][0]  # type: ignore[union-attr]
     disk.close(handle)
     assert disk.open_handles == [f"{name}.log"]
 
@@ -887,7 +927,7 @@ def test_single_reads_remap_a_segment_that_grew_by_an_eighth() -> None:
 
 
 class UnreadableDisk(SimulatedDisk):
-    """Pages of a mapping that contain `lost` cannot be read, and appear as zeros."""
+    """Pages of a mapping that contain `lost` are unreadable and appear as zeros."""
 
     lost = b""
 
@@ -895,7 +935,7 @@ class UnreadableDisk(SimulatedDisk):
         return not self.lost or self.lost not in bytes(view)
 
 
-def test_fetch_of_unreadable_pages_fails_and_neighbors_are_returned() -> None:
+def test_fetch_of_unreadable_pages_fails_and_other_fetches_succeed() -> None:
     """The mapping of a sealed segment is read in parts before it is sent for the first
     time.
     """
@@ -910,9 +950,9 @@ def test_fetch_of_unreadable_pages_fails_and_neighbors_are_returned() -> None:
         disk.lost = b"lost"
         assert b"".join(log.stored(0, 1, max_bytes=step)) == data[:step]
         for _ in range(2):
-            with pytest.raises(logcore.StorageReadError) as met:
+            with pytest.raises(logcore.StorageReadError) as caught:
                 log.stored(1, 2, max_bytes=step)
-            assert met.value.position == step
+            assert caught.value.position == step
         assert b"".join(log.stored(2, 3, max_bytes=step)) == data[2 * step :]
         disk.lost = b""
         assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], (
@@ -920,13 +960,13 @@ def test_fetch_of_unreadable_pages_fails_and_neighbors_are_returned() -> None:
         )
         disk.lost = b"lost"
         assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], (
-            "already read once"
+            "a readable page is checked once"
         )
 
 
-def test_shrunken_sealed_file_is_not_sent_but_a_replaced_one_is() -> None:
-    """Pages of the mapping that were read before may be lost. A replaced file still has
-    all its pages.
+def test_fetch_of_a_shrunken_file_fails_and_of_a_replaced_file_succeeds() -> None:
+    """If a file shrinks, pages of its mapping are lost. If it is replaced, the mapping
+    still has all pages.
     """
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
@@ -946,9 +986,9 @@ def test_shrunken_sealed_file_is_not_sent_but_a_replaced_one_is() -> None:
         handle = disk.open(path, write=True)
         disk.truncate(handle, len(data) - 1)
         disk.close(handle)
-        with pytest.raises(logcore.StorageReadError) as met:
+        with pytest.raises(logcore.StorageReadError) as caught:
             log.stored(1, max_bytes=1 << 20)
-        assert met.value.position == len(data) // 2
+        assert caught.value.position == len(data) // 2
 
 
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
@@ -972,17 +1012,17 @@ def test_zeros_of_unreadable_pages_are_not_reported_as_damage(
             assert log.offset_for_timestamp(T0 + 1) == 1  # the indexes are mapped now
             with pytest.raises(
                 logcore.StorageReadError if lost else logcore.CorruptBatchError
-            ) as met:
+            ) as caught:
                 list(log.read(0))
-            assert str(met.value.path).endswith(f"{0:020d}.log")
+            assert str(caught.value.path).endswith(f"{0:020d}.log")
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_newest_timestamp_of_a_sealed_segment_without_its_index(
+def test_newest_timestamp_of_a_sealed_segment_needs_no_index(
     is_mapped: bool,
 ) -> None:
-    """A process that may not map files reads in pieces. It uses the index as far as the
-    batches confirm it.
+    """A reader uses the entries of the index that agree with the batches. A process
+    that may not map files reads in chunks.
     """
     disk = SimulatedDisk()
     with logcore.open(
@@ -1015,11 +1055,11 @@ def test_broken_index_is_rebuilt_or_bypassed(partition: Path, damage: str) -> No
         log.append_many(
             [(None, b"%d" % number, (), T0 + number) for number in range(300)]
         )
-        want = list(log.read(0))
+        expected = list(log.read(0))
     rng = np.random.default_rng(5)
     for path in partition.glob("*.index"):
         size = path.stat().st_size
-        old = path.read_bytes()
+        undamaged = path.read_bytes()
         path.unlink()
         if damage == "empty":
             path.write_bytes(b"")
@@ -1028,16 +1068,16 @@ def test_broken_index_is_rebuilt_or_bypassed(partition: Path, damage: str) -> No
         elif damage == "random":
             path.write_bytes(rng.bytes(size))
         elif damage == "shifted":
-            path.write_bytes(old[4:] + old[:4])
+            path.write_bytes(undamaged[4:] + undamaged[:4])
         elif damage == "moved":  # rising, but no entry has the position of its batch
-            entries = np.frombuffer(old, ">i4").reshape(-1, 2) + np.array([0, 1])
+            entries = np.frombuffer(undamaged, ">i4").reshape(-1, 2) + np.array([0, 1])
             path.write_bytes(entries.astype(">i4").tobytes())
     for read_only in (True, False):
         with logcore.open(partition, read_only=read_only) as log:
             assert log.log_end_offset == 300
             for start in range(0, 300, 7):
-                assert next(log.read(start)) == want[start]
-                assert log.get(start) == want[start]
+                assert next(log.read(start)) == expected[start]
+                assert log.get(start) == expected[start]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(0, 2**32))
@@ -1050,21 +1090,26 @@ def test_offset_for_timestamp_is_the_first_record_at_or_after_it(
     with logcore.open(
         partition, create=True, config={**SMALL, "segment.ms": 1 << 60}, durability="os"
     ) as log:
-        at = 0
-        while at < len(times):
+        offset = 0
+        while offset < len(times):
             step = int(rng.integers(1, 5))
             log.append_many(
-                [(None, b"x", (), T0 + time) for time in times[at : at + step]]
+                [(None, b"x", (), T0 + time) for time in times[offset : offset + step]]
             )
-            at += step
-        for log_ in (log, logcore.open(partition, read_only=True)):
+            offset += step
+        for reader in (log, logcore.open(partition, read_only=True)):
             for time in range(-1, 42):
-                want = next(
-                    (at for at, other in enumerate(times) if other >= time), None
+                expected = next(
+                    (
+                        offset
+                        for offset, timestamp in enumerate(times)
+                        if timestamp >= time
+                    ),
+                    None,
                 )
-                assert log_.offset_for_timestamp(T0 + time) == want, time
-            if log_ is not log:
-                log_.close()
+                assert reader.offset_for_timestamp(T0 + time) == expected, time
+            if reader is not log:
+                reader.close()
 
 
 class ShrinkingFile:
@@ -1090,7 +1135,7 @@ def test_large_index_is_read_up_to_its_zeros(zeros: int, missing: int) -> None:
 
 
 class CountingFS(OsFS):
-    """Counts the bytes that are read."""
+    """A file system that counts the bytes that are read."""
 
     read_bytes = 0
 
@@ -1099,8 +1144,8 @@ class CountingFS(OsFS):
         return super().pread(handle, size, position)
 
 
-def test_batches_of_all_sizes_are_found_by_their_heads(tmp_path: Path) -> None:
-    """A batch that is larger than one read is passed without reading its records."""
+def test_batches_of_all_sizes_are_found_by_their_headers(tmp_path: Path) -> None:
+    """A search reads only the header of a batch that is larger than one read."""
     sizes = [10, 2_000_000, 33_000, 40_000, 10, 10, 900_000, *[500] * 70, 100_000, 10]
     path = tmp_path / "t-0"
     fs = CountingFS()
@@ -1108,22 +1153,26 @@ def test_batches_of_all_sizes_are_found_by_their_heads(tmp_path: Path) -> None:
     with logcore.open(path, create=True, durability="os", config=config, fs=fs) as log:
         for size in sizes:
             log.append_many([(None, bytes(size // 2))] * 2)
-        found = []
+        batches = []
         (segment,) = log._state.segments
-        for facts, _, _ in segment.walk(0, crc=True):
-            found += [(int(row["last_offset"]), int(row["position"])) for row in facts]
-        assert len(found) == len(sizes)
-        check_find(segment, found, fs)
+        for headers, _, _ in segment.walk(0, crc=True):
+            batches += [
+                (int(row["last_offset"]), int(row["position"])) for row in headers
+            ]
+        assert len(batches) == len(sizes)
+        check_find(segment, batches, fs)
         with logcore.open(path, read_only=True, fs=fs) as reader:
-            check_find(reader._state.segments[-1], found, fs)
+            check_find(reader._state.segments[-1], batches, fs)
     with logcore.open(path, durability="os", fs=fs) as log:
-        check_find(log._state.segments[-1], found, fs)
+        check_find(log._state.segments[-1], batches, fs)
 
 
-def check_find(segment: Segment, found: list[tuple[int, int]], fs: CountingFS) -> None:
-    for last_offset, position in found:
+def check_find(
+    segment: Segment, batches: list[tuple[int, int]], fs: CountingFS
+) -> None:
+    for last_offset, position in batches:
         for offset in (last_offset - 1, last_offset):
             fs.read_bytes = 0
             assert segment.find(offset) == position
             assert fs.read_bytes <= 300_000
-    assert segment.find(found[-1][0] + 1) == segment.size_bytes
+    assert segment.find(batches[-1][0] + 1) == segment.size_bytes

@@ -22,37 +22,36 @@ def test_table_equals_a_dict_of_the_log(tmp_path: Path, seed: int) -> None:
         tmp_path / "t-0", create=True, config=COMPACT, durability="os"
     ) as log:
         table = log.table()
-        other = log.table()
+        second_table = log.table()
         rows: list[tuple[bytes, bytes | None]] = []
         for _ in range(60):
             action = rng.choice(["append"] * 6 + ["compact", "truncate", "late"])
             if action == "append":
-                new = [
+                appended = [
                     (
                         b"k%d" % rng.randrange(9),
                         rng.choice([None, b"%d" % rng.randrange(99)]),
                     )
                     for _ in range(5)
                 ]
-                log.append_many(new)
-                rows += new
+                log.append_many(appended)
+                rows += appended
             elif action == "compact":
                 log.roll()
                 clean(log, force=True)
             elif action == "truncate":
-                cut = rng.randrange(max(0, len(rows) - 6), len(rows) + 1)
-                # Below this offset, compaction has removed records that `rows` does not
-                # list.
-                if cut > log._state.segments[-1].base_offset:
-                    log.truncate(cut)
-                    del rows[cut:]
+                end = rng.randrange(max(0, len(rows) - 6), len(rows) + 1)
+                # Below the active segment, compaction may have removed records of
+                # `rows`.
+                if end > log._state.segments[-1].base_offset:
+                    log.truncate(end)
+                    del rows[end:]
             else:
-                other = log.table()
-            expected = {key: value for key, value in rows if True}
+                second_table = log.table()
             expected = {
-                key: value for key, value in expected.items() if value is not None
+                key: value for key, value in dict(rows).items() if value is not None
             }
-            assert table.snapshot() == expected == dict(other)
+            assert table.snapshot() == expected == dict(second_table)
             assert len(table) == len(expected) and set(table) == set(expected)
             assert table.offset == len(rows)
             with pytest.raises(KeyError):
@@ -82,23 +81,23 @@ def test_table_is_rebuilt_after_unread_records_were_deleted(tmp_path: Path) -> N
         log.append(b"3", key=b"c")
         log.delete_records(2)
         assert dict(table) == {b"c": b"3"}, (
-            "rebuilt, because unread records were deleted"
+            "the table is rebuilt, because unread records were deleted"
         )
 
 
 def test_read_committed_table_contains_only_committed_records(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True) as log:
         table = log.table(isolation="read_committed")
-        more: dict[str, Any] = {
+        producer: dict[str, Any] = {
             "producer_id": 5,
             "producer_epoch": 0,
             "transactional": True,
         }
-        log.append_batch(encode([(b"a", b"1")], base_sequence=0, **more))
+        log.append_batch(encode([(b"a", b"1")], base_sequence=0, **producer))
         assert dict(table) == {}
         log.end_transaction(5, 0, commit=True)
         assert dict(table) == {b"a": b"1"}
-        log.append_batch(encode([(b"a", b"2")], base_sequence=1, **more))
+        log.append_batch(encode([(b"a", b"2")], base_sequence=1, **producer))
         log.end_transaction(5, 0, commit=False)
         log.append(b"3", key=b"b")
         assert dict(table) == {b"a": b"1", b"b": b"3"}

@@ -25,7 +25,7 @@ from support.partitions import reference_murmur2
 T0 = 1_700_000_000_000
 
 
-def moment(timestamp_ms: int) -> datetime:
+def utc_datetime(timestamp_ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
 
 
@@ -37,8 +37,8 @@ def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
 
 
 def fill(directory: logcore.LogDir, seed: int) -> None:
-    """Append records with and without keys, timestamps that jump, and an aborted
-    transaction. Set a log start above 0.
+    """Append records with and without keys and with unordered timestamps, and an
+    aborted transaction. Then delete records, so that a log start is above 0.
     """
     rng = random.Random(seed)
     for number in range(rng.randrange(20, 200)):
@@ -91,12 +91,12 @@ def test_topic_contains_the_records_of_its_partitions(
         ]
         assert list(directory.read("orders", isolation=isolation)) == rows  # type: ignore[arg-type]
         columns = list(directory.scan("orders", isolation=isolation))  # type: ignore[arg-type]
-        found = [
-            (part.topic, part.partition, *record)
-            for part in columns
-            for record in part.records()
+        scanned = [
+            (partition_columns.topic, partition_columns.partition, *record)
+            for partition_columns in columns
+            for record in partition_columns.records()
         ]
-        assert found == rows
+        assert scanned == rows
         table = directory.scan("orders", isolation=isolation).to_table()  # type: ignore[arg-type]
         assert table.column("topic").to_pylist() == ["orders"] * len(rows)
         assert table.column("partition").to_pylist() == [row.partition for row in rows]
@@ -110,7 +110,7 @@ def test_topic_contains_the_records_of_its_partitions(
         )
 
 
-def test_records_merged_by_time_are_in_order_if_each_partition_is(
+def test_read_merges_partitions_by_time(
     directory: logcore.LogDir,
 ) -> None:
     for number in range(30):
@@ -139,19 +139,19 @@ def test_read_between_timestamps_and_between_offsets(
             number,
             *(log.high_watermark if bound is None else bound for bound in bounds),
         )
-    assert list(topic.read(moment(since), moment(until))) == rows
+    assert list(topic.read(utc_datetime(since), utc_datetime(until))) == rows
     ends = {
         number: topic.partition(number).high_watermark for number in topic.partitions
     }
     starts = {1: max(topic.partition(1).log_start_offset, ends[1] - 3)}
     assert list(topic.read(starts, partitions=[1])) == expected(directory, 1, starts[1])
-    whole = [row for number in (2, 0) for row in expected(directory, number)]
-    assert list(topic.read(starts, ends, partitions=[2, 0])) == whole
-    found = topic.scan(
+    selected = [row for number in (2, 0) for row in expected(directory, number)]
+    assert list(topic.read(starts, ends, partitions=[2, 0])) == selected
+    table = topic.scan(
         starts, {1: ends[1] - 1}, partitions=[1], columns=["offset"]
     ).to_table()
-    assert found.column_names == ["offset"]
-    assert found.column("offset").to_pylist() == [
+    assert table.column_names == ["offset"]
+    assert table.column("offset").to_pylist() == [
         row.offset for row in expected(directory, 1, starts[1], ends[1] - 1)
     ]
 
@@ -212,11 +212,11 @@ def test_tail_returns_each_record_of_all_partitions_once(
         ]
     )
     thread.start()
-    found = [next(tail) for _ in range(60)]
+    rows = [next(tail) for _ in range(60)]
     thread.join()
-    assert sorted(int(row.value or b"") for row in found) == list(range(60))
+    assert sorted(int(row.value or b"") for row in rows) == list(range(60))
     for number in range(3):
-        offsets = [row.offset for row in found if row.partition == number]
+        offsets = [row.offset for row in rows if row.partition == number]
         assert offsets == sorted(offsets)
     directory.append("orders", b"last", partition=2)
     assert next(tail).value == b"last"
@@ -230,14 +230,14 @@ def test_tail_returns_each_record_of_all_partitions_once(
 def test_tail_ends_when_the_directory_is_closed(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic("orders", partitions=3)
-        waiting = directory.tail("orders")
-        thread = threading.Thread(target=lambda: list(waiting))
+        tail = directory.tail("orders")
+        thread = threading.Thread(target=lambda: list(tail))
         thread.start()
     thread.join(30)
     assert not thread.is_alive()
 
 
-def test_tail_ends_when_the_directory_is_closed_between_two_partitions(
+def test_tail_that_is_not_waiting_ends_when_the_directory_is_closed(
     tmp_path: Path,
 ) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
@@ -252,22 +252,22 @@ def test_tail_ends_when_the_directory_is_closed_between_two_partitions(
 def test_tail_detects_records_replaced_between_two_reads(
     tmp_path: Path,
 ) -> None:
-    """When the reader in another process reads again, the log is longer than before."""
-    for cut, raises in ((5, True), (11, False)):
-        path = tmp_path / str(cut)
+    """When the reader reads again, the log is longer than at its last read."""
+    for truncated_to, is_detected in ((5, True), (11, False)):
+        path = tmp_path / str(truncated_to)
         with logcore.open_dir(path, create=True, durability="os") as directory:
             directory.create_topic("orders")
             for _ in range(10):
                 directory.append("orders", b"old")
-            with logcore.open_dir(path, read_only=True) as beside:
-                tail = beside.tail("orders", {0: 0}, timeout=30)
+            with logcore.open_dir(path, read_only=True) as reading_directory:
+                tail = reading_directory.tail("orders", {0: 0}, timeout=30)
                 assert [next(tail).offset for _ in range(10)] == list(range(10))
                 for _ in range(3):
                     directory.append("orders", b"unseen")
-                directory.partition("orders", 0).truncate(cut)
+                directory.partition("orders", 0).truncate(truncated_to)
                 for _ in range(9):
                     directory.append("orders", b"new")
-                if raises:
+                if is_detected:
                     with pytest.raises(
                         logcore.OffsetOutOfRangeError, match="truncated below here"
                     ):
@@ -313,11 +313,11 @@ def test_tail_of_no_partitions_ends(directory: logcore.LogDir) -> None:
 
 def test_partition_named_twice_is_refused(directory: logcore.LogDir) -> None:
     directory.append("orders", b"v", partition=0)
-    for reading in (directory.read, directory.scan, directory.tail):
+    for read in (directory.read, directory.scan, directory.tail):
         with pytest.raises(
             logcore.InvalidConfigError, match=r"named twice.*found \(0, 0\)"
         ):
-            reading("orders", partitions=[0, 0])
+            read("orders", partitions=[0, 0])
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -386,15 +386,17 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
         ({0: 99}, "outside the log"),
     ],
 )
-def test_invalid_position_error_explains_valid_ones(
+def test_invalid_position_error_explains_valid_positions(
     directory: logcore.LogDir, start: Any, message: str
 ) -> None:
-    for reading in (directory.read, directory.scan, directory.tail):
+    for read in (directory.read, directory.scan, directory.tail):
         with pytest.raises(logcore.LogcoreError, match=message):
-            reading("orders", start)
+            read("orders", start)
 
 
-def test_misspelled_name_error_suggests_the_nearest(directory: logcore.LogDir) -> None:
+def test_misspelled_name_error_suggests_the_nearest_name(
+    directory: logcore.LogDir,
+) -> None:
     for action in (directory.read, directory.scan, directory.tail, directory.topic):
         with pytest.raises(logcore.TopicNotFoundError, match="did you mean 'orders'"):
             action("ordres")
@@ -428,8 +430,7 @@ def test_deleted_topic_is_unusable_until_it_is_recreated(
     assert topic.append(b"v", key=b"key-3").partition == reference_murmur2(b"key-3") % 2
 
 
-# -- appends with an expected offset
-# ----------------------------------------------------
+# -- appends with an expected offset ---------------------------------------------------
 
 
 def test_append_with_a_wrong_expected_offset_stores_nothing(
@@ -443,47 +444,51 @@ def test_append_with_a_wrong_expected_offset_stores_nothing(
     )
     assert log.append_columns(values=(b"d", [0, 1]), expected_offset=3).offset == 3
 
-    def check(append: Callable[..., logcore.Receipt], wrong: int) -> None:
+    def check(append: Callable[..., logcore.Receipt], wrong_offset: int) -> None:
         with pytest.raises(
             logcore.OffsetConflictError, match="does not end where"
         ) as caught:
-            append(expected_offset=wrong)
-        assert (caught.value.expected, caught.value.found) == (wrong, 4)
-        again = pickle.loads(pickle.dumps(caught.value))
-        assert (again.expected, again.found, str(again)) == (
-            wrong,
+            append(expected_offset=wrong_offset)
+        assert (caught.value.expected, caught.value.found) == (wrong_offset, 4)
+        unpickled = pickle.loads(pickle.dumps(caught.value))
+        assert (unpickled.expected, unpickled.found, str(unpickled)) == (
+            wrong_offset,
             4,
             str(caught.value),
         )
 
-    for wrong in (0, 3, 5):
-        check(functools.partial(log.append, b"x"), wrong)
-        check(functools.partial(log.append_many, [(None, b"x")]), wrong)
-        check(functools.partial(log.append_columns, values=(b"x", [0, 1])), wrong)
+    for wrong_offset in (0, 3, 5):
+        check(functools.partial(log.append, b"x"), wrong_offset)
+        check(functools.partial(log.append_many, [(None, b"x")]), wrong_offset)
+        check(
+            functools.partial(log.append_columns, values=(b"x", [0, 1])), wrong_offset
+        )
     assert log.log_end_offset == 4
 
 
 def test_one_of_several_appends_with_the_same_expected_offset_succeeds(
     directory: logcore.LogDir,
 ) -> None:
-    """Each thread increments the last record. An append in between would lose a count."""
+    """Each thread increments the last record. If an append in between were accepted, an
+    increment would be lost.
+    """
     log = directory.partition("orders", 0)
     log.append(b"0")
 
-    def count() -> None:
-        done = 0
-        while done < 50:
+    def increment() -> None:
+        appended = 0
+        while appended < 50:
             last = log.get(log.high_watermark - 1)
             try:
                 log.append(
                     b"%d" % (int(last.value or b"") + 1),
                     expected_offset=last.offset + 1,
                 )
-                done += 1
+                appended += 1
             except logcore.OffsetConflictError:
                 continue
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
+    threads = [threading.Thread(target=increment) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -502,7 +507,7 @@ def test_scans_are_convertible_to_frames(directory: logcore.LogDir) -> None:
             "orders",
             b"v%d" % number,
             partition=number % 2,
-            timestamp_ms=moment(T0 + number),
+            timestamp_ms=utc_datetime(T0 + number),
             headers=[("h", None)],
         )
     scan = directory.scan(
@@ -512,7 +517,7 @@ def test_scans_are_convertible_to_frames(directory: logcore.LogDir) -> None:
     assert list(frame.columns) == ["partition", "offset", "timestamp", "value"]
     assert frame["value"].tolist() == [b"v0", b"v2", b"v4", b"v1", b"v3"]
     assert [time.to_pydatetime() for time in frame["timestamp"]] == [
-        moment(T0 + number) for number in (0, 2, 4, 1, 3)
+        utc_datetime(T0 + number) for number in (0, 2, 4, 1, 3)
     ]
     assert scan.to_polars().rows() == [
         tuple(row) for row in polars.DataFrame(scan).rows()
@@ -532,51 +537,57 @@ def test_scans_are_convertible_to_frames(directory: logcore.LogDir) -> None:
     ]
     with pytest.raises(TypeError, match=r"scan\.to_pandas\(\)"):
         pandas.DataFrame(scan)
-    named = pandas.DataFrame(list(log.read(0)))
-    assert list(named.columns) == ["offset", "timestamp_ms", "key", "value", "headers"]
+    record_frame = pandas.DataFrame(list(log.read(0)))
+    assert list(record_frame.columns) == [
+        "offset",
+        "timestamp_ms",
+        "key",
+        "value",
+        "headers",
+    ]
     match log.get(0):
         case (offset, time, _, value, _):
             assert (offset, time, value) == (0, T0 + 1, b"v1")
         case _:
-            pytest.fail("a record is taken apart as a sequence")
+            pytest.fail("a record matches a sequence pattern")
 
 
-@pytest.mark.parametrize("wrong", ["offset", ["offset", "offset"], ["ofset"]])
-def test_invalid_columns_are_refused(directory: logcore.LogDir, wrong: Any) -> None:
-    for make in (directory.topic("orders").scan, directory.partition("orders", 0).scan):
+@pytest.mark.parametrize("columns", ["offset", ["offset", "offset"], ["ofset"]])
+def test_invalid_columns_are_refused(directory: logcore.LogDir, columns: Any) -> None:
+    for scan in (directory.topic("orders").scan, directory.partition("orders", 0).scan):
         with pytest.raises(logcore.InvalidConfigError, match="column"):
-            make(columns=wrong)
+            scan(columns=columns)
 
 
-def test_datetimes_are_accepted_as_timestamps_everywhere(
+def test_datetimes_are_accepted_as_timestamps_in_every_call(
     directory: logcore.LogDir,
 ) -> None:
     log = directory.partition("orders", 0)
-    log.append(b"v", timestamp_ms=moment(T0))
-    log.append_many([(None, b"v", None, moment(T0 + 1))])
+    log.append(b"v", timestamp_ms=utc_datetime(T0))
+    log.append_many([(None, b"v", None, utc_datetime(T0 + 1))])
     assert [record.timestamp_ms for record in log.read(0)] == [T0, T0 + 1]
-    assert log.offset_for_timestamp(moment(T0 + 1)) == 1
-    log.tick(moment(T0))
-    directory.tick(moment(T0))
+    assert log.offset_for_timestamp(utc_datetime(T0 + 1)) == 1
+    log.tick(utc_datetime(T0))
+    directory.tick(utc_datetime(T0))
     log.reconfigure({"retention.ms": 1000, "cleanup.policy": "delete,compact"})
-    assert logcore.clean(log, now_ms=moment(T0)) is None
-    assert log.retain(moment(T0)) == 0
-    assert log.retain(moment(T0 + 5000)) == 1
-    for wrong in (datetime(2026, 1, 1), "2026-01-01", 1.5):
+    assert logcore.clean(log, now_ms=utc_datetime(T0)) is None
+    assert log.retain(utc_datetime(T0)) == 0
+    assert log.retain(utc_datetime(T0 + 5000)) == 1
+    for invalid in (datetime(2026, 1, 1), "2026-01-01", 1.5):
         with pytest.raises(
             logcore.InvalidTimestampError, match="datetime with a time zone"
         ):
-            log.tick(wrong)  # type: ignore[arg-type]
+            log.tick(invalid)  # type: ignore[arg-type]
 
 
 def test_topic_created_while_names_are_compared_causes_no_error(
     directory: logcore.LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create_and_match(word: str, names: Iterable[str], n: int) -> list[str]:
-        left = iter(names)
-        next(left)
+        remaining = iter(names)
+        next(remaining)
         directory.create_topic("another")
-        return list(left)
+        return list(remaining)
 
     directory.create_topic("first")
     monkeypatch.setattr("difflib.get_close_matches", create_and_match)

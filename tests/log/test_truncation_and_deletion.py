@@ -60,13 +60,13 @@ def test_reader_of_a_growing_segment_detects_replaced_batches(
     """
 
     def batch(base: int, size: int) -> bytes:
-        tries = (
+        candidates = (
             encode([(None, b"%d" % base * count)], base_offset=base, leader_epoch=0)
             for count in range(size)
         )
-        return next(data for data in tries if len(data) == size)
+        return next(data for data in candidates if len(data) == size)
 
-    def found() -> list[tuple[int, int]]:
+    def batches_read() -> list[tuple[int, int]]:
         return [
             (batch.base_offset, batch.size_bytes)
             for batch in reader.batches(0)
@@ -77,24 +77,24 @@ def test_reader_of_a_growing_segment_detects_replaced_batches(
     file = partition / f"{0:020d}.log"
     file.write_bytes(batch(0, 100) + batch(1, 100) + batch(2, 100))
     with logcore.open(partition, read_only=True) as reader, file.open("ab") as writer:
-        assert found() == [(0, 100), (1, 100), (2, 100)]
-        for kept, now in (
+        assert batches_read() == [(0, 100), (1, 100), (2, 100)]
+        for kept_bytes, new_batches in (
             (100, [(0, 100)]),
             (100, [(0, 100), (1, 200)]),
             (300, [(0, 100), (1, 200), (2, 100), (3, 100)]),
-            # At the end of the last read, another batch now begins.
+            # Another batch begins at the position at which the last read ended.
             (
                 100,
                 [(0, 100), (1, 200), (2, 200), (3, 100)],
             ),
         ):
-            os.truncate(file, kept)
-            for base, size in now[1 if kept == 100 else 2 :]:
+            os.truncate(file, kept_bytes)
+            for base, size in new_batches[1 if kept_bytes == 100 else 2 :]:
                 writer.write(batch(base, size))
             writer.flush()
             reader.refresh()
-            assert found() == now
-            assert reader.log_end_offset == len(now)
+            assert batches_read() == new_batches
+            assert reader.log_end_offset == len(new_batches)
 
 
 def test_reader_of_deleted_records_gets_an_error(
@@ -134,9 +134,11 @@ def test_mapped_segment_is_sent_after_its_file_was_deleted(
             assert b"".join(reader.stored(0, 1, max_bytes=100)) == data
 
 
-def test_checksum_file_of_a_replaced_segment_is_ignored(partition: Path) -> None:
-    """The checksum file records that another segment follows. For a file that replaced
-    the sealed one, that is unknown.
+def test_checksum_file_is_ignored_if_its_segment_file_was_replaced(
+    partition: Path,
+) -> None:
+    """The checksum file records that another segment follows. A file that replaced the
+    sealed segment may be the last one.
     """
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
@@ -166,19 +168,19 @@ def test_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) ->
             assert reader.refresh()
             assert values(reader) == [b"0", b"new"]
             assert reader.times_truncated == 1
-            shape = reader.statistics()
+            statistics = reader.statistics()
             assert (
-                shape.segments,
-                shape.log_end_offset,
-                shape.appends,
-                shape.syncs,
+                statistics.segments,
+                statistics.log_end_offset,
+                statistics.appends,
+                statistics.syncs,
             ) == (
                 len(segments(partition)),
                 2,
                 0,
                 0,
             )
-            assert shape.size_bytes == sum(
+            assert statistics.size_bytes == sum(
                 file.stat().st_size for file in partition.glob("*.log")
             )
 
@@ -186,8 +188,8 @@ def test_reader_follows_a_truncation_into_an_earlier_segment(partition: Path) ->
 def test_reader_of_a_file_that_became_shorter_does_not_hang(
     partition: Path,
 ) -> None:
-    """The writer removes an interrupted append, so that the size known to the reader is
-    too large.
+    """The writer removes an interrupted append, so that the size that the reader stored
+    is too large.
     """
     calls: list[Callable[[logcore.Log], object]] = [
         lambda reader: list(reader.read(0)),
@@ -222,9 +224,9 @@ def test_reader_of_a_growing_segment_reloads_the_index(
         with logcore.open(partition, read_only=True) as reader:
             assert reader.get(0).value == b"first"
             (segment,) = segments_between(reader, 0, 1)
-            known = segment.offset_index
+            index = segment.offset_index
             log.append(b"little")
-            assert reader.refresh() and segment.offset_index is known
+            assert reader.refresh() and segment.offset_index is index
             log.truncate(1)
             for number in range(1, 200):
                 log.append(b"%03d" % number * 5_000)
@@ -233,12 +235,12 @@ def test_reader_of_a_growing_segment_reloads_the_index(
             (segment,) = segments_between(reader, 0, 200)
             assert reader.get(199).value == b"199" * 5_000
             assert len(segment.offset_index) > 100, (
-                "without it, each lookup would scan three megabytes"
+                "without the index, each lookup would scan 3 MB"
             )
 
 
 def test_views_of_a_growing_segment_are_copies(partition: Path) -> None:
-    """The writer may truncate the files, and access to a mapping of them would then end
+    """The writer may truncate the files. Access to a mapping of a truncated file ends
     the process.
     """
     with logcore.open(
@@ -249,7 +251,7 @@ def test_views_of_a_growing_segment_are_copies(partition: Path) -> None:
         log.host.writer.active.try_write_indexes()
         with logcore.open(partition, read_only=True) as reader:
             (segment,) = segments_between(reader, 0, 10)
-            taken = segment.view(), segment.offset_index.data, segment.time_index.data
+            views = segment.view(), segment.offset_index.data, segment.time_index.data
             files = [
                 partition / f"{0:020d}{suffix}"
                 for suffix in (".log", ".index", ".timeindex")
@@ -257,16 +259,14 @@ def test_views_of_a_growing_segment_are_copies(partition: Path) -> None:
             before = [file.read_bytes() for file in files]
             for file in files:
                 os.truncate(file, 0)
-            assert [bytes(piece) for piece in taken] == before
+            assert [bytes(view) for view in views] == before
             assert (before[1], before[2]) != (b"", b"")
             for file, content in zip(files, before, strict=True):
                 file.write_bytes(content)
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_damage_that_may_hide_a_timestamp_is_an_error(
-    partition: Path, sealed: bool
-) -> None:
+def test_search_by_time_fails_at_a_damaged_batch(partition: Path, sealed: bool) -> None:
     with logcore.open(partition, create=True) as log:
         for number in range(3):
             log.append(b"x" * 32, timestamp_ms=T0 + number)
@@ -279,12 +279,12 @@ def test_damage_that_may_hide_a_timestamp_is_an_error(
     data[150] ^= 1
     file.write_bytes(data)
     with logcore.open(partition, read_only=True) as log:
-        with pytest.raises(logcore.CorruptBatchError) as met:
+        with pytest.raises(logcore.CorruptBatchError) as caught:
             log.offset_for_timestamp(T0 + 99)
-        assert met.value.position == 100
+        assert caught.value.position == 100
 
 
-def test_truncation_resets_the_batches_checked_by_a_search_by_time(
+def test_search_by_time_checks_batches_again_after_a_truncation(
     partition: Path,
 ) -> None:
     """A search by time checks the batches of the active segment once, up to the

@@ -41,7 +41,9 @@ def later(
 
 @pytest.mark.parametrize("passed_ms", [0, 1, MINUTE_MS, 400 * DAY_MS])
 @pytest.mark.parametrize("gap_ms", [0, JUMP_MS, -JUMP_MS])
-def test_clock_that_agrees_is_trusted(passed_ms: int, gap_ms: int) -> None:
+def test_clock_that_agrees_with_the_monotonic_clock_is_trusted(
+    passed_ms: int, gap_ms: int
+) -> None:
     now = later(START, passed_ms, wall_ms=passed_ms + gap_ms)
     assert update_trust(Trust(START), now) == (Trust(now), now.wall_ms)
 
@@ -62,13 +64,13 @@ def test_clock_that_was_set_is_not_trusted_for_a_day(jump_ms: int) -> None:
     assert update_trust(trust, now) == (Trust(now), now.wall_ms)
 
 
-def test_clock_that_is_set_right_again_is_trusted_at_once() -> None:
+def test_clock_that_is_corrected_is_trusted_at_once() -> None:
     trust, _ = update_trust(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
     now = later(START, 2 * MINUTE_MS)
     assert update_trust(trust, now) == (Trust(now), now.wall_ms)
 
 
-def test_suspect_clock_that_moves_back_starts_the_day_again() -> None:
+def test_suspect_clock_that_moves_back_restarts_the_day_of_distrust() -> None:
     trust, _ = update_trust(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
     first = later(START, DAY_MS, wall_ms=3 * DAY_MS)
     trust, _ = update_trust(trust, first)
@@ -76,19 +78,19 @@ def test_suspect_clock_that_moves_back_starts_the_day_again() -> None:
 
 
 def test_after_reboot_a_long_gap_is_trusted_after_a_day_of_wall_clock() -> None:
-    """A job that runs once a day on a machine that is started for it deletes with a
-    day's delay.
+    """If a machine is started once a day to run a job, retention deletes records with a
+    delay of a day.
     """
     boots = [
         ClockReading(START.wall_ms + day * DAY_MS, 5_000, f"boot {day}")
         for day in range(4)
     ]
     trust = Trust(START)
-    found = []
+    was_trusted = []
     for boot in boots[1:]:
         trust, trusted_ms = update_trust(trust, boot)
-        found.append(trusted_ms == boot.wall_ms)
-    assert found == [False, True, False]
+        was_trusted.append(trusted_ms == boot.wall_ms)
+    assert was_trusted == [False, True, False]
 
 
 def open_aged(disk: SimulatedDisk) -> logcore.Log:
@@ -100,7 +102,7 @@ def open_aged(disk: SimulatedDisk) -> logcore.Log:
     )
 
 
-def rounds(disk: SimulatedDisk, log: logcore.Log, minutes: int) -> None:
+def tick_each_minute(disk: SimulatedDisk, log: logcore.Log, minutes: int) -> None:
     for _ in range(minutes):
         disk.advance(MINUTE_MS)
         log.tick()
@@ -108,15 +110,15 @@ def rounds(disk: SimulatedDisk, log: logcore.Log, minutes: int) -> None:
 
 @pytest.mark.parametrize("restart", ["none", "process", "reboot"])
 def test_clock_set_ahead_deletes_no_young_records(restart: str) -> None:
-    """One round was skipped, and the next one trusted the new time: records of five
-    minutes were deleted. After a restart with the wrong clock, the first round deleted
+    """The second retention round trusted the new time, so that it deleted records of
+    the last 5 minutes. After a restart with the wrong clock, the first round deleted
     them.
     """
     disk = SimulatedDisk()
     log = open_aged(disk)
     for _ in range(20):
         log.append(b"x" * 50)
-    rounds(disk, log, 6)
+    tick_each_minute(disk, log, 6)
     if restart != "none":
         log.close()
     if restart == "reboot":
@@ -124,9 +126,9 @@ def test_clock_set_ahead_deletes_no_young_records(restart: str) -> None:
     disk.set_wall_clock(disk.now_ms() + 30 * DAY_MS)
     if restart != "none":
         log = open_aged(disk)
-    rounds(disk, log, 12 * 60)
+    tick_each_minute(disk, log, 12 * 60)
     assert log.log_start_offset == 0
-    rounds(disk, log, 13 * 60)
+    tick_each_minute(disk, log, 13 * 60)
     assert log.log_start_offset == 20, "a clock that is steady for a day is trusted"
     log.close()
 
@@ -136,7 +138,7 @@ def test_damaged_clock_file_is_ignored(content: bytes | None) -> None:
     disk = SimulatedDisk()
     with open_aged(disk) as log:
         log.append(b"x")
-        rounds(disk, log, 6)
+        tick_each_minute(disk, log, 6)
     disk.put(f"/data/{checkpoint.CLOCK}", content)
     with open_aged(disk) as log:
         assert [record.value for record in log.read(0)] == [b"x"]
