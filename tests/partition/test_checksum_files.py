@@ -1,9 +1,5 @@
-"""Segment checksum files and scrubbing: rot in sealed segments is found at every bit,
-and no change by a program is reported as rot.
-
-The clock of the simulated disk does not advance, so that all files have the same
-modification time. A checksum file left next to another file of the same size would
-therefore be a false alarm. No operation and no crash may leave such a file.
+"""Segment checksum files and scrubbing: a scrub finds a flip of any bit in sealed
+segments, and reports no change by a program as rot.
 """
 
 from __future__ import annotations
@@ -43,37 +39,37 @@ Files = dict[str, bytes]
 def fill_log(
     disk: SimulatedDisk, *, rolls: int = 3, codec: str = "uncompressed", **options: Any
 ) -> logcore.Log:
-    """Create a log with sealed segments and an active one. Each has two batches of two
-    records.
+    """Create a log with sealed segments and an active one. Each segment has two batches
+    of two records.
     """
     log = logcore.open(PATH, create=True, fs=disk, **options)
     for number in range(rolls + 1):
         if number:
             log.roll()
-        for half in range(2):
+        for batch_number in range(2):
             rows = [
                 (b"k%d" % row, b"value %d" % number, (), T0 + number)
-                for row in (half, half + 2)
+                for row in (batch_number, batch_number + 2)
             ]
             log.append_batch(encode(rows, codec=codec))
     return log
 
 
-def files_of(**options: Any) -> Files:
-    """Return the files of such a log after closing it."""
+def filled_files(**options: Any) -> Files:
+    """Return the files of the log of fill_log() after it is closed."""
     disk = SimulatedDisk(now_ms=T0)
     fill_log(disk, **options).close()
     return disk.files()
 
 
-def at(base: int, suffix: str = LOG) -> str:
+def path_of(base: int, suffix: str = LOG) -> str:
     return f"{PATH}/{file_name(base, suffix)}"
 
 
-def flipped(data: bytes, bit: int) -> bytes:
-    bad = bytearray(data)
-    bad[bit // 8] ^= 1 << bit % 8
-    return bytes(bad)
+def flip_bit(data: bytes, bit: int) -> bytes:
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    return bytes(flipped)
 
 
 def scrub_files(
@@ -94,7 +90,7 @@ def damaged_files(files: Files, path: str = PATH) -> set[str]:
     }
 
 
-def without_seals(files: Files) -> Files:
+def without_checksum_files(files: Files) -> Files:
     return {path: data for path, data in files.items() if not path.endswith(SEAL)}
 
 
@@ -108,28 +104,32 @@ def bases_with(files: Files, suffix: str) -> list[int]:
 
 
 def test_roll_writes_a_checksum_file_for_the_sealed_segment() -> None:
-    files = files_of(rolls=2)
+    files = filled_files(rolls=2)
     assert bases_with(files, LOG) == [0, 4, 8] and bases_with(files, SEAL) == [0, 4]
-    seal = Seal.unpack(files[at(4, SEAL)])
+    seal = Seal.unpack(files[path_of(4, SEAL)])
     assert seal == Seal(
-        size_bytes=len(files[at(4)]),
+        size_bytes=len(files[path_of(4)]),
         modified_ms=T0,
-        crc32c=crc32c(files[at(4)]),
+        crc32c=crc32c(files[path_of(4)]),
         end_offset=8,
         next_base_offset=8,
     )
-    assert files[at(4, SEAL)].count(b"\n") == 1 and files[at(4, SEAL)].endswith(b"\n")
+    assert files[path_of(4, SEAL)].count(b"\n") == 1 and files[
+        path_of(4, SEAL)
+    ].endswith(b"\n")
 
 
-def test_roll_survives_a_segment_that_another_program_deleted() -> None:
-    """The append after it raised FileNotFoundError, which is not an error of logcore."""
+def test_log_rolls_after_another_program_deleted_its_segment() -> None:
+    """The append after the roll raised FileNotFoundError, which is not an error of
+    logcore.
+    """
     disk = SimulatedDisk()
     with logcore.open("/t-0", create=True, durability="os", fs=disk) as log:
         log.append(b"0")
         disk.unlink("/t-0/00000000000000000000.log")
         log.roll()
         assert log.append(b"1").offset == 1
-        # The loss is reported by each read of it, and by the next opening.
+        # Each read of the lost records and the next opening report the loss.
         with pytest.raises(logcore.OffsetOutOfRangeError, match="was removed"):
             log.get(0)
     with pytest.raises(
@@ -139,13 +139,15 @@ def test_roll_survives_a_segment_that_another_program_deleted() -> None:
 
 
 def test_checksum_file_is_dumped_and_a_torn_one_is_refused() -> None:
-    files = files_of(rolls=1)
-    (row,) = dump(at(0, SEAL), fs=SimulatedDisk(files))
+    files = filled_files(rolls=1)
+    (row,) = dump(path_of(0, SEAL), fs=SimulatedDisk(files))
     assert (row["type"], row["end_offset"], row["next_base_offset"]) == ("seal", 4, 4)
-    for size in range(len(files[at(0, SEAL)])):
-        disk = SimulatedDisk({**files, at(0, SEAL): files[at(0, SEAL)][:size]})
+    for size in range(len(files[path_of(0, SEAL)])):
+        disk = SimulatedDisk(
+            {**files, path_of(0, SEAL): files[path_of(0, SEAL)][:size]}
+        )
         with pytest.raises(logcore.CorruptLogError):
-            list(dump(at(0, SEAL), fs=disk))
+            list(dump(path_of(0, SEAL), fs=disk))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +179,14 @@ def test_segment_too_large_for_a_roll_gets_its_checksum_from_the_scrub(
         assert log.scrub().sealed == 0
 
 
-def test_segment_from_before_the_open_gets_no_checksum_file_at_a_roll() -> None:
-    """Opening does not read it, so that a checksum taken now would declare its rot to
-    be sound.
+def test_segment_appended_before_the_opening_gets_no_checksum_file_at_a_roll() -> None:
+    """Opening does not read the segment. If the roll computed a checksum, it would
+    include existing rot.
     """
-    files = files_of(rolls=1)
-    disk = SimulatedDisk({**files, at(4): flipped(files[at(4)], 8 * 30)}, now_ms=T0)
+    files = filled_files(rolls=1)
+    disk = SimulatedDisk(
+        {**files, path_of(4): flip_bit(files[path_of(4)], 8 * 30)}, now_ms=T0
+    )
     with logcore.open(PATH, fs=disk) as log:
         log.append(b"more")
         log.roll()
@@ -203,16 +207,16 @@ def test_segment_from_before_the_open_gets_no_checksum_file_at_a_roll() -> None:
 @pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_T11_every_bit_flip_of_a_sealed_segment_is_found(codec: str, step: int) -> None:
-    """This includes the 17 bytes of each batch header that no CRC covers. `make check`
-    flips one bit in 19, `make slow` all.
+    """The flips include the 17 bytes of each batch header that no CRC covers. `make
+    check` flips one bit in 19, and `make slow` flips all bits.
     """
-    files = files_of(rolls=1, codec=codec)
+    files = filled_files(rolls=1, codec=codec)
     assert scrub_files(files).is_sound and not damaged_files(files)
-    for bit in range(0, len(files[at(0)]) * 8, step):
-        bad = {**files, at(0): flipped(files[at(0)], bit)}
-        (finding,) = scrub_files(bad).findings
-        assert (finding.path, finding.next_offset) == (at(0), 4), bit
-        assert file_name(0, SEAL) in damaged_files(bad), bit
+    for bit in range(0, len(files[path_of(0)]) * 8, step):
+        damaged = {**files, path_of(0): flip_bit(files[path_of(0)], bit)}
+        (finding,) = scrub_files(damaged).findings
+        assert (finding.path, finding.next_offset) == (path_of(0), 4), bit
+        assert file_name(0, SEAL) in damaged_files(damaged), bit
 
 
 @pytest.mark.long
@@ -225,32 +229,34 @@ def test_every_bit_flip_of_an_old_segment_is_found(name: str, step: int) -> None
     scrub.
     """
     data = (VECTORS / "records" / name).read_bytes()
-    files = {at(0): data, at(1 << 20): b""}
+    files = {path_of(0): data, path_of(1 << 20): b""}
     disk = SimulatedDisk(files, now_ms=T0)
     with logcore.open(PATH, fs=disk) as log:
         assert log.scrub().sealed == 1
     sealed = disk.files()
     for bit in range(0, len(data) * 8, step):
-        bad = {**sealed, at(0): flipped(data, bit)}
-        assert scrub_files(bad).findings, bit
-        assert file_name(0, SEAL) in damaged_files(bad), bit
+        damaged = {**sealed, path_of(0): flip_bit(data, bit)}
+        assert scrub_files(damaged).findings, bit
+        assert file_name(0, SEAL) in damaged_files(damaged), bit
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_bit_flip_of_a_checksum_file_disables_it(step: int) -> None:
-    files = files_of(rolls=1)
-    rotten = flipped(files[at(0)], 8 * 70)
-    for bit in range(0, len(files[at(0, SEAL)]) * 8, step):
-        bad = {**files, at(0, SEAL): flipped(files[at(0, SEAL)], bit)}
-        assert Seal.unpack(bad[at(0, SEAL)]) is None, bit
-        assert not damaged_files(bad) and scrub_files(bad).is_sound, bit
-        assert scrub_files({**bad, at(0): rotten}).findings, bit
-    disk = SimulatedDisk(bad, now_ms=T0)
-    assert [verdict.status for verdict in verify(at(0, SEAL), fs=disk)] == ["warning"]
+    files = filled_files(rolls=1)
+    rotten = flip_bit(files[path_of(0)], 8 * 70)
+    for bit in range(0, len(files[path_of(0, SEAL)]) * 8, step):
+        damaged = {**files, path_of(0, SEAL): flip_bit(files[path_of(0, SEAL)], bit)}
+        assert Seal.unpack(damaged[path_of(0, SEAL)]) is None, bit
+        assert not damaged_files(damaged) and scrub_files(damaged).is_sound, bit
+        assert scrub_files({**damaged, path_of(0): rotten}).findings, bit
+    disk = SimulatedDisk(damaged, now_ms=T0)
+    assert [verdict.status for verdict in verify(path_of(0, SEAL), fs=disk)] == [
+        "warning"
+    ]
     with logcore.open(PATH, fs=disk) as log:
         assert log.scrub().sealed == 1
-    assert disk.files()[at(0, SEAL)] == files[at(0, SEAL)]
+    assert disk.files()[path_of(0, SEAL)] == files[path_of(0, SEAL)]
 
 
 @pytest.mark.parametrize("is_dense", [True, False])
@@ -268,55 +274,56 @@ def test_flipped_offset_is_found(is_dense: bool) -> None:
         log.append(b"4")
     files = disk.files()
     # The first batch now has the base offset of the last one.
-    bad = {
+    damaged = {
         **files,
-        at(0): bytes(7) + b"\3" + files[at(0)][8:],
+        path_of(0): bytes(7) + b"\3" + files[path_of(0)][8:],
     }
     if not is_dense:
-        del bad[f"{PATH}/logcore.policy"]
-    with logcore.open(PATH, fs=SimulatedDisk(bad, now_ms=T0)) as log:
+        del damaged[f"{PATH}/logcore.policy"]
+    with logcore.open(PATH, fs=SimulatedDisk(damaged, now_ms=T0)) as log:
         with pytest.raises(
             logcore.CorruptBatchError, match="does not continue the one before it"
         ):
             log.get(3)
         (finding,) = log.scrub().findings
-    # If offsets may have gaps, the batches before the one that shows the damage are not
-    # in doubt.
+    # If offsets may have gaps, batches before the first wrong offset count as sound.
     first = 0 if is_dense else 4
     assert (finding.path, finding.first_offset, finding.next_offset) == (
-        at(0),
+        path_of(0),
         first,
         4,
     )
 
 
-@pytest.mark.parametrize("gone", [4, 8])
+@pytest.mark.parametrize("missing", [4, 8])
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_missing_segment_is_found(gone: int, is_dense: bool) -> None:
-    """The checksum file of the previous segment shows it, even if offsets may have
-    gaps.
+def test_missing_segment_is_found(missing: int, is_dense: bool) -> None:
+    """The checksum file of the previous segment shows the loss, even if offsets may
+    have gaps.
     """
-    files = files_of(rolls=3)
+    files = filled_files(rolls=3)
     if not is_dense:
         del files[f"{PATH}/logcore.policy"]
-    bad = {
+    remaining = {
         path: data
         for path, data in files.items()
-        if not os.path.basename(path).startswith(f"{gone:020d}")
+        if not os.path.basename(path).startswith(f"{missing:020d}")
     }
-    reasons = [finding.reason for finding in scrub_files(bad).findings]
-    assert reasons == [f"the next segment, which begins at offset {gone}, is gone"]
-    assert damaged_files(bad) >= {file_name(gone - 4, SEAL)}
+    reasons = [finding.reason for finding in scrub_files(remaining).findings]
+    assert reasons == [f"the next segment, which begins at offset {missing}, is gone"]
+    assert damaged_files(remaining) >= {file_name(missing - 4, SEAL)}
     if not is_dense:
-        assert scrub_files(without_seals(bad)).is_sound  # no other file shows it
+        assert scrub_files(
+            without_checksum_files(remaining)
+        ).is_sound  # no other file shows the loss
 
 
 @pytest.mark.parametrize("keeps_damage", [True, False])
 def test_missing_last_segment_is_found(keeps_damage: bool) -> None:
-    """This also holds if the segment had no records below the recovery point. Opening
-    must not continue at offsets that were already assigned.
+    """The loss is found even if the segment had no records below the recovery point.
+    Opening must not continue at offsets that were already assigned.
     """
-    files = files_of(rolls=2)
+    files = filled_files(rolls=2)
     for path in list(files):
         if os.path.basename(path).startswith(f"{8:020d}") or path.endswith(
             "-checkpoint"
@@ -330,7 +337,7 @@ def test_missing_last_segment_is_found(keeps_damage: bool) -> None:
     if not keeps_damage:
         with pytest.raises(logcore.CorruptLogError, match="the next one is missing"):
             logcore.open(PATH, fs=disk)
-        assert disk.files()[at(4, SEAL)] == files[at(4, SEAL)]
+        assert disk.files()[path_of(4, SEAL)] == files[path_of(4, SEAL)]
         return
     with logcore.open(PATH, fs=disk, on_corruption="quarantine") as log:
         assert (
@@ -339,19 +346,22 @@ def test_missing_last_segment_is_found(keeps_damage: bool) -> None:
         )
         assert len(list(log.read(0))) == 8
         with pytest.raises(logcore.LogFailedError):
-            log.append(b"at an offset that another record had")
+            log.append(b"at a used offset")
 
 
 def test_swapped_segments_are_found() -> None:
-    files = files_of(rolls=3)
-    assert len(files[at(0)]) == len(files[at(4)])
-    bad = {**files, at(0): files[at(4)], at(4): files[at(0)]}
-    assert [finding.path for finding in scrub_files(bad).findings] == [at(0), at(4)]
-    assert damaged_files(bad) >= {file_name(0, SEAL), file_name(4, SEAL)}
+    files = filled_files(rolls=3)
+    assert len(files[path_of(0)]) == len(files[path_of(4)])
+    swapped = {**files, path_of(0): files[path_of(4)], path_of(4): files[path_of(0)]}
+    assert [finding.path for finding in scrub_files(swapped).findings] == [
+        path_of(0),
+        path_of(4),
+    ]
+    assert damaged_files(swapped) >= {file_name(0, SEAL), file_name(4, SEAL)}
     with_seals = {
-        **bad,
-        at(0, SEAL): files[at(4, SEAL)],
-        at(4, SEAL): files[at(0, SEAL)],
+        **swapped,
+        path_of(0, SEAL): files[path_of(4, SEAL)],
+        path_of(4, SEAL): files[path_of(0, SEAL)],
     }
     assert {file_name(0, LOG), file_name(0, SEAL), file_name(4, LOG)} & damaged_files(
         with_seals
@@ -360,23 +370,23 @@ def test_swapped_segments_are_found() -> None:
 
 
 def test_segment_that_overlaps_the_next_is_found() -> None:
-    """There is a stale file between two segments that belong together."""
-    files = files_of(rolls=2)
-    bad = {**files, at(2): b""}
-    assert [finding.reason for finding in scrub_files(bad).findings][:1] == [
+    """A stale file begins between two consecutive segments."""
+    files = filled_files(rolls=2)
+    overlapping = {**files, path_of(2): b""}
+    assert [finding.reason for finding in scrub_files(overlapping).findings][:1] == [
         "segment 2 begins before this one ends"
     ]
-    assert file_name(0, SEAL) in damaged_files(bad)
+    assert file_name(0, SEAL) in damaged_files(overlapping)
 
 
 def test_rot_in_the_active_segment_is_found() -> None:
-    files = files_of(rolls=1)
-    for bit in range(17 * 8, len(files[at(4)]) * 8, 7):
-        report = scrub_files({**files, at(4): flipped(files[at(4)], bit)})
+    files = filled_files(rolls=1)
+    for bit in range(17 * 8, len(files[path_of(4)]) * 8, 7):
+        report = scrub_files({**files, path_of(4): flip_bit(files[path_of(4)], bit)})
         if bit // 8 % 100 >= 17 or report.findings:
-            assert [finding.path for finding in report.findings] == [at(4)]
-    (finding,) = scrub_files({**files, at(4): files[at(4)][:-1]}).findings
-    assert finding.path == at(4)
+            assert [finding.path for finding in report.findings] == [path_of(4)]
+    (finding,) = scrub_files({**files, path_of(4): files[path_of(4)][:-1]}).findings
+    assert finding.path == path_of(4)
 
 
 def test_writer_scrubs_unsynced_records_and_a_reader_does_not() -> None:
@@ -385,8 +395,8 @@ def test_writer_scrubs_unsynced_records_and_a_reader_does_not() -> None:
         log.append(b"on disk")
         size = log.statistics().size_bytes
         log.append(b"in memory", durability="os")
-        disk.flip(at(0), size + 70)
-        assert [finding.path for finding in log.scrub().findings] == [at(0)]
+        disk.flip(path_of(0), size + 70)
+        assert [finding.path for finding in log.scrub().findings] == [path_of(0)]
         with logcore.open(PATH, read_only=True, fs=disk) as reader:
             assert reader.high_watermark == 1
             assert reader.scrub().is_sound
@@ -426,11 +436,13 @@ def test_segment_rewritten_by_another_program_gets_a_new_checksum_file(
 
 
 def test_restored_segment_with_damage_gets_no_checksum_file() -> None:
-    files = files_of(rolls=1)
-    disk = SimulatedDisk({**files, at(0): flipped(files[at(0)], 999)}, now_ms=T0 + 5)
+    files = filled_files(rolls=1)
+    disk = SimulatedDisk(
+        {**files, path_of(0): flip_bit(files[path_of(0)], 999)}, now_ms=T0 + 5
+    )
     with logcore.open(PATH, fs=disk) as log:
         assert log.scrub().findings
-    assert disk.files()[at(0, SEAL)] == files[at(0, SEAL)]
+    assert disk.files()[path_of(0, SEAL)] == files[path_of(0, SEAL)]
 
 
 def compact(log: logcore.Log) -> None:
@@ -451,14 +463,14 @@ CHANGES: dict[str, Callable[[logcore.Log], Any]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", CHANGES)
-def test_no_change_leaves_a_stale_checksum_file(what: str) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_change_of_a_log_leaves_a_stale_checksum_file(change: str) -> None:
     disk = SimulatedDisk(now_ms=T0)
     with fill_log(disk) as log:
-        CHANGES[what](log)
+        CHANGES[change](log)
         assert not damaged_files(disk.files())
         assert log.scrub().is_sound
-        for number in range(12):  # over the same offsets, into files of the same sizes
+        for number in range(12):  # the same offsets again, in files of the same sizes
             log.append_batch(encode([(b"k%d" % number, b"another", (), T0)] * 2))
             if number % 2:
                 log.roll()
@@ -475,21 +487,21 @@ def test_compaction_writes_a_checksum_file(step: int) -> None:
         compact(log)
         files = disk.files()
         assert bases_with(files, SEAL) == [0]
-        seal = Seal.unpack(files[at(0, SEAL)])
+        seal = Seal.unpack(files[path_of(0, SEAL)])
         assert (
             seal is not None
             and seal.next_base_offset == 12
-            and seal.crc32c == crc32c(files[at(0)])
+            and seal.crc32c == crc32c(files[path_of(0)])
         )
         assert seal.end_offset == list(log.batches(0, 12))[-1].next_offset
         assert log.scrub().sealed == 0
-    for bit in range(0, len(files[at(0)]) * 8, step):
+    for bit in range(0, len(files[path_of(0)]) * 8, step):
         assert scrub_files(
-            {**disk.files(), at(0): flipped(files[at(0)], bit)}
+            {**disk.files(), path_of(0): flip_bit(files[path_of(0)], bit)}
         ).findings, bit
 
 
-def test_forks_and_snapshots_are_sound_on_both_sides(tmp_path: Path) -> None:
+def test_copies_and_originals_of_forks_and_snapshots_are_sound(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("one")
         log = logdir.partition("one", 0)
@@ -573,7 +585,7 @@ def test_partitions_of_kafka_are_sound(name: str, tmp_path: Path) -> None:
 
 
 def test_read_only_scrub_writes_nothing() -> None:
-    files = without_seals(files_of())
+    files = without_checksum_files(filled_files())
     disk = SimulatedDisk(files, now_ms=T0)
     with logcore.open(PATH, read_only=True, fs=disk) as log:
         report = log.scrub()
@@ -583,35 +595,35 @@ def test_read_only_scrub_writes_nothing() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False])
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("change", CHANGES)
 def test_change_at_any_step_of_a_scrub_is_not_damage(
-    what: str, read_only: bool, monkeypatch: Any
+    change: str, read_only: bool, monkeypatch: Any
 ) -> None:
-    """The change happens at each read of a segment in turn, made by a concurrent writer
-    or by the scrubbing log itself.
+    """A concurrent writer, or the log of the scrub itself, makes the change at the n-th
+    read of a segment, for each n.
     """
     monkeypatch.setattr(checksum_file, "_STEP_BYTES", 1)
-    real = SimulatedDisk.pread
+    original_pread = SimulatedDisk.pread
     for count in itertools.count(1):
         disk = SimulatedDisk(now_ms=T0)
         writer = fill_log(disk)
         log = logcore.open(PATH, read_only=True, fs=disk) if read_only else writer
-        left = [count]
+        remaining = [count]
 
         def pread(
             self: SimulatedDisk,
             handle: int,
-            *given: int,
-            left: Any = left,
+            *arguments: int,
+            remaining: Any = remaining,
             writer: Any = writer,
         ) -> bytes:
-            # Without this, another thread would wait.
+            # In a real process, the change would wait for the lock.
             is_free = not writer._state.lock.locked()
             if is_free and self._open_handle(handle)[1].endswith(LOG):
-                left[0] -= 1
-                if left[0] == 0:
-                    CHANGES[what](writer)
-            return real(self, handle, *given)
+                remaining[0] -= 1
+                if remaining[0] == 0:
+                    CHANGES[change](writer)
+            return original_pread(self, handle, *arguments)
 
         with monkeypatch.context() as patch:
             patch.setattr(SimulatedDisk, "pread", pread)
@@ -619,7 +631,7 @@ def test_change_at_any_step_of_a_scrub_is_not_damage(
         assert report.is_sound, (count, report)
         writer.close()
         assert not damaged_files(disk.files()), count
-        if left[0] > 0:
+        if remaining[0] > 0:
             break
     assert count > 4
 
@@ -665,25 +677,25 @@ def test_scrub_runs_concurrently_with_a_writer_and_a_cleaner(tmp_path: Path) -> 
 
 
 def test_file_deleted_at_the_end_of_a_scrub_is_skipped() -> None:
-    files, asked = files_of(), 0
+    files, query_count = filled_files(), 0
     disk = SimulatedDisk(files, now_ms=T0)
-    real = disk.modified_ms
+    original_modified_ms = disk.modified_ms
 
     def modified_ms(path: str) -> int:
-        nonlocal asked
-        asked += path == at(4)
-        if path == at(4) and asked == 2:
+        nonlocal query_count
+        query_count += path == path_of(4)
+        if path == path_of(4) and query_count == 2:
             disk.unlink(path)
-        return real(path)
+        return original_modified_ms(path)
 
     disk.modified_ms = modified_ms  # type: ignore[method-assign]
     with logcore.open(PATH, fs=disk, read_only=True) as log:
         report = log.scrub()
-    assert asked == 2 and report.skipped == 1 and report.is_sound
+    assert query_count == 2 and report.skipped == 1 and report.is_sound
 
 
 def test_read_error_during_a_scrub_is_not_damage() -> None:
-    files = files_of()
+    files = filled_files()
     plan = FaultPlan(Fault("pread", errno.EIO, path="*" + file_name(4, LOG)))
     disk = SimulatedDisk(files, now_ms=T0, faults=plan)
     with (
@@ -710,10 +722,10 @@ def test_scrub_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimulatedDisk(now_ms=T0)
     with fill_log(disk) as log:
         steps = list(log.scrubbing())
-        done = [step.done_bytes for step in steps]
-        assert done == sorted(set(done)) and len(done) >= 4
-        assert done[-1] == steps[-1].total_bytes == log.statistics().size_bytes
-        assert log.scrub().checked_bytes == done[-1]
+        done_bytes = [step.done_bytes for step in steps]
+        assert done_bytes == sorted(set(done_bytes)) and len(done_bytes) >= 4
+        assert done_bytes[-1] == steps[-1].total_bytes == log.statistics().size_bytes
+        assert log.scrub().checked_bytes == done_bytes[-1]
 
 
 def test_partition_that_failed_to_open_has_a_scrub_report() -> None:
@@ -744,21 +756,23 @@ def test_closed_log_refuses_a_scrub() -> None:
 # -- crashes ---------------------------------------------------------------------------
 
 
-LIFE: dict[str, Any] = {
+LIFE_CONFIG: dict[str, Any] = {
     "cleanup.policy": "compact,delete",
     "delete.retention.ms": 0,
     "segment.bytes": 200,
 }
 
 
-def run_life(disk: SimulatedDisk, promise: Any, *, first: int, then: int) -> None:
+def run_operations(
+    disk: SimulatedDisk, promise: Any, *, first: int, second: int
+) -> None:
     """Run each operation that affects checksum files, over the same offsets and sizes."""
-    with logcore.open("t-0", create=True, fs=disk, config=LIFE) as log:
+    with logcore.open("t-0", create=True, fs=disk, config=LIFE_CONFIG) as log:
         for number in range(first):
             log.append(b"value", key=b"k%d" % (number % 3), timestamp_ms=T0)
         log.scrub()
         log.truncate(3)
-        for number in range(then):
+        for number in range(second):
             log.append(b"other", key=b"k%d" % (number % 2), timestamp_ms=T0)
         logcore.clean(log, force=True)
         log.retain(segments=1)
@@ -771,8 +785,8 @@ def check_after_crash(disk: SimulatedDisk) -> Any:
         else []
     )
     assert not [verdict for verdict in before if verdict.kind == "seal"], before
-    recover_log(disk, config=LIFE, thorough=True)
-    with logcore.open("t-0", fs=disk, config=LIFE) as log:
+    recover_log(disk, config=LIFE_CONFIG, thorough=True)
+    with logcore.open("t-0", fs=disk, config=LIFE_CONFIG) as log:
         report = log.scrub()
         assert report.is_sound and not report.skipped, report
     assert not [
@@ -792,9 +806,11 @@ def check_after_crash(disk: SimulatedDisk) -> Any:
 def test_no_crash_leaves_a_stale_checksum_file(
     names: Any, limit: int, again_every: int, appended: tuple[int, int]
 ) -> None:
-    life = functools.partial(run_life, first=appended[0], then=appended[1])
+    operations = functools.partial(
+        run_operations, first=appended[0], second=appended[1]
+    )
     report = explore(
-        life,
+        operations,
         check_after_crash,
         lambda promised, found: None,
         limit=limit,
@@ -813,7 +829,7 @@ def test_no_crash_leaves_a_stale_checksum_file(
         (None, None, "a.log: damaged at position 70 (why)"),
     ],
 )
-def test_text_of_a_finding_names_the_last_damaged_offset(
+def test_text_of_a_finding_contains_the_last_damaged_offset(
     first: int | None, following: int | None, text: str
 ) -> None:
     assert str(Finding("a.log", 70, first, following, "why")) == text

@@ -1,9 +1,5 @@
 """Followers: a log that copies its leader has the same offsets, leader epochs and
 bytes.
-
-The first tests cover four features that an unreplicated log does not need. Then come
-random histories in which leader and follower change roles, and a power cut at each
-moment.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ def open_replicated(disk: SimulatedDisk, path: str, **options: object) -> Log:
     )  # type: ignore[arg-type]
 
 
-def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
+def copy_leader(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
     """Fetch like a follower: truncate to the last common offset, then copy one chunk
     after another.
     """
@@ -48,22 +44,22 @@ def copy(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None:
         if follower.log_end_offset == before:
             break
     while follower.log_end_offset < leader.log_end_offset:
-        at = follower.log_end_offset
-        for piece in leader.stored(at, max_bytes=max_bytes, up_to="log_end"):
-            starts = int.from_bytes(piece[:8], "big")
+        fetch_offset = follower.log_end_offset
+        for chunk in leader.stored(fetch_offset, max_bytes=max_bytes, up_to="log_end"):
+            base_offset = int.from_bytes(chunk[:8], "big")
             bases = [segment.base_offset for segment in leader._state.segments]
-            follower.append_as_follower(piece, begins_segment=starts in bases)
+            follower.append_as_follower(chunk, begins_segment=base_offset in bases)
 
 
 def log_files(disk: SimulatedDisk, path: str, *suffixes: str) -> dict[str, bytes]:
-    found = {
+    files = {
         name.rpartition("/")[2]: content
         for name, content in disk.files().items()
         if name.startswith(path + "/")
     }
     return {
         name: content or b""
-        for name, content in found.items()
+        for name, content in files.items()
         if name.endswith(suffixes or ".log")
     }
 
@@ -105,15 +101,17 @@ def test_high_watermark_of_replicated_log_is_moved_only_by_its_owner(
         assert log.advance_high_watermark(1) == 3, (
             "the high watermark never moves backwards"
         )
-        with logcore.open("/a/t-0", read_only=True, fs=disk) as elsewhere:
-            assert [record.value for record in elsewhere.read(0)] == [b"0", b"1", b"2"]
+        with logcore.open("/a/t-0", read_only=True, fs=disk) as other:
+            assert [record.value for record in other.read(0)] == [b"0", b"1", b"2"]
     with open_replicated(disk, "/a/t-0") as log:
         assert log.high_watermark == 3
         assert log.log_end_offset == 5
         log.truncate(2)
         assert log.high_watermark == 2
     with logcore.open("/a/t-0", fs=disk) as log:
-        assert log.high_watermark == 2, "without replication, durability moves it"
+        assert log.high_watermark == 2, (
+            "without replication, a sync moves the high watermark"
+        )
         with pytest.raises(logcore.InvalidConfigError, match="moved by its durability"):
             log.advance_high_watermark(1)
 
@@ -154,7 +152,7 @@ def test_follower_keeps_leader_epochs(disk: SimulatedDisk) -> None:
         leader.append(b"of epoch 0")
         leader.begin_epoch(5)
         leader.append(b"of epoch 5")
-        copy(leader, follower)
+        copy_leader(leader, follower)
         assert [follower.end_of_epoch(epoch) for epoch in (0, 5)] == [(0, 1), (5, 2)]
         assert follower.leader_epoch == 5
         assert log_files(disk, "/b/t-0") == log_files(disk, "/a/t-0")
@@ -173,9 +171,9 @@ def test_empty_follower_starts_at_the_log_start_of_its_leader(
         leader.append(b"9")
         leader.advance_high_watermark(10)
         leader.delete_records(5)
-        for piece in leader.stored(5, max_bytes=1, up_to="log_end"):
-            follower.append_as_follower(piece)
-        copy(leader, follower)
+        for chunk in leader.stored(5, max_bytes=1, up_to="log_end"):
+            follower.append_as_follower(chunk)
+        copy_leader(leader, follower)
         assert follower.log_start_offset == 5
         assert follower.end_of_epoch(3) == leader.end_of_epoch(3) == (3, 10)
         follower.advance_high_watermark(10)
@@ -215,12 +213,12 @@ def test_restarted_follower_copies_its_leader(disk: SimulatedDisk) -> None:
         leader.advance_high_watermark(9)
         leader.delete_records(7)
         with restarted(disk, 7) as follower:
-            copy(leader, follower)
+            copy_leader(leader, follower)
             follower.advance_high_watermark(9)
             assert list(follower.read(7)) == list(leader.read(7))
 
 
-def test_log_cannot_restart_below_its_end(disk: SimulatedDisk) -> None:
+def test_restart_below_the_log_end_is_refused(disk: SimulatedDisk) -> None:
     with restarted(disk) as log:
         with pytest.raises(logcore.OffsetOutOfRangeError, match="restart"):
             restart_at(log.host.writer, 39)
@@ -228,7 +226,9 @@ def test_log_cannot_restart_below_its_end(disk: SimulatedDisk) -> None:
 
 
 def test_restarted_follower_forgets_producers(disk: SimulatedDisk) -> None:
-    """Their last batches are not in the log, so any sequence may be the next one."""
+    """The last batches of the producers are not in the log, so that any sequence may be
+    the next one.
+    """
 
     def batch_of_producer(sequence: int) -> bytes:
         return encode(
@@ -258,13 +258,14 @@ def test_each_crash_leaves_a_log_before_or_after_its_restart(names: Any) -> None
             log.scrub()
             return log.log_start_offset, log.log_end_offset
 
-    def check(promised: list[object], found: tuple[int, int]) -> None:
-        # The new segment may exist before the log start is raised: a gap, not a loss.
+    def check(promised: list[object], offsets: tuple[int, int]) -> None:
+        # The new segment may exist before the log start is raised. This is a gap, not a
+        # loss.
         empty = {(40, 40), (0, 40)}
         if promised:
-            assert found == (40, 40)
+            assert offsets == (40, 40)
         else:
-            assert found in empty or (found[0] == 0 and found[1] <= 5)
+            assert offsets in empty or (offsets[0] == 0 and offsets[1] <= 5)
 
     report = explore(run, recover, check, names=names, limit=50)
     assert report.states > 50
@@ -278,14 +279,14 @@ def test_gaps_of_a_compacted_leader_are_not_data_loss(disk: SimulatedDisk) -> No
         leader.roll()
         assert cleaner.clean(leader, force=True) is not None
         leader.append(b"last", key=b"k9")
-        kept = list(leader.read(0))
-        assert len(kept) < 31
+        remaining = list(leader.read(0))
+        assert len(remaining) < 31
         with open_replicated(disk, "/b/t-0") as follower:
-            copy(leader, follower, max_bytes=100)
+            copy_leader(leader, follower, max_bytes=100)
             follower.advance_high_watermark(follower.log_end_offset)
-            assert list(follower.read(follower.log_start_offset)) == kept
+            assert list(follower.read(follower.log_start_offset)) == remaining
     with logcore.open("/b/t-0", read_only=True, fs=disk) as log:
-        assert list(log.read(log.log_start_offset)) == kept
+        assert list(log.read(log.log_start_offset)) == remaining
 
 
 def batch(*, base_offset: int = 3, leader_epoch: int = 2, count: int = 1) -> bytes:
@@ -322,8 +323,8 @@ def test_batches_that_do_not_continue_the_log_are_refused_by_a_follower(
         assert follower.append_as_follower(batch()).offset == 3
 
 
-def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
-    """Take random actions of a leader: append records, use producers and transactions, roll."""
+def act_as_leader(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
+    """Take random actions of a leader: append records and transactions, and roll."""
     open_transactions: dict[int, int] = {}
     for step in range(steps):
         action = rng.choice(
@@ -345,14 +346,14 @@ def lead(log: Log, rng: random.Random, steps: int, label: bytes) -> None:
             producer_id = rng.randrange(1, 4)
             sequence = open_transactions.get(producer_id, 0)
             rows = [(None, value, (), T0)]
-            made = encode(
+            batch = encode(
                 rows,
                 producer_id=producer_id,
                 producer_epoch=0,
                 base_sequence=sequence,
                 transactional=True,
             )
-            log.append_batch(made, check_sequence=False)
+            log.append_batch(batch, check_sequence=False)
             open_transactions[producer_id] = sequence + 1
         else:
             log.end_transaction(rng.randrange(1, 4), 0, commit=rng.random() < 0.5)
@@ -376,23 +377,23 @@ def test_follower_and_leader_files_are_identical_after_leader_changes(
     leader, follower = logs
     for epoch in range(1, rng.randrange(2, 5)):
         leader.begin_epoch(epoch)
-        lead(leader, rng, rng.randrange(1, 12), b"shared")
-        copy(leader, follower, max_bytes=rng.choice([1, 150, 1000]))
+        act_as_leader(leader, rng, rng.randrange(1, 12), b"shared")
+        copy_leader(leader, follower, max_bytes=rng.choice([1, 150, 1000]))
         agreed = leader.log_end_offset
         leader.advance_high_watermark(agreed)
         follower.advance_high_watermark(agreed)
-        lead(leader, rng, rng.randrange(0, 6), b"lost")
+        act_as_leader(leader, rng, rng.randrange(0, 6), b"lost")
         leader, follower = follower, leader
     leader.begin_epoch(9)
-    leader.append(b"of the last leader")
-    copy(leader, follower, max_bytes=rng.choice([1, 150, 1000]))
+    leader.append(b"from the last leader")
+    copy_leader(leader, follower, max_bytes=rng.choice([1, 150, 1000]))
     for log in logs:
         log.advance_high_watermark(leader.log_end_offset)
         log.roll()
     assert leader.log_end_offset == follower.log_end_offset
     assert leader.host.writer.metadata.epochs == follower.host.writer.metadata.epochs
-    whole = [b"".join(log_files(disk, path).values()) for path in paths]
-    assert whole[0] == whole[1]
+    log_bytes = [b"".join(log_files(disk, path).values()) for path in paths]
+    assert log_bytes[0] == log_bytes[1]
     assert leader.last_stable_offset == follower.last_stable_offset
     committed = [list(log.read(0, isolation="read_committed")) for log in logs]
     assert committed[0] == committed[1]
@@ -410,41 +411,45 @@ def test_follower_holds_a_prefix_of_its_leader_after_any_crash() -> None:
     origin = SimulatedDisk(now_ms=T0)
     with open_replicated(origin, "/a/t-0") as leader:
         leader.begin_epoch(1)
-        lead(leader, random.Random(3), 12, b"x")
+        act_as_leader(leader, random.Random(3), 12, b"x")
         leader.advance_high_watermark(leader.log_end_offset)
         start = leader.append(b"start").offset
         leader.begin_epoch(2)
-        lead(leader, random.Random(4), 8, b"y")
+        act_as_leader(leader, random.Random(4), 8, b"y")
         leader.advance_high_watermark(leader.log_end_offset)
         leader.delete_records(min(start, leader._state.segments[-1].base_offset))
-        bytes_of = {
+        records_of_leader = {
             record.offset: record for record in leader.read(leader.log_start_offset)
         }
         first = leader.log_start_offset
-        pieces = [
-            bytes(piece)
-            for piece in leader.stored(first, max_bytes=1 << 20, up_to="log_end")
+        chunks = [
+            bytes(chunk)
+            for chunk in leader.stored(first, max_bytes=1 << 20, up_to="log_end")
         ]
         end = leader.log_end_offset
 
     def run(disk: SimulatedDisk, promise: object) -> None:
         with open_replicated(disk, "/b/t-0") as follower:
-            for piece in pieces:
-                receipt = follower.append_as_follower(piece)
+            for chunk in chunks:
+                receipt = follower.append_as_follower(chunk)
                 promise(receipt.last_offset + 1)  # type: ignore[operator]
                 follower.advance_high_watermark(receipt.last_offset + 1)
 
     def recover(disk: SimulatedDisk) -> tuple[int, int, list[object]]:
         with logcore.open("/b/t-0", create=True, config=CONFIG, fs=disk) as log:
-            found = list(log.read(log.log_start_offset))
-            return log.log_end_offset, log.leader_epoch, found
+            state = list(log.read(log.log_start_offset))
+            return log.log_end_offset, log.leader_epoch, state
 
-    def check(promised: list[int], found: tuple[int, int, list[object]]) -> None:
-        reached, epoch, records = found
+    def check(promised: list[int], state: tuple[int, int, list[object]]) -> None:
+        reached, epoch, records = state
         assert reached >= max(promised, default=0)
         assert reached <= end
         assert epoch <= 2
-        expected = [bytes_of[offset] for offset in sorted(bytes_of) if offset < reached]
+        expected = [
+            records_of_leader[offset]
+            for offset in sorted(records_of_leader)
+            if offset < reached
+        ]
         assert records == expected
 
     assert explore(run, recover, check, limit=12, again_every=20).states > 100
@@ -488,13 +493,13 @@ def test_follower_accepts_lower_epoch_after_leading_without_records(
     ):
         leader.begin_epoch(4)
         leader.append(b"one")
-        copy(leader, follower)
+        copy_leader(leader, follower)
         follower.begin_epoch(5)
         leader.append(b"two")
         leader.begin_epoch(6)
-        copy(leader, follower)
+        copy_leader(leader, follower)
         leader.append(b"three")
-        copy(leader, follower)
+        copy_leader(leader, follower)
         assert (
             follower.host.writer.metadata.epochs
             == leader.host.writer.metadata.epochs
@@ -531,8 +536,8 @@ def test_high_watermark_survives_a_kill(disk: SimulatedDisk) -> None:
     log.append_as_follower(batch(base_offset=5, count=5))
     log.advance_high_watermark(5)
     disk.kill()
-    with open_replicated(disk, "/b/t-0") as again:
-        assert again.high_watermark == 5
+    with open_replicated(disk, "/b/t-0") as reopened:
+        assert reopened.high_watermark == 5
 
 
 def test_high_watermark_is_rounded_down_to_the_end_of_a_batch(
@@ -550,7 +555,9 @@ def test_high_watermark_is_rounded_down_to_the_end_of_a_batch(
     for name in (checkpoint.HIGH_WATERMARK, "t-0/" + checkpoint.DURABLE_END):
         disk.unlink("/b/" + name)
     with open_replicated(disk, "/b/t-0") as log:
-        assert log.high_watermark == 10, "the deleted records were below it"
+        assert log.high_watermark == 10, (
+            "the high watermark is not below the deleted records"
+        )
         assert log.last_stable_offset == 10
 
 
@@ -586,7 +593,7 @@ def test_follower_that_becomes_leader_has_the_producer_state(
         for raw in raws:
             leader.append_batch(raw)
             leader.roll()
-        copy(leader, follower)
+        copy_leader(leader, follower)
         follower.roll()
         follower.append(b"x")
         follower.advance_high_watermark(3)
@@ -600,17 +607,21 @@ def test_follower_that_becomes_leader_has_the_producer_state(
 def test_gap_wider_than_a_segment_is_appended(
     disk: SimulatedDisk, begins_segment: bool
 ) -> None:
-    far = 1 << 32
+    far_offset = 1 << 32
     with open_replicated(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
-        data = batch(base_offset=far, leader_epoch=0) + batch(
-            base_offset=far + far, leader_epoch=0
+        data = batch(base_offset=far_offset, leader_epoch=0) + batch(
+            base_offset=far_offset + far_offset, leader_epoch=0
         )
         follower.append_as_follower(data, begins_segment=begins_segment)
         follower.roll()
     with open_replicated(disk, "/b/t-0") as follower:
         follower.advance_high_watermark(follower.log_end_offset)
-        assert [record.offset for record in follower.read(0)] == [0, far, far + far]
+        assert [record.offset for record in follower.read(0)] == [
+            0,
+            far_offset,
+            far_offset + far_offset,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -626,32 +637,34 @@ def test_gap_wider_than_a_segment_is_appended(
     ],
 )
 @pytest.mark.parametrize("number_of_error", [errno.ENOSPC, errno.EMFILE])
-def test_full_disk_at_a_gap_wider_than_a_segment(
+def test_full_disk_at_a_gap_wider_than_a_segment_keeps_the_log_end(
     disk: SimulatedDisk, operation: str, number: int, number_of_error: int
 ) -> None:
     """The roll had succeeded, but the log end offset was reset to a value below the
     base offset of the new segment.
     """
-    far = 1 << 32
+    far_offset = 1 << 32
     log = open_replicated(disk, "/b/t-0", durability="os")
     log.append_as_follower(batch(base_offset=0, leader_epoch=0))
-    data = batch(base_offset=far, leader_epoch=0)
-    disk.faults = FaultPlan(Fault(operation, number_of_error, path=f"*{far:020d}.log"))
+    data = batch(base_offset=far_offset, leader_epoch=0)
+    disk.faults = FaultPlan(
+        Fault(operation, number_of_error, path=f"*{far_offset:020d}.log")
+    )
     if operation != "pwrite":
         disk.faults = FaultPlan(Fault(operation, number_of_error, at=number))
     with contextlib.suppress(logcore.LogcoreError):
         log.append_as_follower(data)
     disk.faults = None
-    assert log.log_end_offset in (1, far, far + 1)
-    if not log.has_failed and log.log_end_offset <= far:
+    assert log.log_end_offset in (1, far_offset, far_offset + 1)
+    if not log.has_failed and log.log_end_offset <= far_offset:
         log.append_as_follower(data)
     with contextlib.suppress(logcore.LogcoreError):
         log.close()
-    with open_replicated(disk, "/b/t-0") as again:
-        if again.log_end_offset <= far:
-            again.append_as_follower(data)
-        again.advance_high_watermark(far + 1)
-        assert [record.offset for record in again.read(0)] == [0, far]
+    with open_replicated(disk, "/b/t-0") as reopened:
+        if reopened.log_end_offset <= far_offset:
+            reopened.append_as_follower(data)
+        reopened.advance_high_watermark(far_offset + 1)
+        assert [record.offset for record in reopened.read(0)] == [0, far_offset]
 
 
 @pytest.mark.parametrize("policy", ["os", "group"])
@@ -665,8 +678,8 @@ def test_first_replicated_open_keeps_the_high_watermark(
         disk.kill()
     else:
         log.close()
-    with open_replicated(disk, "/b/t-0", durability=policy) as again:
-        assert again.high_watermark == 5
+    with open_replicated(disk, "/b/t-0", durability=policy) as reopened:
+        assert reopened.high_watermark == 5
 
 
 def test_crash_during_first_replicated_open_keeps_the_high_watermark() -> None:
@@ -674,8 +687,8 @@ def test_crash_during_first_replicated_open_keeps_the_high_watermark() -> None:
         with logcore.open("/b/t-0", create=True, fs=disk) as log:
             log.append_many([(None, b"x")] * 5, durability="disk")
             promise(5)
-        with open_replicated(disk, "/b/t-0") as again:
-            promise(again.high_watermark)
+        with open_replicated(disk, "/b/t-0") as reopened:
+            promise(reopened.high_watermark)
 
     def recover(disk: SimulatedDisk) -> int:
         with open_replicated(disk, "/b/t-0") as log:
@@ -688,8 +701,8 @@ def test_crash_during_first_replicated_open_keeps_the_high_watermark() -> None:
 
 
 def test_truncation_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> None:
-    """The batch that replaced the gap had the epoch that the same call removes, and
-    followers refused the batches after it.
+    """The batch that replaced the gap had an epoch that the same call removed, so that
+    followers refused later batches.
     """
     with (
         open_replicated(disk, "/a/t-0") as leader,
@@ -700,7 +713,7 @@ def test_truncation_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) 
         leader.append_as_follower(batch(base_offset=10, leader_epoch=5))
         assert leader.truncate_to_epoch(0, 8) == 8
         leader.append_as_follower(batch(base_offset=8, leader_epoch=3))
-        copy(leader, follower)
+        copy_leader(leader, follower)
         assert (
             follower.host.writer.metadata.epochs
             == leader.host.writer.metadata.epochs
@@ -712,16 +725,16 @@ def test_truncation_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) 
 def test_truncation_inside_a_gap_wider_than_a_segment_is_refused(
     disk: SimulatedDisk,
 ) -> None:
-    far = 1 << 32
+    far_offset = 1 << 32
     with open_replicated(disk, "/b/t-0") as follower:
         follower.append_as_follower(batch(base_offset=0, leader_epoch=0))
-        follower.append_as_follower(batch(base_offset=far, leader_epoch=0))
-        for offset in ((1 << 31) + 1, far - 1):
+        follower.append_as_follower(batch(base_offset=far_offset, leader_epoch=0))
+        for offset in ((1 << 31) + 1, far_offset - 1):
             with pytest.raises(
                 logcore.OffsetOutOfRangeError, match="wider than a segment"
             ):
                 follower.truncate(offset)
-        assert (follower.log_end_offset, follower.has_failed) == (far + 1, False)
+        assert (follower.log_end_offset, follower.has_failed) == (far_offset + 1, False)
         follower.truncate(1 << 31)
         assert follower.log_end_offset == 1 << 31
 

@@ -27,7 +27,7 @@ def test_lost_time_index_is_rebuilt() -> None:
         assert log.host.writer.active.largest_timestamp == 1049
 
 
-def test_log_whose_segment_is_rewritten_has_one_file_open() -> None:
+def test_rewrite_of_a_segment_leaves_one_file_open() -> None:
     disk = killed([1000] * 20)
     disk.put("/t-0/logcore.unsynced", b"")
     disk.put("/recovery-point-offset-checkpoint", None)
@@ -45,13 +45,15 @@ def test_time_index_is_synced_before_the_directory_is_marked_clean() -> None:
         for _ in range(20):
             logdir.partition("t", 0).append(b"x" * 500)
     name = f"/t-0/{20:020d}.timeindex"
-    done = [str(operation) for operation in disk.operations[before:]]
-    assert done.index("rename /.kafka_cleanshutdown") > done.index(f"fsync {name}")
-    whole = disk.files()[name]
+    operations = [str(operation) for operation in disk.operations[before:]]
+    assert operations.index("rename /.kafka_cleanshutdown") > operations.index(
+        f"fsync {name}"
+    )
+    synced_bytes = disk.files()[name]
     for state in disk.crash_states():
         if "/.kafka_cleanshutdown" in state.files:
-            # A deleted file is rebuilt.
-            assert state.files.get(name, whole) == whole, state.what
+            # The index may also be absent, because opening rebuilds it.
+            assert state.files.get(name, synced_bytes) == synced_bytes, state.what
 
 
 def test_open_after_failed_sync_rewrites_damaged_and_sealed_segments() -> None:
@@ -98,7 +100,7 @@ def test_markers_left_by_a_crash_override_the_stored_metadata() -> None:
     assert len(disk.files()[name + ".txnindex"]) == 34
     with logcore.open(
         "t-0", fs=disk
-    ) as log:  # after a crash the file would be checked again
+    ) as log:  # after a clean close, so that opening does not check the file
         assert log.host.writer.metadata.sidecar.producers
 
 
@@ -139,7 +141,7 @@ def test_indexes_of_sealed_segments_left_by_a_kafka_crash_are_rebuilt(
             disk.put(path, b"\0\0\0\x01\0\0\0\x05" + b"\x7f" * 80)
     disk.unlink("/d/.kafka_cleanshutdown")
     disk.unlink("/d/recovery-point-offset-checkpoint")
-    disk.unlink("/d/t-0/logcore.policy")  # only Kafka was here
+    disk.unlink("/d/t-0/logcore.policy")  # the state that Kafka leaves
     disk = SimulatedDisk(disk.files())
     if is_full:
         disk.faults = FaultPlan(
@@ -164,9 +166,9 @@ def test_indexes_of_sealed_segments_left_by_a_kafka_crash_are_rebuilt(
 @pytest.mark.parametrize(
     "position", [0, 3, 16, 70], ids=["offset", "far offset", "magic", "marker"]
 )
-def test_indexes_that_lead_past_old_damage_are_kept(position: int) -> None:
-    """Opening does not check records below the recovery point. Records after damage
-    there are read through the index.
+def test_indexes_of_a_segment_with_old_damage_are_kept(position: int) -> None:
+    """Opening does not check records below the recovery point. Readers find records
+    after such damage through the index.
     """
     config = {"segment.bytes": 3_000, "index.interval.bytes": 200}
     disk = SimulatedDisk()
@@ -181,9 +183,9 @@ def test_indexes_that_lead_past_old_damage_are_kept(position: int) -> None:
                 transactional=True,
             )
         )
-        at = log.host.writer.active.size_bytes
+        marker_position = log.host.writer.active.size_bytes
         log.end_transaction(7, 0, commit=False)
-        size = log.host.writer.active.size_bytes - at
+        size = log.host.writer.active.size_bytes - marker_position
         while len(log._state.segments) < 3:
             log.append(b"y" * 50)
         log.append_batch(
@@ -201,19 +203,19 @@ def test_indexes_that_lead_past_old_damage_are_kept(position: int) -> None:
         first, second = log._state.segments[:2]
     files = disk.files()
     broken = bytearray(files[first.path])
-    broken[at + position] ^= 64
-    point = second.base_offset - 1 if position < size else first.base_offset
+    broken[marker_position + position] ^= 64
+    recovery_point = second.base_offset - 1 if position < size else first.base_offset
     files |= {
         first.path: bytes(broken),
-        "/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % point,
+        "/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % recovery_point,
     }
-    left = SimulatedDisk(
+    damaged = SimulatedDisk(
         {path: data for path, data in files.items() if "clean" not in path}
     )
-    with logcore.open("t-0", fs=left, config=config) as log:
+    with logcore.open("t-0", fs=damaged, config=config) as log:
         assert log.log_end_offset == end
         assert log.get(first.base_offset + 20).value == b"y" * 50
-    assert left.files()[first.file(".index")] == files[first.file(".index")]
+    assert damaged.files()[first.file(".index")] == files[first.file(".index")]
 
 
 def test_wrong_index_is_deleted_before_the_recovery_point_moves() -> None:
@@ -223,22 +225,24 @@ def test_wrong_index_is_deleted_before_the_recovery_point_moves() -> None:
         for number in range(8):
             log.append(b"%d" % number * 60)
         first = log._state.segments[0]
-    kept = {
+    files_after_kill = {
         path: data
         for path, data in disk.files().items()
         if "clean" not in path and "recovery" not in path
     }
-    left = SimulatedDisk({**kept, first.file(".txnindex"): bytes(34)})
-    log = logcore.open("t-0", fs=left, config=config)
-    assert not left.exists(first.file(".txnindex")) and log.recovery_point == 8
-    for state in left.crash_states():
-        point = state.files.get("/recovery-point-offset-checkpoint")
-        assert point is None or first.file(".txnindex") not in state.files, state
-    left.crash()
+    crashed = SimulatedDisk({**files_after_kill, first.file(".txnindex"): bytes(34)})
+    log = logcore.open("t-0", fs=crashed, config=config)
+    assert not crashed.exists(first.file(".txnindex")) and log.recovery_point == 8
+    for state in crashed.crash_states():
+        recovery_point = state.files.get("/recovery-point-offset-checkpoint")
+        assert recovery_point is None or first.file(".txnindex") not in state.files, (
+            state
+        )
+    crashed.crash()
 
 
 def test_failed_open_leaves_no_file_open() -> None:
-    disk = written_disk()
+    disk = killed_disk()
     for number in range(1, 200):
         disk.faults = FaultPlan(Fault("*", errno.EIO, at=number))
         with contextlib.suppress(logcore.LogcoreError):
@@ -248,11 +252,11 @@ def test_failed_open_leaves_no_file_open() -> None:
         if not disk.faults.hits:
             break
     else:
-        pytest.fail("no open succeeded")
+        pytest.fail("each opening failed")
     disk.faults = None
 
 
-def written_disk() -> SimulatedDisk:
+def killed_disk() -> SimulatedDisk:
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk)
     log.append(b"one")
@@ -260,10 +264,10 @@ def written_disk() -> SimulatedDisk:
     return disk
 
 
-@pytest.mark.parametrize("left", [".log.deleted", ".log.cleaned", ".index.tmp"])
-def test_recovery_deletes_leftover_files_to_make_room(left: str) -> None:
+@pytest.mark.parametrize("leftover", [".log.deleted", ".log.cleaned", ".index.tmp"])
+def test_recovery_deletes_leftover_files_to_free_space(leftover: str) -> None:
     """Recovery copies a torn tail to a quarantine file before it truncates the tail. On
-    a full disk, only the leftover files could free room for that copy.
+    a full disk, only leftover files can free space for that copy.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
@@ -274,16 +278,20 @@ def test_recovery_deletes_leftover_files_to_make_room(left: str) -> None:
     files = {
         **disk.files(),
         path: disk.files()[path][:-50],
-        path.removesuffix(".log") + left: bytes(8_000),
+        path.removesuffix(".log") + leftover: bytes(8_000),
     }
-    room = sum(map(len, files.values())) + 100
-    full = SimulatedDisk(files, capacity_bytes=room)
+    capacity = sum(map(len, files.values())) + 100
+    full = SimulatedDisk(files, capacity_bytes=capacity)
     with logcore.open("t-0", fs=full) as log:
         assert log.log_end_offset == 19
         report = log.recovery_report
         assert report is not None and report.quarantine_path is not None
-    without = {name: data for name, data in files.items() if not name.endswith(left)}
-    small = SimulatedDisk(without, capacity_bytes=sum(map(len, without.values())) + 100)
+    other_files = {
+        name: data for name, data in files.items() if not name.endswith(leftover)
+    }
+    small = SimulatedDisk(
+        other_files, capacity_bytes=sum(map(len, other_files.values())) + 100
+    )
     for _ in range(2):
         with pytest.raises(logcore.DiskFullError):
             logcore.open("t-0", fs=small)
@@ -342,30 +350,32 @@ def test_refresh_of_a_deleted_directory_raises(tmp_path: Path) -> None:
 def test_flipped_length_does_not_turn_the_last_batch_into_a_torn_tail(
     is_clean: bool, count: int
 ) -> None:
-    """With one bit of its length cleared, the rest of the last durable batch seemed to
-    be a torn tail. Opening truncated it and reported the log as sound.
+    """After one bit of its length was cleared, the last durable batch looked like a
+    torn tail. Opening truncated the batch and reported the log as sound.
     """
     disk = SimulatedDisk()
     config = {"index.interval.bytes": 200}
     with logcore.open("t-0", create=True, fs=disk, config=config) as log:
         for number in range(count):
             log.append(b"%d" % number * 40)
-        at = next(batch.position for batch in log.batches(count - 1))
+        position = next(batch.position for batch in log.batches(count - 1))
         path = log.host.writer.active.path
     files = {
         name: data
         for name, data in disk.files().items()
         if is_clean or "clean" not in name
     }
-    for bit in [bit for bit in (1, 2, 4, 8, 16, 32) if files[path][at + 11] & bit]:
-        bad = bytearray(files[path])
-        bad[at + 11] ^= bit
-        left = SimulatedDisk({**files, path: bytes(bad)})
+    for bit in [
+        bit for bit in (1, 2, 4, 8, 16, 32) if files[path][position + 11] & bit
+    ]:
+        damaged = bytearray(files[path])
+        damaged[position + 11] ^= bit
+        damaged_disk = SimulatedDisk({**files, path: bytes(damaged)})
         with pytest.raises(logcore.CorruptLogError, match="this batch was on disk"):
-            logcore.open("t-0", fs=left, config=config)
-        assert left.files()[path] == bytes(bad)
+            logcore.open("t-0", fs=damaged_disk, config=config)
+        assert damaged_disk.files()[path] == bytes(damaged)
         with logcore.open(
-            "t-0", fs=left, config=config, on_corruption="quarantine"
+            "t-0", fs=damaged_disk, config=config, on_corruption="quarantine"
         ) as log:
             assert (
                 log.recovery_report is not None

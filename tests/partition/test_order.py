@@ -1,9 +1,5 @@
-"""Order of batches: one table of cases, tried with each component that decides whether
-a batch continues the previous one.
-
-Each case is a run of batches after two sound ones, [0, 1] and [2]. Each component gets
-the same bytes twice: in a directory of this library, which has no gaps, and in one of
-Kafka, which may have gaps.
+"""Order of batches: one table of cases for each component that decides whether a batch
+continues the previous one.
 """
 
 from __future__ import annotations
@@ -38,22 +34,23 @@ from logcore.testing import SimulatedDisk
 from support.kernels import KERNELS
 
 LOG = f"t-0/{0:020d}.log"
-OURS = {
+DENSE_POLICY = {
     "t-0/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}'
 }
-FAR_AWAY = 1 << 33
+FAR_OFFSET = 1 << 33
 
 
 class Case(NamedTuple):
-    """Batches after [0, 1] and [2], as (base offset, records), and how many of them are
-    in order (`kept`).
-    """
+    """Batches that follow two sound batches with the offsets 0 to 1, and 2."""
 
     name: str
+    #: The base offset and the number of records of each batch.
     batches: tuple[tuple[int, int], ...]
-    kept: int
+    #: Number of batches before the first fault, if the log may not have gaps.
+    in_order_count: int
     fault: OrderFault | None
-    in_kafka: tuple[int, OrderFault | None]  # kept and fault where gaps are allowed
+    #: The same number and fault if the log may have gaps, as in Kafka.
+    in_kafka: tuple[int, OrderFault | None]
 
 
 CASES = [
@@ -69,7 +66,7 @@ CASES = [
     Case("below zero", ((-7, 1),), 0, OrderFault.FALLS, (0, OrderFault.FALLS)),
     Case(
         "further than a segment reaches",
-        ((3, 1), (FAR_AWAY, 1)),
+        ((3, 1), (FAR_OFFSET, 1)),
         1,
         OrderFault.FAR,
         (1, OrderFault.FAR),
@@ -78,24 +75,24 @@ CASES = [
         "a gap, then a fall", ((4, 1), (4, 1)), 0, OrderFault.GAP, (1, OrderFault.FALLS)
     ),
 ]
-BEFORE = ((0, 2), (2, 1))
+SOUND_BATCHES = ((0, 2), (2, 1))
 ids = [case.name for case in CASES]
 
 
 def batch(base_offset: int, records: int) -> bytes:
     rows = [(b"k", b"v%d" % row, (), 1_700_000_000_000) for row in range(records)]
     raw = bytearray(encode(rows, leader_epoch=0))
-    raw[:8] = base_offset.to_bytes(8, "big", signed=True)  # no CRC covers it
+    raw[:8] = base_offset.to_bytes(8, "big", signed=True)  # no CRC covers the offset
     return bytes(raw)
 
 
 def stored(case: Case) -> bytes:
-    return b"".join(batch(*row) for row in BEFORE + case.batches)
+    return b"".join(batch(*row) for row in SOUND_BATCHES + case.batches)
 
 
-def disk_of(case: Case, is_ours: bool, **more: bytes) -> SimulatedDisk:
+def disk_of(case: Case, is_dense: bool, **more: bytes) -> SimulatedDisk:
     return SimulatedDisk(
-        {LOG: stored(case), **(OURS if is_ours else {}), **more},
+        {LOG: stored(case), **(DENSE_POLICY if is_dense else {}), **more},
         now_ms=1_700_000_000_000,
     )
 
@@ -106,40 +103,45 @@ def facts_of(data: bytes) -> layout.Facts:
     return facts
 
 
-def expected(case: Case, is_ours: bool) -> tuple[int, OrderFault | None]:
-    return (case.kept, case.fault) if is_ours else case.in_kafka
+def expected(case: Case, is_dense: bool) -> tuple[int, OrderFault | None]:
+    return (case.in_order_count, case.fault) if is_dense else case.in_kafka
 
 
 # -- the rules themselves --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_case_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) -> None:
-    facts = facts_of(stored(case))
-    kept, fault = expected(case, is_ours)
-    dense_from = 0 if is_ours else NEVER
-    assert first_fault(facts, 0, reach(0), dense_from=dense_from) == (
-        len(BEFORE) + kept,
+def test_rules_agree_for_one_batch_and_for_several(case: Case, is_dense: bool) -> None:
+    headers = facts_of(stored(case))
+    in_order_count, fault = expected(case, is_dense)
+    dense_from = 0 if is_dense else NEVER
+    assert first_fault(headers, 0, reach(0), dense_from=dense_from) == (
+        len(SOUND_BATCHES) + in_order_count,
         fault,
     )
-    assert in_order(facts, 0, reach(0), dense_from=dense_from) == len(BEFORE) + kept
+    assert (
+        in_order(headers, 0, reach(0), dense_from=dense_from)
+        == len(SOUND_BATCHES) + in_order_count
+    )
     following = 0
-    found: list[OrderFault | None] = []
-    for fact in facts:
-        found.append(
+    faults: list[OrderFault | None] = []
+    for header in headers:
+        faults.append(
             fault_of(
                 2,
-                int(fact["base_offset"]),
-                int(fact["last_offset"]),
+                int(header["base_offset"]),
+                int(header["last_offset"]),
                 following,
                 reach(0),
                 dense_from,
             )
         )
-        following = int(fact["last_offset"]) + 1
-    assert found[: len(BEFORE) + kept] == [None] * (len(BEFORE) + kept)
-    assert fault is None or found[len(BEFORE) + kept] is fault
+        following = int(header["last_offset"]) + 1
+    assert faults[: len(SOUND_BATCHES) + in_order_count] == [None] * (
+        len(SOUND_BATCHES) + in_order_count
+    )
+    assert fault is None or faults[len(SOUND_BATCHES) + in_order_count] is fault
 
 
 @given(
@@ -156,29 +158,34 @@ def test_case_table_holds_for_one_batch_and_for_many(case: Case, is_ours: bool) 
 @example([(2, 1, 0)], 0, 20, 0)
 @example([(2, 0, 0), (2, 1, 0), (2, 2, 0)], 0, 3, 0)
 def test_batches_are_in_order_while_their_offsets_rise(
-    batches: list[tuple[int, int, int]], expected: int, limit: int, dense_from: int
+    batches: list[tuple[int, int, int]], next_offset: int, limit: int, dense_from: int
 ) -> None:
-    facts = np.zeros(len(batches), layout.BATCH_FACTS)
-    want = 0
-    is_right = True
-    following = expected
+    headers = np.zeros(len(batches), layout.BATCH_FACTS)
+    expected_count = 0
+    is_in_order = True
+    following = next_offset
     faults: list[OrderFault | None] = []
     for row, (magic, base, delta) in enumerate(batches):
         last = base + delta
-        facts[row]["magic"] = magic
-        facts[row]["base_offset"] = base
-        facts[row]["last_offset"] = last
+        headers[row]["magic"] = magic
+        headers[row]["base_offset"] = base
+        headers[row]["last_offset"] = last
         # Old formats do not store the base offset of a batch.
         first = base if magic == 2 else last
         missing = [offset for offset in range(following, first) if offset >= dense_from]
-        is_right &= following <= first <= last < limit and not (magic == 2 and missing)
-        want += is_right
+        is_in_order &= following <= first <= last < limit and not (
+            magic == 2 and missing
+        )
+        expected_count += is_in_order
         faults.append(fault_of(magic, base, last, following, limit, dense_from))
         following = last + 1
-    fault = None if want == len(batches) else faults[want]
-    assert first_fault(facts, expected, limit, dense_from=dense_from) == (want, fault)
-    assert (fault is None) == (want == len(batches))
-    assert faults[:want] == [None] * want
+    fault = None if expected_count == len(batches) else faults[expected_count]
+    assert first_fault(headers, next_offset, limit, dense_from=dense_from) == (
+        expected_count,
+        fault,
+    )
+    assert (fault is None) == (expected_count == len(batches))
+    assert faults[:expected_count] == [None] * expected_count
 
 
 @given(
@@ -188,38 +195,42 @@ def test_batches_are_in_order_while_their_offsets_rise(
 @example([(2, 1), (2, 0)], 0)
 @example([(2, -1), (1, 0), (2, 3)], 3)
 def test_leader_epochs_never_fall(batches: list[tuple[int, int]], latest: int) -> None:
-    facts = np.zeros(len(batches), layout.BATCH_FACTS)
-    before = latest
-    want = 0
-    is_right = True
+    headers = np.zeros(len(batches), layout.BATCH_FACTS)
+    first_epoch = latest
+    expected_count = 0
+    is_in_order = True
     for row, (magic, epoch) in enumerate(batches):
-        facts[row]["magic"] = magic
-        facts[row]["partition_leader_epoch"] = epoch
+        headers[row]["magic"] = magic
+        headers[row]["partition_leader_epoch"] = epoch
         if magic == 2 and epoch >= 0:  # other batches have no epoch
-            is_right &= epoch >= latest
+            is_in_order &= epoch >= latest
             latest = max(latest, epoch)
-        want += is_right
-    assert epochs_in_order(facts, before) == want
+        expected_count += is_in_order
+    assert epochs_in_order(headers, first_epoch) == expected_count
 
 
-# -- components that check the order of batches ---------------------------------------
+# -- components that check the order of batches ----------------------------------------
 
 
 def open_with_recovery(disk: SimulatedDisk, case: Case) -> OrderFault | None:
-    """Recovery truncates batches that a crash can have left after the last sound batch,
-    and refuses a gap.
+    """Open the log, and return the fault that recovery found. Recovery truncates
+    batches that a crash can leave after the last sound batch, and refuses a gap.
     """
     try:
         with logcore.open("t-0", fs=disk) as log:
             report = log.recovery_report
             assert report is not None
-            kept = case.kept if report.cut_position is not None else len(case.batches)
+            in_order_count = (
+                case.in_order_count
+                if report.cut_position is not None
+                else len(case.batches)
+            )
             assert log.log_end_offset == sum(
-                (BEFORE + case.batches)[len(BEFORE) + kept - 1]
+                (SOUND_BATCHES + case.batches)[len(SOUND_BATCHES) + in_order_count - 1]
             )
             assert report.cut_position in (
                 None,
-                len(stored(case._replace(batches=case.batches[:kept]))),
+                len(stored(case._replace(batches=case.batches[:in_order_count]))),
             )
             return None if report.cut_position is None else case.fault
     except logcore.CorruptLogError:
@@ -229,14 +240,14 @@ def open_with_recovery(disk: SimulatedDisk, case: Case) -> OrderFault | None:
 def read_records(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
         assert len(list(log.read(0))) == sum(
-            count for _, count in BEFORE + case.batches
+            count for _, count in SOUND_BATCHES + case.batches
         )
 
 
 def read_columns(disk: SimulatedDisk, case: Case) -> None:
     with logcore.open("t-0", read_only=True, fs=disk) as log:
         assert sum(map(len, log.scan())) == sum(
-            count for _, count in BEFORE + case.batches
+            count for _, count in SOUND_BATCHES + case.batches
         )
 
 
@@ -251,7 +262,7 @@ def search_newest(disk: SimulatedDisk, case: Case) -> None:
 
 
 def walk_gaps(disk: SimulatedDisk, case: Case) -> None:
-    end = sum((BEFORE + case.batches)[-1])
+    end = sum((SOUND_BATCHES + case.batches)[-1])
     gaps = Gaps(
         PersistedGaps(
             0 if disk.exists("t-0/logcore.policy") else NEVER, has_seals=False
@@ -270,13 +281,14 @@ READERS: list[Callable[[SimulatedDisk, Case], None]] = [
 ]
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_recovery_keeps_batches_that_are_in_order(case: Case, is_ours: bool) -> None:
-    kept, fault = expected(case, is_ours)
+def test_recovery_keeps_batches_that_are_in_order(case: Case, is_dense: bool) -> None:
+    in_order_count, fault = expected(case, is_dense)
     assert (
         open_with_recovery(
-            disk_of(case, is_ours), case._replace(kept=kept, fault=fault)
+            disk_of(case, is_dense),
+            case._replace(in_order_count=in_order_count, fault=fault),
         )
         is fault
     )
@@ -287,8 +299,8 @@ def test_recovery_keeps_batches_that_are_in_order(case: Case, is_ours: bool) -> 
     [(0, True), (3, True), (5, True), (6, False), (100, False)],
 )
 def test_gap_is_a_loss_from_the_dense_offset_on(dense_from: int, is_lost: bool) -> None:
-    """This also holds inside a segment: the gaps of compaction or of a leader are
-    recorded with an end offset, which need not be the end of a segment.
+    """The dense offset may be inside a segment: it is the end of the gaps of compaction
+    or of a leader.
     """
     case = CASES[ids.index("a gap")]
     policy = (
@@ -313,10 +325,10 @@ def test_gap_is_a_loss_from_the_dense_offset_on(dense_from: int, is_lost: bool) 
 
 def test_old_format_entry_does_not_hide_a_following_gap() -> None:
     body = struct.pack(">bbqi1si1s", 1, 0, 1_700_000_000_000, 1, b"k", 1, b"v")
-    old = struct.pack(">qiI", 3, len(body) + 4, zlib.crc32(body)) + body
+    old_entry = struct.pack(">qiI", 3, len(body) + 4, zlib.crc32(body)) + body
     case = Case("", ((3, 1), (6, 1)), 1, OrderFault.GAP, (2, None))
-    data = b"".join(batch(*row) for row in BEFORE) + old + batch(6, 1)
-    disk = SimulatedDisk({LOG: data, **OURS})
+    data = b"".join(batch(*row) for row in SOUND_BATCHES) + old_entry + batch(6, 1)
+    disk = SimulatedDisk({LOG: data, **DENSE_POLICY})
     assert "damaged" in {verdict.status for verdict in verify("t-0", fs=disk)}
     with pytest.raises(logcore.CorruptBatchError):
         read_records(disk, case)
@@ -326,15 +338,15 @@ def test_old_format_entry_does_not_hide_a_following_gap() -> None:
         logcore.open("t-0", fs=disk)
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
 @pytest.mark.parametrize("read", READERS)
 def test_readers_refuse_batches_that_are_out_of_order(
-    read: Callable[[SimulatedDisk, Case], None], case: Case, is_ours: bool
+    read: Callable[[SimulatedDisk, Case], None], case: Case, is_dense: bool
 ) -> None:
-    _, fault = expected(case, is_ours)
+    _, fault = expected(case, is_dense)
     if fault is None:
-        read(disk_of(case, is_ours), case)
+        read(disk_of(case, is_dense), case)
         return
     if fault is OrderFault.FAR:
         return  # a reader of the last segment has no limit
@@ -342,18 +354,18 @@ def test_readers_refuse_batches_that_are_out_of_order(
     # into the middle.
     case = case._replace(batches=(*case.batches, (50, 1)))
     with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
-        read(disk_of(case, is_ours), case)
+        read(disk_of(case, is_dense), case)
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_verify_reports_the_position_of_the_first_order_fault(
-    case: Case, is_ours: bool
+    case: Case, is_dense: bool
 ) -> None:
-    kept, fault = expected(case, is_ours)
+    in_order_count, fault = expected(case, is_dense)
     verdict = next(
         verdict
-        for verdict in verify("t-0", fs=disk_of(case, is_ours))
+        for verdict in verify("t-0", fs=disk_of(case, is_dense))
         if verdict.kind == "log"
     )
     # Like opening, verify refuses a loss, and only warns about traces of a crash.
@@ -362,12 +374,14 @@ def test_verify_reports_the_position_of_the_first_order_fault(
     ), verdict
     if fault is not None:
         assert verdict.position == len(
-            stored(case._replace(batches=case.batches[:kept]))
+            stored(case._replace(batches=case.batches[:in_order_count]))
         )
 
 
 def test_verify_allows_gaps_in_a_kafka_log_opened_by_this_library() -> None:
-    """The log has a stored policy but no dense offset, so that opening it accepts gaps."""
+    """The log has a stored policy without a dense offset, so that opening it accepts
+    gaps.
+    """
     case = CASES[ids.index("a gap")]
     disk = disk_of(case, False)
     for _ in range(2):
@@ -377,31 +391,33 @@ def test_verify_allows_gaps_in_a_kafka_log_opened_by_this_library() -> None:
         assert {verdict.status for verdict in verify("t-0", fs=disk)} == {"ok"}
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_salvage_keeps_batches_that_are_in_order(case: Case, is_ours: bool) -> None:
-    _, fault = expected(case, is_ours)
-    source = BatchFile(disk_of(case, is_ours), LOG, "scratch")
-    found = Search(source, 0, 0, reach(0), is_dense=is_ours).found
-    bad = [stretch for stretch in found if isinstance(stretch, DamagedRange)]
-    assert bool(bad) == (fault is not None)
+def test_salvage_keeps_batches_that_are_in_order(case: Case, is_dense: bool) -> None:
+    _, fault = expected(case, is_dense)
+    source = BatchFile(disk_of(case, is_dense), LOG, "scratch")
+    ranges = Search(source, 0, 0, reach(0), is_dense=is_dense).found
+    damaged_ranges = [range_ for range_ in ranges if isinstance(range_, DamagedRange)]
+    assert bool(damaged_ranges) == (fault is not None)
     if fault is not None:
-        assert bad[0].reason in [order_fault.value for order_fault in OrderFault]
+        assert damaged_ranges[0].reason in [
+            order_fault.value for order_fault in OrderFault
+        ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_follower_appends_all_batches_or_none(case: Case) -> None:
-    """A follower allows gaps, as Kafka's does, because compaction leaves gaps in the
+    """A follower accepts gaps, as in Kafka, because compaction leaves gaps in the
     leader's log.
     """
     disk = SimulatedDisk(now_ms=1_700_000_000_000)
     _, fault = expected(case, False)
     with logcore.open("t-0", create=True, replicated=True, fs=disk) as log:
-        log.append_as_follower(b"".join(batch(*row) for row in BEFORE))
+        log.append_as_follower(b"".join(batch(*row) for row in SOUND_BATCHES))
         if not case.batches:
             return
         data = b"".join(batch(*row) for row in case.batches)
-        # The roll begins a new segment for offsets out of reach.
+        # A roll begins a new segment for offsets that are too far for the active one.
         if fault in (
             None,
             OrderFault.FAR,
@@ -420,16 +436,16 @@ def test_leader_assigns_the_offsets_itself(case: Case) -> None:
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append_batch(stored(case))
         assert [record.offset for record in log.read(0)] == list(
-            range(sum(count for _, count in BEFORE + case.batches))
+            range(sum(count for _, count in SOUND_BATCHES + case.batches))
         )
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_scrub_and_compaction_apply_the_same_order_rules(
-    case: Case, is_ours: bool
+    case: Case, is_dense: bool
 ) -> None:
-    _, fault = expected(case, is_ours)
+    _, fault = expected(case, is_dense)
     end = max(
         3, sum(case.batches[-1]) if case.batches and fault is not OrderFault.FAR else 3
     )
@@ -438,7 +454,7 @@ def test_scrub_and_compaction_apply_the_same_order_rules(
         "recovery-point-offset-checkpoint": f"0\n1\nt 0 {end}\n".encode(),
     }
     with logcore.open(
-        "t-0", fs=disk_of(case, is_ours, **files), config={"cleanup.policy": "compact"}
+        "t-0", fs=disk_of(case, is_dense, **files), config={"cleanup.policy": "compact"}
     ) as log:
         findings = log.scrub().findings
         assert bool(findings) == (fault is not None), findings
@@ -450,16 +466,16 @@ def test_scrub_and_compaction_apply_the_same_order_rules(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_kernels_stop_at_the_same_batch_as_the_rules(
-    kernel: Any, case: Case, is_ours: bool
+    kernel: Any, case: Case, is_dense: bool
 ) -> None:
-    kept, _ = expected(case, is_ours)
+    in_order_count, _ = expected(case, is_dense)
     data = stored(case)
-    sound = len(stored(case._replace(batches=case.batches[:kept])))
+    sound = len(stored(case._replace(batches=case.batches[:in_order_count])))
     assert (
-        kernel.plan_run(data, 0, len(data), 1000, 1 << 20, reach(0), 0, is_ours)[0]
+        kernel.plan_run(data, 0, len(data), 1000, 1 << 20, reach(0), 0, is_dense)[0]
         == sound
     )
     assert kernel.are_consecutive(facts_of(data), 0) == (case.fault is None)

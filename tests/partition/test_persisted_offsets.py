@@ -1,5 +1,5 @@
-"""Readers: the cached checkpoints of their log directory, and the position where a tail
-resumes in a file.
+"""Caches of a reader: checkpoints of the log directory, and the file position of a
+tail.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ def write_checkpoint(directory: str, offset: int, fs: OsFS = OS) -> None:
     checkpoint.write(fs, directory, NAME, b"0\n1\nt 0 %d\n" % offset)
 
 
-def test_each_replacement_is_seen_even_immediately_after_another(
+def test_reader_detects_two_replacements_in_succession(
     tmp_path: Path,
 ) -> None:
-    """The file system reuses the inode number of a replaced file for the next
-    replacement but one.
+    """The file system may reuse the inode number of a replaced file two replacements
+    later.
     """
     (tmp_path / "t-0").mkdir()
-    known = PersistedOffsets(OS, str(tmp_path / "t-0"))
-    assert known.get(NAME) == 0
+    persisted_offsets = PersistedOffsets(OS, str(tmp_path / "t-0"))
+    assert persisted_offsets.get(NAME) == 0
     for offset in range(300):
         write_checkpoint(str(tmp_path), offset)
-        assert known.get(NAME) == offset
+        assert persisted_offsets.get(NAME) == offset
 
 
 def test_unchanged_file_is_not_read_again() -> None:
     disk = SimulatedDisk({"data/t-0": None})
     write_checkpoint("/data", 7, disk)  # type: ignore[arg-type]
-    known = PersistedOffsets(disk, "/data/t-0")
+    persisted_offsets = PersistedOffsets(disk, "/data/t-0")
     disk.advance(1_000)
     reads: list[str] = []
     disk_open = disk.open
     disk.open = lambda path, **named: reads.append(path) or disk_open(path, **named)  # type: ignore[method-assign]
-    assert [known.get(NAME) for _ in range(5)] == [7] * 5
+    assert [persisted_offsets.get(NAME) for _ in range(5)] == [7] * 5
     assert len(reads) == 1
     write_checkpoint("/data", 8, disk)  # type: ignore[arg-type]
-    assert known.get(NAME) == 8
+    assert persisted_offsets.get(NAME) == 8
 
 
 @pytest.mark.parametrize("durability", ["os", "group"])
@@ -79,12 +79,12 @@ def test_tail_does_not_search_for_its_position_again(
     from logcore.partition.scan import LogRange
 
     path = tmp_path / "t-0"
-    found: list[int] = []
+    searched: list[int] = []
     find = LogRange._find
     monkeypatch.setattr(
         LogRange,
         "_find",
-        staticmethod(lambda *given: found.append(given[1]) or find(*given)),
+        staticmethod(lambda *given: searched.append(given[1]) or find(*given)),
     )
     with (
         logcore.open(path, create=True) as log,
@@ -95,7 +95,7 @@ def test_tail_does_not_search_for_its_position_again(
         for number in range(1, 20):
             next(tail)
             log.append(b"%d" % number)
-    assert len(found) <= 1, found
+    assert len(searched) <= 1, searched
 
 
 def test_reader_ends_at_the_high_watermark_after_the_file_was_truncated(
@@ -117,8 +117,8 @@ def test_reader_ends_at_the_high_watermark_after_the_file_was_truncated(
 
 
 def test_durable_end_file_created_later_is_found() -> None:
-    """A reader that found no durable end file does not try again until a name in the
-    directory changes.
+    """A reader without a durable end file opens the file again only after a name in the
+    directory changed.
     """
     disk = SimulatedDisk()
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:

@@ -1,6 +1,4 @@
-"""Producers: logcore.partition.producers, and a log that uses it. Duplicates of the
-last five batches, gaps, fencing and restarts.
-"""
+"""Producer state: duplicates of the last five batches, gaps, fencing and restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from logcore.segment import Segment
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.vectors import VECTORS
 
-NOW_MS = 10**15  # times of records that never expire
+NOW_MS = 10**15  # so late that no producer expires
 
 
 def batch(
@@ -65,9 +63,9 @@ def offsets(log: Log) -> list[int]:
 def test_P47_last_five_batches_are_known_and_stored_once(log: Log) -> None:
     receipts = [log.append_batch(batch(2 * n, count=2)) for n in range(6)]
     for n in range(1, 6):
-        again = log.append_batch(batch(2 * n, count=2))
+        duplicate = log.append_batch(batch(2 * n, count=2))
         assert (
-            (again.offset, again.last_offset)
+            (duplicate.offset, duplicate.last_offset)
             == (receipts[n].offset, receipts[n].last_offset)
             == (2 * n, 2 * n + 1)
         )
@@ -76,10 +74,10 @@ def test_P47_last_five_batches_are_known_and_stored_once(log: Log) -> None:
     assert offsets(log) == list(range(12))
 
 
-def test_batch_that_is_sent_again_after_an_interrupt_is_shown(
+def test_duplicate_of_an_interrupted_append_makes_the_batch_visible(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interrupt came between the write of the batch and its publication."""
+    """The interrupt came after the batch was written and before it was published."""
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
@@ -95,7 +93,7 @@ def test_batch_that_is_sent_again_after_an_interrupt_is_shown(
 def test_P48_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
     log.append_batch(batch(5, count=2))  # unknown producer: any sequence
     log.append_batch(batch(7, count=2))
-    for wrong in (
+    for out_of_order in (
         batch(6, count=2),
         batch(10),
         batch(8),
@@ -104,7 +102,7 @@ def test_P48_overlaps_gaps_and_other_sizes_are_out_of_order(log: Log) -> None:
         batch(0),
     ):
         with pytest.raises(logcore.OutOfOrderSequenceError):
-            log.append_batch(wrong)
+            log.append_batch(out_of_order)
     assert log.append_batch(batch(9)).offset == 4
     assert log.append_batch(batch(0, producer=8)).offset == 5, (
         "other producers have their own sequences"
@@ -127,7 +125,7 @@ def test_P48_sequences_wrap(log: Log) -> None:
     log.append_batch(batch(top - 1, count=1))
     assert log.append_batch(batch(top, count=3)).last_offset == 3
     assert log.append_batch(batch(top, count=3)).offset == 1, (
-        "a duplicate that wraps inside"
+        "a duplicate whose sequence numbers wrap"
     )
     assert log.append_batch(batch(2)).offset == 4
     assert last_sequence(top, 3) == 1
@@ -140,7 +138,7 @@ def test_batches_of_one_call_must_be_in_sequence(log: Log) -> None:
     assert log.append_batch(batch(2) + batch(3)).last_offset == 4
     log.append_batch(batch(50), check_sequence=False)
     assert log.append_batch(batch(51)).offset == 6, (
-        "unchecked batches are remembered too"
+        "unchecked batches are also remembered"
     )
 
 
@@ -149,13 +147,11 @@ def test_repeated_batch_in_a_call_refuses_the_whole_call(log: Log) -> None:
     assert log.append_batch(batch(0) + plain + batch(1)).last_offset == 2, (
         "one of the batches has no producer"
     )
-    for several in (batch(1) + batch(2), batch(2) + plain + batch(1)):
+    for call_bytes in (batch(1) + batch(2), batch(2) + plain + batch(1)):
         with pytest.raises(logcore.OutOfOrderSequenceError):
-            log.append_batch(several)
+            log.append_batch(call_bytes)
     assert log.append_batch(batch(2) + plain).offset == 3
-    assert log.append_batch(batch(1)).offset == 2, (
-        "on its own it is answered as a duplicate"
-    )
+    assert log.append_batch(batch(1)).offset == 2, "the same batch alone is a duplicate"
     assert offsets(log) == [0, 1, 2, 3, 4]
 
 
@@ -173,9 +169,9 @@ def test_damage_that_hides_producers_is_an_error(
         with (path / f"{0:020d}.log").open("r+b") as file:
             file.seek(size + 8)
             file.write(b"\xff")  # the length in the header of the second batch
-        for again in (1, 3):
+        for sequence in (1, 3):
             with pytest.raises(logcore.CorruptBatchError):
-                log.append_batch(batch(again))
+                log.append_batch(batch(sequence))
         assert log.log_end_offset == 3
         assert log.append(b"of no producer").offset == 3
 
@@ -196,8 +192,8 @@ def test_damage_outside_batch_headers_hides_no_producer(tmp_path: Path) -> None:
 
 
 def test_marker_fences_after_a_crash_and_after_its_deletion() -> None:
-    """The stored metadata makes the next opening search for the marker, and the next
-    roll save its epoch.
+    """Because of the stored metadata, the next opening searches for the marker, and the
+    next roll saves its epoch.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
@@ -225,15 +221,15 @@ def test_marker_fences_after_a_crash_and_after_its_deletion() -> None:
         assert log.append_batch(batch(0, epoch=3)).offset == 23
 
 
-def test_marker_accepts_the_largest_numbers_and_none_beyond(log: Log) -> None:
+def test_marker_accepts_the_largest_numbers_and_refuses_larger_ones(log: Log) -> None:
     largest = (2**63 - 1, 2**15 - 1, 2**31 - 1)
-    for slot in range(3):
-        for wrong in (-1, largest[slot] + 1):
-            given = [1, 1, 1]
-            given[slot] = wrong
+    for index in range(3):
+        for invalid in (-1, largest[index] + 1):
+            numbers = [1, 1, 1]
+            numbers[index] = invalid
             with pytest.raises(logcore.InvalidRecordError, match="a marker needs"):
                 log.end_transaction(
-                    given[0], given[1], commit=True, coordinator_epoch=given[2]
+                    numbers[0], numbers[1], commit=True, coordinator_epoch=numbers[2]
                 )
     assert (
         log.end_transaction(
@@ -245,7 +241,9 @@ def test_marker_accepts_the_largest_numbers_and_none_beyond(log: Log) -> None:
 
 
 def test_snapshot_below_the_log_start_is_ignored(tmp_path: Path) -> None:
-    """Its producers' batches were deleted, and a newer producer may have the same id."""
+    """The batches of its producers were deleted, and a newer producer may have the same
+    id.
+    """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
         log.append_batch(batch(0))
@@ -260,26 +258,26 @@ def test_snapshot_below_the_log_start_is_ignored(tmp_path: Path) -> None:
     (path / f"{1:020d}.snapshot").write_bytes(stale)
     with logcore.open(path) as log:
         assert log.append_batch(batch(2)).offset == 2, (
-            "a duplicate, according to the batches"
+            "the batches show that it is a duplicate"
         )
         assert log.append_batch(batch(3)).offset == 3
 
 
 @pytest.mark.parametrize(
-    "how", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"]
+    "event", ["close", "crash", "roll", "truncate", "snapshot lost", "snapshot damaged"]
 )
-def test_P50_producer_state_survives_reopening(tmp_path: Path, how: str) -> None:
+def test_P50_producer_state_survives_reopening(tmp_path: Path, event: str) -> None:
     path = tmp_path / "t-0"
     log = logcore.open(path, create=True)
     log.append_many([(b"k", b"plain")] * 3)
     for n in range(4):
         log.append_batch(batch(n))
-    if how == "roll":
+    if event == "roll":
         log.roll()
         log.append_batch(batch(4))
-    if how == "truncate":
+    if event == "truncate":
         log.truncate(6)
-    if how == "crash":
+    if event == "crash":
         copy = tmp_path / "copy"
         copy.mkdir()
         os.system(f"cp -r {path} {copy}")
@@ -292,20 +290,20 @@ def test_P50_producer_state_survives_reopening(tmp_path: Path, how: str) -> None
         "crash": [],
         "roll": [f"{7:020d}.snapshot", f"{8:020d}.snapshot"],
         "truncate": [],
-    }.get(how, [f"{7:020d}.snapshot"])
-    if how == "snapshot lost":
+    }.get(event, [f"{7:020d}.snapshot"])
+    if event == "snapshot lost":
         snapshots[0].unlink()
-    if how == "snapshot damaged":
+    if event == "snapshot damaged":
         content = bytearray(snapshots[0].read_bytes())
         content[20] ^= 1
         snapshots[0].write_bytes(content)
     with logcore.open(path) as log:
-        last = {"roll": 4, "truncate": 2}.get(how, 3)
+        last_sequence = {"roll": 4, "truncate": 2}.get(event, 3)
         end = log.log_end_offset
-        assert log.append_batch(batch(last)).offset == end - 1, "a duplicate"
+        assert log.append_batch(batch(last_sequence)).offset == end - 1, "a duplicate"
         with pytest.raises(logcore.OutOfOrderSequenceError):
-            log.append_batch(batch(last + 2))
-        assert log.append_batch(batch(last + 1)).offset == end
+            log.append_batch(batch(last_sequence + 2))
+        assert log.append_batch(batch(last_sequence + 1)).offset == end
 
 
 def test_snapshot_above_the_recovered_end_is_deleted(
@@ -349,17 +347,17 @@ def _full(*_: Any) -> None:
     raise logcore.DiskFullError("no space")
 
 
-@pytest.mark.parametrize("at", [2, 3])
-def test_stored_part_of_a_failed_append_is_a_duplicate(at: int) -> None:
-    """Batches that were stored in later segments are kept. When they are sent again,
-    they are duplicates, and the other batches are new.
+@pytest.mark.parametrize("nth", [2, 3])
+def test_stored_part_of_a_failed_append_is_a_duplicate(nth: int) -> None:
+    """Batches of a failed append remain if they are in a later segment. In a retry,
+    those batches are duplicates, and the other batches are new.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     with logcore.open(
         "t-0", create=True, config={"segment.bytes": 250}, durability="os", fs=disk
     ) as log:
         log.append_batch(batch(0))
-        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=at))
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=nth))
         with pytest.raises(logcore.DiskFullError, match="were stored"):
             log.append_batch(b"".join(batch(n) for n in range(1, 10)))
         disk.faults = None
@@ -372,8 +370,8 @@ def test_stored_part_of_a_failed_append_is_a_duplicate(at: int) -> None:
 def test_roll_with_unreadable_batches_saves_no_snapshot(
     tmp_path: Path,
 ) -> None:
-    """A snapshot without their producers would accept these batches a second time. An
-    append with a producer id raises the error about the damage.
+    """With a snapshot that lacks their producers, the log would accept these batches a
+    second time. An append with a producer id raises the error about the damage.
     """
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
@@ -393,28 +391,28 @@ def test_roll_with_unreadable_batches_saves_no_snapshot(
 
 
 def test_snapshot_that_disappears_before_it_is_read_is_ignored() -> None:
-    """Another process that shares the log has written a newer snapshot and deleted this
-    one.
+    """Another process that shares the log may write a newer snapshot and delete the
+    older one.
     """
 
-    class Racing(SimulatedDisk):
-        gone = ""
+    class DeletingDisk(SimulatedDisk):
+        deleted_name = ""
 
         def listdir(self, path: str) -> list[str]:
             names = super().listdir(path)
-            if self.gone in names:
-                self.unlink(f"{path}/{self.gone}")
+            if self.deleted_name in names:
+                self.unlink(f"{path}/{self.deleted_name}")
             return names
 
-    disk = Racing(now_ms=NOW_MS)
+    disk = DeletingDisk(now_ms=NOW_MS)
     with logcore.open("t-0", create=True, fs=disk) as log:
         for n in range(4):
             log.append_batch(batch(n))
             log.roll()
     with logcore.open("t-0", fs=disk) as log:
-        disk.gone = f"{4:020d}.snapshot"
+        disk.deleted_name = f"{4:020d}.snapshot"
         assert [log.append_batch(batch(n)).offset for n in (3, 4)] == [3, 4]
-        assert not disk.exists(f"t-0/{disk.gone}")
+        assert not disk.exists(f"t-0/{disk.deleted_name}")
 
 
 def test_duplicates_below_a_snapshot_are_found_within_a_limit(
@@ -429,13 +427,13 @@ def test_duplicates_below_a_snapshot_are_found_within_a_limit(
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
         for n in range(20):
             log.append_batch(batch(n))
-    for known in (0, 1, 3, 5):
+    for limit in (0, 1, 3, 5):
         monkeypatch.setattr(
-            "logcore.partition.producer_state._READ_BACK_BYTES", known * size
+            "logcore.partition.producer_state._READ_BACK_BYTES", limit * size
         )
         with logcore.open("t-0", config=config, fs=disk) as log:
             for n in range(14, 20):
-                if n < 20 - max(known, 1):  # the snapshot contains the last batch
+                if n < 20 - max(limit, 1):  # the snapshot contains the last batch
                     with pytest.raises(logcore.OutOfOrderSequenceError):
                         log.append_batch(batch(n))
                 else:
@@ -454,22 +452,22 @@ def test_torn_marker_has_no_coordinator_epoch() -> None:
 
 
 def test_P51_producers_expire_by_record_timestamps(tmp_path: Path) -> None:
-    old = recordbatch.encode(
+    old_batch = recordbatch.encode(
         [(b"k", b"v", (), 1000)], producer_id=7, producer_epoch=0, base_sequence=0
     )
     with logcore.open(tmp_path / "t-0", create=True) as log:
-        log.append_batch(old)
-        assert log.append_batch(old).offset == 0
+        log.append_batch(old_batch)
+        assert log.append_batch(old_batch).offset == 0
         log.roll()
         assert log.append_batch(batch(99)).offset == 1, (
-            "expired, so that any sequence is accepted"
+            "the producer expired, so that any sequence is accepted"
         )
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_retry_of_batches_without_timestamps_is_known_after_reopening(end: str) -> None:
-    """encode() sets no timestamp by default, and clients may omit it. A missing
-    timestamp does not mean that the producer has been silent for a day.
+    """encode() sets no timestamp by default, and clients may omit it. A batch without a
+    timestamp does not make its producer expire.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     untimed = recordbatch.encode(
@@ -488,7 +486,9 @@ def test_retry_of_batches_without_timestamps_is_known_after_reopening(end: str) 
     disk.advance(24 * 3_600_000 + 1)
     with logcore.open("t-0", fs=disk) as log:
         log.append_batch(untimed)
-        assert log.log_end_offset == 2, "silent for a day, so that it expired"
+        assert log.log_end_offset == 2, (
+            "the producer expired after a day without batches"
+        )
 
 
 # -- snapshots -------------------------------------------------------------------------
@@ -499,44 +499,53 @@ def test_kafka_snapshots_are_read() -> None:
     content = (directory / f"{16:020d}.snapshot").read_bytes()
     producers = Producers.unpack(content, 16)
     assert producers is not None and len(producers) == 3 and producers.next_offset == 16
-    known = producers._known
-    assert known[4000].epoch == 7
-    assert list(known[4000].batches) == [SequencedBatch(4, 5, 6, 7, 0x18BCFE5680D)]
-    assert (known[6000].coordinator_epoch, known[5000].coordinator_epoch) == (12, 11)
-    later = Producers.unpack((directory / f"{29:020d}.snapshot").read_bytes(), 29)
-    assert later is not None and later._known[7000].open_offset == 28
+    known_producers = producers._known
+    assert known_producers[4000].epoch == 7
+    assert list(known_producers[4000].batches) == [
+        SequencedBatch(4, 5, 6, 7, 0x18BCFE5680D)
+    ]
+    assert (
+        known_producers[6000].coordinator_epoch,
+        known_producers[5000].coordinator_epoch,
+    ) == (12, 11)
+    later_producers = Producers.unpack(
+        (directory / f"{29:020d}.snapshot").read_bytes(), 29
+    )
+    assert (
+        later_producers is not None and later_producers._known[7000].open_offset == 28
+    )
     entries = snapshot_entries(content)
     assert entries is not None
-    ours = snapshot_entries(producers.pack())
-    assert ours is not None and sorted(ours.tolist()) == sorted(entries.tolist())
+    written = snapshot_entries(producers.pack())
+    assert written is not None and sorted(written.tolist()) == sorted(entries.tolist())
 
 
 def test_kafka_snapshot_equals_the_state_of_its_batches() -> None:
     directory = VECTORS / "partition-clean" / "orders-0"
     with logcore.open(directory, read_only=True) as log:
         producers = Producers()
-        for found in log.batches(log.log_start_offset):
+        for batch_ in log.batches(log.log_start_offset):
             from logcore.kernels import kernel
             from logcore.partition.producer_state import coordinator_epochs
 
-            if found.base_offset >= 16:
+            if batch_.base_offset >= 16:
                 break
-            facts, _, _ = kernel.walk(found.data, 0, len(found.data), 2, False)
+            headers, _, _ = kernel.walk(batch_.data, 0, len(batch_.data), 2, False)
             segment = next(
                 segment
                 for segment in reversed(log._state.segments)
-                if segment.base_offset <= found.base_offset
+                if segment.base_offset <= batch_.base_offset
             )
             producers.add_facts(
-                facts,
-                lambda _, found=found, segment=segment: coordinator_epochs(segment)(
-                    found.position
+                headers,
+                lambda _, batch_=batch_, segment=segment: coordinator_epochs(segment)(
+                    batch_.position
                 ),
             )  # type: ignore[misc]
-    theirs = snapshot_entries((directory / f"{16:020d}.snapshot").read_bytes())
-    ours = snapshot_entries(producers.pack())
-    assert ours is not None and theirs is not None
-    assert sorted(ours.tolist()) == sorted(theirs.tolist())
+    kafka_entries = snapshot_entries((directory / f"{16:020d}.snapshot").read_bytes())
+    entries = snapshot_entries(producers.pack())
+    assert entries is not None and kafka_entries is not None
+    assert sorted(entries.tolist()) == sorted(kafka_entries.tolist())
 
 
 def test_empty_snapshot_has_the_bytes_of_kafka() -> None:
@@ -544,7 +553,7 @@ def test_empty_snapshot_has_the_bytes_of_kafka() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_foreign_bytes_are_not_a_snapshot(content: bytes) -> None:
+def test_random_bytes_are_not_a_snapshot(content: bytes) -> None:
     assert Producers.unpack(content, 5) is None
 
 
@@ -556,8 +565,8 @@ def test_snapshot_with_a_flipped_bit_is_refused(data: st.DataObject) -> None:
             n, n, SequencedBatch(0, n, 5, 5 + n, NOW_MS), is_transactional=False
         )
     content = bytearray(producers.pack())
-    at = data.draw(st.integers(0, 8 * len(content) - 1))
-    content[at // 8] ^= 1 << at % 8
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
     assert Producers.unpack(bytes(content), 9) is None
 
 
@@ -572,44 +581,44 @@ def test_snapshot_with_a_flipped_bit_is_refused(data: st.DataObject) -> None:
         max_size=40,
     )
 )
-def test_any_schedule_stores_each_batch_once_and_in_order(
+def test_any_sequence_of_retries_stores_each_batch_once(
     steps: list[tuple[int, int, int, str]],
 ) -> None:
-    """Compared with a model that keeps the full history."""
+    """A model that keeps the full history gives the same result."""
     producers = Producers()
     end = 0
     model: dict[
         int, list[tuple[int, int, int]]
     ] = {}  # producer -> (first sequence, count, offset) of one epoch
-    for producer, back, count, kind in steps:
+    for producer, back, count, action in steps:
         stored = model.setdefault(producer, [])
-        following = stored[-1][0] + stored[-1][1] if stored else 0
-        if kind == "again" and back < len(stored):
+        next_sequence = stored[-1][0] + stored[-1][1] if stored else 0
+        if action == "again" and back < len(stored):
             sequence, count, offset = stored[-1 - back]
-            found = producers.duplicate_of(producer, 0, sequence, count)
-            assert found is not None and found.first_offset == offset
-        elif kind == "gap" and stored:
+            duplicate = producers.duplicate_of(producer, 0, sequence, count)
+            assert duplicate is not None and duplicate.first_offset == offset
+        elif action == "gap" and stored:
             with pytest.raises(logcore.OutOfOrderSequenceError):
-                producers.duplicate_of(producer, 0, following + 1 + back, count)
-        elif kind == "next":
-            assert producers.duplicate_of(producer, 0, following, count) is None
-            last = following + count - 1
+                producers.duplicate_of(producer, 0, next_sequence + 1 + back, count)
+        elif action == "next":
+            assert producers.duplicate_of(producer, 0, next_sequence, count) is None
+            last = next_sequence + count - 1
             producers.add(
                 producer,
                 0,
-                SequencedBatch(following, last, end, end + count - 1, NOW_MS),
+                SequencedBatch(next_sequence, last, end, end + count - 1, NOW_MS),
                 is_transactional=False,
             )
-            stored.append((following, count, end))
+            stored.append((next_sequence, count, end))
             end += count
 
 
-@pytest.mark.parametrize("wrong", ["below the segment", "behind the end", "falling"])
+@pytest.mark.parametrize("damage", ["below the segment", "after the end", "falling"])
 def test_wrong_index_of_aborted_transactions_is_rebuilt(
-    tmp_path: Path, wrong: str
+    tmp_path: Path, damage: str
 ) -> None:
-    """Also after a clean close, because another program may have replaced the file, and
-    Kafka relies on it.
+    """Opening checks the file even after a clean close, because another program may
+    have replaced it, and Kafka relies on it.
     """
     path = tmp_path / "t-0"
     config = {"index.interval.bytes": 0, "segment.ms": 2**62}
@@ -620,17 +629,17 @@ def test_wrong_index_of_aborted_transactions_is_rebuilt(
             log.append_batch(batch(n, transactional=True))
             log.end_transaction(7, 0, commit=False)
     file = path / f"{1:020d}.txnindex"
-    sound = file.read_bytes()
-    entries = np.frombuffer(sound, TXN_ENTRY).copy()
+    undamaged = file.read_bytes()
+    entries = np.frombuffer(undamaged, TXN_ENTRY).copy()
     assert entries["last_offset"].tolist() == [2, 4]
     entries["last_offset"] = {
         "below the segment": [0, 4],
-        "behind the end": [2, 5],
+        "after the end": [2, 5],
         "falling": [4, 2],
-    }[wrong]
+    }[damage]
     file.write_bytes(entries.tobytes())
     with logcore.open(path, config=config):
-        assert file.read_bytes() == sound
+        assert file.read_bytes() == undamaged
 
 
 def test_producer_fields_are_at_their_offsets_in_the_batch_header() -> None:
@@ -641,7 +650,7 @@ def test_producer_fields_are_at_their_offsets_in_the_batch_header() -> None:
 def test_roll_during_an_append_leaves_no_partial_snapshot(
     tmp_path: Path,
 ) -> None:
-    """The snapshot of that roll lacked the earlier batches of the same call, and a
+    """The snapshot of the roll lacked the earlier batches of the same call, so that a
     retry stored them again.
     """
     path = tmp_path / "t-0"
@@ -682,19 +691,19 @@ def test_roll_during_an_unchecked_append_leaves_no_partial_snapshot(
 def test_roll_reads_no_batch_twice_when_all_producers_have_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The records are old, so that all producers have expired, and each roll read the
+    """Because the records are old, all producers have expired. Each roll then read the
     whole log again.
     """
     disk = SimulatedDisk(now_ms=NOW_MS + 2 * 86_400_000)
-    walked = 0
+    read_count = 0
     add_facts = Producers.add_facts
 
-    def counting(self: Producers, facts: Any, coordinator_epoch: Any) -> None:
-        nonlocal walked
-        walked += len(facts)
+    def counting_add_facts(self: Producers, facts: Any, coordinator_epoch: Any) -> None:
+        nonlocal read_count
+        read_count += len(facts)
         add_facts(self, facts, coordinator_epoch)
 
-    monkeypatch.setattr(Producers, "add_facts", counting)
+    monkeypatch.setattr(Producers, "add_facts", counting_add_facts)
     monkeypatch.setattr("logcore.partition.producer_state._READ_BACK_BYTES", 0)
     with logcore.open(
         "t-0", create=True, config={"segment.bytes": 300}, durability="os", fs=disk
@@ -702,13 +711,13 @@ def test_roll_reads_no_batch_twice_when_all_producers_have_expired(
         for n in range(40):
             log.append_batch(batch(n), check_sequence=False)
         assert log.statistics().rolls > 8
-    assert walked < 40 * 2
+    assert read_count < 40 * 2
 
 
 @pytest.mark.long
 def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
-    """The headers below a snapshot are read for batches that it does not contain. They
-    may not override the snapshot.
+    """Opening reads the headers below a snapshot for batches that the snapshot does not
+    contain. Such a header may not override the snapshot.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     with logcore.open("/d/t-0", create=True, durability="os", fs=disk) as log:
@@ -732,7 +741,7 @@ def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
                     assert log.append_batch(batch(1, transactional=True)).offset == 1
 
 
-_LIVES = st.lists(
+_HISTORIES = st.lists(
     st.tuples(
         st.sampled_from(
             ["append", "append", "copy", "plain", "roll", "delete", "reopen", "kill"]
@@ -744,7 +753,7 @@ _LIVES = st.lists(
 )
 
 
-@given(_LIVES)
+@given(_HISTORIES)
 # Appends roll the segment.
 @example(
     [("append", 0, 1)] + [("append", 1, 1)] * 6 + [("delete", 0, 1), ("kill", 0, 1)]
@@ -753,60 +762,63 @@ _LIVES = st.lists(
 @example([("copy", 0, 1)] * 6 + [("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
 @example([("copy", 0, 6), ("roll", 0, 1), ("plain", 0, 1), ("delete", 0, 1)])
 def test_batch_sent_twice_is_stored_once_through_any_history(
-    life: list[tuple[str, int, int]],
+    history: list[tuple[str, int, int]],
 ) -> None:
-    """Compared with a model that keeps the full history. Retention deletes batches, and
-    a kill loses the state in memory.
+    """A model that keeps the full history gives the same result. Retention deletes
+    batches, and a kill loses the state in memory.
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
 
-    def opened() -> Log:
+    def open_log() -> Log:
         config = {"segment.bytes": 300}
         return logcore.open(
             "/d/t-0", create=True, config=config, durability="os", fs=disk
         )
 
-    log = opened()
+    log = open_log()
     stored: dict[
         int, list[tuple[bytes, int]]
     ] = {}  # producer -> each of its batches with its offset
-    # Producer -> number of its newest batches that are known.
+    # The number of the newest batches of each producer that the log remembers.
     remembered = dict.fromkeys(range(3), 0)
     deleted = 0
-    for what, producer, count in life:
-        if what in ("append", "copy"):
-            mine = stored.setdefault(producer, [])
+    for action, producer, count in history:
+        if action in ("append", "copy"):
+            batches_of_producer = stored.setdefault(producer, [])
             end = log.log_end_offset
-            raws = [batch(len(mine) + n, producer=producer) for n in range(count)]
-            log.append_batch(b"".join(raws), check_sequence=what == "append")
-            mine += [(raw, end + n) for n, raw in enumerate(raws)]
+            raws = [
+                batch(len(batches_of_producer) + n, producer=producer)
+                for n in range(count)
+            ]
+            log.append_batch(b"".join(raws), check_sequence=action == "append")
+            batches_of_producer += [(raw, end + n) for n, raw in enumerate(raws)]
             remembered[producer] = min(5, remembered[producer] + count)
-        elif what == "plain":
+        elif action == "plain":
             log.append_many([(None, b"x" * 60)] * count)
-        elif what == "roll":
+        elif action == "roll":
             log.roll()
-        elif what == "delete":
+        elif action == "delete":
             deleted = log.delete_records(log.log_end_offset)
-        elif what == "reopen":
+        elif action == "reopen":
             log.close()
-        elif what == "kill":
+        elif action == "kill":
             disk.kill()
-        if what in ("reopen", "kill"):
-            log = opened()
-        # The newest batch is found again, and so are those that were not deleted.
-        if what in (
+        if action in ("reopen", "kill"):
+            log = open_log()
+        # The next opening finds the newest batch and all batches that were not deleted.
+        if action in (
             "reopen",
             "kill",
             "copy",
         ):
-            for known, batches in stored.items():
+            for producer_id, batches in stored.items():
                 present = sum(offset >= deleted for _, offset in batches)
-                remembered[known] = max(1, min(5, present))
+                remembered[producer_id] = max(1, min(5, present))
         end = log.log_end_offset
-        for known, batches in stored.items():
-            for raw, offset in batches[-remembered[known] :]:
+        for producer_id, batches in stored.items():
+            for raw, offset in batches[-remembered[producer_id] :]:
                 assert log.append_batch(raw).offset == offset, (
-                    f"a batch of producer {known}, after {what}"
+                    f"a batch of producer {producer_id}, after {action}"
                 )
         assert log.log_end_offset == end
     log.close()
@@ -831,7 +843,9 @@ def test_producers_expire_while_the_log_is_open() -> None:
 
 @pytest.mark.parametrize("codec", ["uncompressed", "lz4"])
 def test_transaction_without_a_producer_is_refused(log: Log, codec: str) -> None:
-    """No process could end it, and read_committed consumers would wait forever."""
+    """No process could end the transaction, so that read_committed consumers would wait
+    forever.
+    """
     with pytest.raises(logcore.InvalidRecordError, match="producer id"):
         log.append_batch(
             recordbatch.encode([(b"k", b"v")], codec=codec, transactional=True)
@@ -851,16 +865,18 @@ def test_batches_outside_an_open_transaction_are_refused(log: Log) -> None:
         log.append_batch(batch(0, epoch=3)) and log.end_transaction(
             7, 2, commit=True, coordinator_epoch=5
         )
-    for wrong in ((-1, 0), (7, -1), (1 << 63, 0), (7, 1 << 15)):
+    for invalid in ((-1, 0), (7, -1), (1 << 63, 0), (7, 1 << 15)):
         with pytest.raises(logcore.InvalidRecordError):
-            log.end_transaction(*wrong, commit=True)
+            log.end_transaction(*invalid, commit=True)
 
 
-def test_aborted_transactions_are_indexed_like_kafka(tmp_path: Path) -> None:
-    """Also after a crash, a truncation and a roll, because Kafka relies on the file."""
+def test_transaction_index_has_the_entries_of_kafka(tmp_path: Path) -> None:
+    """The index is correct also after a crash, a truncation and a roll, because Kafka
+    relies on it.
+    """
     path = tmp_path / "t-0"
 
-    def indexed() -> list[tuple[int, ...]]:
+    def index_entries() -> list[tuple[int, ...]]:
         files = sorted(path.glob("*.txnindex"))
         return [
             tuple(row)[1:]
@@ -873,7 +889,7 @@ def test_aborted_transactions_are_indexed_like_kafka(tmp_path: Path) -> None:
         log.append_batch(batch(0, producer=7, transactional=True))
         log.append_batch(batch(0, producer=8, transactional=True))
         log.end_transaction(7, 0, commit=False)
-        assert indexed() == [(7, 0, 2, 1)]
+        assert index_entries() == [(7, 0, 2, 1)]
         log.roll()
         log.end_transaction(8, 0, commit=False)
         log.append_batch(batch(1, producer=7, transactional=True))
@@ -881,21 +897,21 @@ def test_aborted_transactions_are_indexed_like_kafka(tmp_path: Path) -> None:
         log.append_batch(batch(2, producer=7, transactional=True))
         log.end_transaction(7, 0, commit=False)
         expected = [(7, 0, 2, 1), (8, 1, 3, 4), (7, 6, 7, 8)]
-        assert indexed() == expected
+        assert index_entries() == expected
     for file in path.glob("*.txnindex"):
-        # The file of the last segment, in a state that a crash may leave.
+        # A crash may leave any content in the file of the last segment.
         if int(file.name[:20]):
             file.write_bytes(b"garbage")
     with logcore.open(path, config=config, durability="os") as log:
-        assert indexed() == expected
+        assert index_entries() == expected
         log.truncate(7)
-        assert indexed() == expected[:2]
+        assert index_entries() == expected[:2]
         log.end_transaction(7, 0, commit=False)
-        assert indexed() == expected
+        assert index_entries() == expected
 
 
 def test_empty_snapshot_means_no_producers() -> None:
-    """It is a valid snapshot: the batches below it are not read again."""
+    """An empty snapshot is valid: opening does not read the batches below it."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:
         log.append_batch(

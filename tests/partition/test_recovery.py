@@ -201,11 +201,11 @@ def test_damage_below_the_recovery_point_is_found_by_reading(tmp_path: Path) -> 
     data[300] ^= 1
     (path / LOG).write_bytes(data)
     with logcore.open(path, read_only=True) as log:
-        with pytest.raises(logcore.CorruptBatchError) as met:
+        with pytest.raises(logcore.CorruptBatchError) as caught:
             list(log.read(0))
-        assert met.value.path == str(path / LOG)
-        assert met.value.position == 300 - 300 % (len(data) // 10)
-        assert "expected" in str(met.value)
+        assert caught.value.path == str(path / LOG)
+        assert caught.value.position == 300 - 300 % (len(data) // 10)
+        assert "expected" in str(caught.value)
         with pytest.raises(logcore.CorruptBatchError):
             list(log.scan())
         assert [record.offset for record in log.read(5)] == list(range(5, 10))
@@ -640,9 +640,11 @@ def test_durable_batch_removed_by_another_program_is_an_error() -> None:
             return super().pread(handle, size, position)
 
     disk = Shortened({f"t-0/{LOG}": data + b"torn", RECOVERY_POINT: b"0\n1\nt 0 3\n"})
-    with pytest.raises(logcore.CorruptLogError, match="this batch was on disk") as met:
+    with pytest.raises(
+        logcore.CorruptLogError, match="this batch was on disk"
+    ) as caught:
         logcore.open("t-0", fs=disk)
-    assert (met.value.position, met.value.offset) == (len(data) // 3 * 2, 2)
+    assert (caught.value.position, caught.value.offset) == (len(data) // 3 * 2, 2)
     assert disk.content(f"t-0/{LOG}") == data + b"torn"
 
 
@@ -886,10 +888,10 @@ def test_log_that_lost_its_end_never_reuses_offsets(tmp_path: Path, kept: int) -
         assert log.recovery_report is not None
         assert [damage.next_offset for damage in log.recovery_report.damage] == [None]
         assert log.log_end_offset == 5
-        with pytest.raises(logcore.LogFailedError, match="logcore recover") as met:
+        with pytest.raises(logcore.LogFailedError, match="logcore recover") as caught:
             log.append(b"next")
-        assert isinstance(met.value.__cause__, logcore.LogFailedError)
-        assert isinstance(met.value.__cause__.__cause__, logcore.CorruptLogError)
+        assert isinstance(caught.value.__cause__, logcore.LogFailedError)
+        assert isinstance(caught.value.__cause__.__cause__, logcore.CorruptLogError)
         assert [record.offset for record in log.read(0, kept)] == list(range(kept))
         with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
             list(log.read(0))
@@ -991,9 +993,9 @@ def test_missing_first_segments_are_an_error_or_quarantined(
     (path / LOG).unlink()
     with pytest.raises(
         logcore.CorruptLogError, match="the first segments of the log are missing"
-    ) as met:
+    ) as caught:
         logcore.open(path)
-    assert met.value.offset == 0
+    assert caught.value.offset == 0
     with logcore.open(path, on_corruption="quarantine") as log:
         assert log.recovery_report is not None
         (damage,) = log.recovery_report.damage

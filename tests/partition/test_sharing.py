@@ -263,10 +263,10 @@ def test_lock_timeout_names_the_process_that_holds_the_lock(
     first.append(b"1")
     with (
         first.host.writer.state.lock,
-        pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()}") as met,
+        pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()}") as caught,
     ):
         other.append(b"2")
-    assert met.value.retriable
+    assert caught.value.retriable
     assert other.append(b"2").offset == 1
 
 
@@ -423,10 +423,10 @@ def test_lock_timeout_after_the_write_leaves_durability_unknown(
         lock: Any = other.host.writer.sharing._write_lock  # type: ignore[union-attr]
         with (
             lock.publishing.held(),
-            pytest.raises(logcore.DurabilityUnknownError) as met,
+            pytest.raises(logcore.DurabilityUnknownError) as caught,
         ):
             first.append(b"1")
-        assert isinstance(met.value.__cause__, logcore.LogLockedError)
+        assert isinstance(caught.value.__cause__, logcore.LogLockedError)
         first.flush()
         assert [record.value for record in first.read(0)] == [b"0", b"1"]
 
