@@ -953,7 +953,7 @@ class PlainSegment(ActiveSegment):
     """Record batches with the plain kernels."""
 
     is_full = appending.SegmentFields.is_full
-    note = appending.SegmentFields.record_batch
+    record_batch = appending.SegmentFields.record_batch
     record_batches = appending.SegmentFields.record_batches
     _add_entries = appending.SegmentFields._add_entries
 
@@ -1090,7 +1090,7 @@ def test_write_that_cannot_be_truncated_poisons_the_log(
     assert log.log_end_offset == 2
 
 
-# -- conditions -------------------------------------------------------------------------
+# -- conditions ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
