@@ -1,9 +1,10 @@
-"""Tests that the compiled fast paths of append() and append_batch() have the same results
-as the general path in Python, and that they accept only usual appends.
+"""Tests that the compiled fast paths of append() and append_batch() have the same
+results as the general path in Python, and that they refuse appends that need the
+general path.
 
-Two logs get the same operations, one on OsFS and one on a subclass of OsFS. The log on the
-subclass never uses the fast path, and its clock repeats the times of the other log's
-receipts. Files and fields must be equal.
+Two logs run the same operations. The second log is on a subclass of OsFS, so that it
+never uses the fast path, and its clock repeats the times of the receipts of the first
+log. Files and fields must be equal.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ WRITER_FIELDS = (
 
 
 class ClockedFS(OsFS):
-    """The operating system's files without fast paths, and with a clock that the test sets."""
+    """A subclass of OsFS, which allows no fast path, with a clock that the test
+    sets.
+    """
 
     clock_ms: int | None = None
 
@@ -68,20 +71,20 @@ class ClockedFS(OsFS):
         return super().now_ms() if self.clock_ms is None else self.clock_ms
 
 
-def facts(log: logcore.Log) -> dict[str, Any]:
+def fields_of(log: logcore.Log) -> dict[str, Any]:
     writer = log.host.writer
-    found = {name: getattr(writer.active, name) for name in FIELDS}
-    found |= {name: getattr(writer.state, name) for name in STATE_FIELDS}
-    found |= {name: getattr(writer, name) for name in WRITER_FIELDS}
-    found["rolls"] = writer.progress.rolls
-    found["indexes"] = [
+    values = {name: getattr(writer.active, name) for name in FIELDS}
+    values |= {name: getattr(writer.state, name) for name in STATE_FIELDS}
+    values |= {name: getattr(writer, name) for name in WRITER_FIELDS}
+    values["rolls"] = writer.progress.rolls
+    values["indexes"] = [
         bytes(index.data)
         for index in (writer.active.offset_index, writer.active.time_index)
     ]
-    return found
+    return values
 
 
-def files(log: logcore.Log) -> dict[str, bytes]:
+def files_of(log: logcore.Log) -> dict[str, bytes]:
     names = (
         name
         for name in os.listdir(log.path)
@@ -98,13 +101,15 @@ def log(tmp_path: Path) -> Iterator[logcore.Log]:
         yield log
 
 
-def quickly(
-    log: logcore.Log, value: object = b"v", key: object = b"k", **given: object
+def append_fast(
+    log: logcore.Log, value: object = b"v", key: object = b"k", **arguments: object
 ) -> logcore.Receipt | None:
-    """Return the result of the fast path of append(), None if it refuses the append."""
+    """Return the result of the fast path of append(), or None if it refuses."""
     names = ("headers", "timestamp_ms", "durability", "expected_offset")
-    found = {"headers": (), **given}
-    return log.host.writer.append_fast(value, key, *(found.get(name) for name in names))
+    options = {"headers": (), **arguments}
+    return log.host.writer.append_fast(
+        value, key, *(options.get(name) for name in names)
+    )
 
 
 def batch_of(
@@ -130,7 +135,7 @@ def batch_of(
     )
 
 
-def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
+def append_request(log: logcore.Log, batch: bytes | None = None) -> int | None:
     """Return the result of append_request() for a batch."""
     batch = batch_of() if batch is None else batch
     frame = memoryview(
@@ -145,7 +150,7 @@ def requested(log: logcore.Log, batch: bytes | None = None) -> int | None:
     return log.host.writer.append_request(request, frame)
 
 
-def encoded(log: logcore.Log, batch: object = None) -> int | None:
+def append_encoded(log: logcore.Log, batch: object = None) -> int | None:
     """Return the first offset of append_encoded() for a batch."""
     receipt = log.host.writer.append_encoded(batch_of() if batch is None else batch)
     if receipt is None:
@@ -156,8 +161,10 @@ def encoded(log: logcore.Log, batch: object = None) -> int | None:
     return receipt.offset
 
 
-WAYS = pytest.mark.parametrize("way", [quickly, requested, encoded])
-BATCH_WAYS = pytest.mark.parametrize("way", [requested, encoded])
+FAST_PATHS = pytest.mark.parametrize(
+    "append", [append_fast, append_request, append_encoded]
+)
+BATCH_FAST_PATHS = pytest.mark.parametrize("append", [append_request, append_encoded])
 
 
 @pytest.mark.parametrize("version", [8, 9, 12])
@@ -176,12 +183,12 @@ def test_usual_produce_has_the_timeout_of_the_request(version: int) -> None:
 
 def test_plain_append_takes_the_fast_path(log: logcore.Log) -> None:
     began_ms = OsFS().now_ms()
-    receipt = quickly(log, b"value", b"key")
+    receipt = append_fast(log, b"value", b"key")
     assert receipt is not None
     assert receipt == (1, 1, receipt.timestamp_ms, "os", "t", 0)
     assert began_ms <= receipt.timestamp_ms <= OsFS().now_ms()
-    assert quickly(log, None, b"key") is not None
-    assert quickly(log, b"", None) is not None
+    assert append_fast(log, None, b"key") is not None
+    assert append_fast(log, b"", None) is not None
     assert [(record.key, record.value) for record in log.read(1)] == [
         (b"key", b"value"),
         (b"key", None),
@@ -190,27 +197,29 @@ def test_plain_append_takes_the_fast_path(log: logcore.Log) -> None:
     assert log.get(1).timestamp_ms == receipt.timestamp_ms
 
 
-def test_only_indexed_plain_appends_take_the_general_path(
+def test_plain_append_with_an_index_entry_takes_the_general_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[bool] = []
+    is_on_fast_path: list[bool] = []
 
-    def counted(writer: Writer, *given: object) -> logcore.Receipt | None:
-        receipt = Appender.append_fast(writer, *given)
-        taken.append(receipt is not None)
+    def counting_append_fast(
+        writer: Writer, *arguments: object
+    ) -> logcore.Receipt | None:
+        receipt = Appender.append_fast(writer, *arguments)
+        is_on_fast_path.append(receipt is not None)
         return receipt
 
-    monkeypatch.setattr(Writer, "append_fast", counted)
+    monkeypatch.setattr(Writer, "append_fast", counting_append_fast)
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         for _ in range(100):
             log.append(bytes(100), key=bytes(16))
         assert len(log.host.writer.active.offset_index) == 4
-    assert len(taken) == 100
-    assert taken.count(False) == 1 + 4
+    assert len(is_on_fast_path) == 100
+    assert is_on_fast_path.count(False) == 1 + 4
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"headers": [("a", b"b")]},
         {"headers": (("a", b"b"),)},
@@ -227,14 +236,14 @@ def test_only_indexed_plain_appends_take_the_general_path(
         {"key": bytes(5000)},
         {"value": bytes(2000), "key": bytes(2100)},
     ],
-    ids=lambda given: "-".join(
-        f"{name}:{type(value).__name__}" for name, value in given.items()
+    ids=lambda arguments: "-".join(
+        f"{name}:{type(value).__name__}" for name, value in arguments.items()
     ),
 )
 def test_unusual_records_take_the_general_path(
-    log: logcore.Log, given: dict[str, Any]
+    log: logcore.Log, arguments: dict[str, Any]
 ) -> None:
-    refused(log, lambda: quickly(log, **given))
+    check_refusal(log, lambda: append_fast(log, **arguments))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +258,7 @@ def test_unusual_records_take_the_general_path(
     ids=["compressed", "transaction", "unknown producer", "damaged", "large"],
 )
 def test_unusual_batch_takes_the_general_path(log: logcore.Log, batch: bytes) -> None:
-    refused(log, lambda: requested(log, batch))
+    check_refusal(log, lambda: append_request(log, batch))
 
 
 @pytest.mark.parametrize(
@@ -270,34 +279,35 @@ def test_times_near_the_clock_are_accepted(
         "message.timestamp.after.max.ms": "60000",
     }
     now_ms = OsFS().now_ms()
-    given = tuple(-1 if time is None else now_ms + time for time in times)
+    absolute_times = tuple(-1 if time is None else now_ms + time for time in times)
     with logcore.open(
         tmp_path / "t-0", create=True, durability="os", config=config, fs=OsFS()
     ) as log:
         log.append(b"first")
-        batch = batch_of(2, times=given)
-        assert (requested(log, batch) is not None) == is_accepted
+        batch = batch_of(2, times=absolute_times)
+        assert (append_request(log, batch) is not None) == is_accepted
 
 
 def test_next_batch_of_a_producer_is_accepted(log: logcore.Log) -> None:
     log.append_batch(batch_of(2, producer=(7, 3, 0)))
-    assert requested(log, batch_of(3, producer=(7, 3, 2))) == 3
+    assert append_request(log, batch_of(3, producer=(7, 3, 2))) == 3
     for sequence, epoch in ((2, 3), (4, 3), (6, 3), (5, 2), (0, 4), (5, 4)):
-        refused(log, lambda: requested(log, batch_of(1, producer=(7, epoch, sequence))))  # noqa: B023
+        batch = batch_of(1, producer=(7, epoch, sequence))
+        check_refusal(log, lambda batch=batch: append_request(log, batch))
     assert log.append_batch(batch_of(3, producer=(7, 3, 2))).offset == 3
     with pytest.raises(logcore.OutOfOrderSequenceError):
         log.append_batch(batch_of(1, producer=(7, 3, 6)))
-    assert requested(log, batch_of(1, producer=(7, 3, 5))) == 6
+    assert append_request(log, batch_of(1, producer=(7, 3, 5))) == 6
     log.host.writer.producers.forget()
-    refused(log, lambda: requested(log, batch_of(1, producer=(7, 3, 6))))
+    check_refusal(log, lambda: append_request(log, batch_of(1, producer=(7, 3, 6))))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_batch_is_not_stored_twice_after_an_interrupt(
     log: logcore.Log, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interrupt comes after the write, before the state of the producer changes."""
-    times = (OsFS().now_ms(),)  # the state of older producers expires
+    """The interrupt comes between the write and the change of the producer state."""
+    times = (OsFS().now_ms(),)  # recent, because the state of old producers expires
     log.append_batch(batch_of(2, producer=(7, 3, 0), times=times))
     batch = batch_of(3, producer=(7, 3, 2), times=times)
 
@@ -307,13 +317,13 @@ def test_batch_is_not_stored_twice_after_an_interrupt(
     forget = listen_to(log, lambda: None)
     with monkeypatch.context() as patch, pytest.raises(error):
         patch.setattr(type(log.host.writer.state), "wake", interrupt)
-        requested(log, batch)
+        append_request(log, batch)
     forget()
     assert not log.host.writer.state.lock.locked()
-    assert requested(log, batch) is None
+    assert append_request(log, batch) is None
     assert log.append_batch(batch).offset == 3
     assert log.log_end_offset == 6
-    assert requested(log, batch_of(1, producer=(7, 3, 5))) == 6
+    assert append_request(log, batch_of(1, producer=(7, 3, 5))) == 6
 
 
 class ChangingLock:
@@ -340,19 +350,19 @@ CHANGES: dict[str, Callable[[logcore.Log], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("change", CHANGES)
 def test_fast_path_applies_settings_that_change_during_the_checks(
-    log: logcore.Log, kind: str
+    log: logcore.Log, change: str
 ) -> None:
     """Otherwise a log that became a follower during the checks would append a record."""
     state = log.host.writer.state
     batch = batch_of(key=None)
     lock = state.lock
     state.lock = ChangingLock(lock, lambda: None)
-    assert requested(log, batch) == 1
-    state.lock = ChangingLock(lock, lambda: CHANGES[kind](log))
+    assert append_request(log, batch) == 1
+    state.lock = ChangingLock(lock, lambda: CHANGES[change](log))
     try:
-        assert requested(log, batch) is None
+        assert append_request(log, batch) is None
     finally:
         state.lock = lock
         with lock:
@@ -365,7 +375,7 @@ def test_batch_of_a_producer_outside_its_transaction_is_refused(
 ) -> None:
     log.append_batch(batch_of(1, producer=(7, 0, 0)))
     log.append_batch(batch_of(1, producer=(7, 0, 1), transactional=True))
-    refused(log, lambda: requested(log, batch_of(1, producer=(7, 0, 2))))
+    check_refusal(log, lambda: append_request(log, batch_of(1, producer=(7, 0, 2))))
     with pytest.raises(logcore.InvalidTransactionStateError):
         log.append_batch(batch_of(1, producer=(7, 0, 2)))
 
@@ -380,18 +390,18 @@ def test_batch_beyond_the_unsynced_limit_takes_the_general_path(
         log.append(b"first")
         size = len(batch_of())
         for number in range(500 // size):
-            assert requested(log) == 1 + number
-        refused(log, lambda: requested(log))
+            assert append_request(log) == 1 + number
+        check_refusal(log, lambda: append_request(log))
         assert log.high_watermark == 1
         log.flush()
-        assert requested(log) is not None
+        assert append_request(log) is not None
 
 
-def refused(log: logcore.Log, append: Callable[[], object]) -> None:
-    """Check that the fast path refuses an append, and changes nothing."""
-    before = facts(log), files(log)
+def check_refusal(log: logcore.Log, append: Callable[[], object]) -> None:
+    """Check that the fast path refuses an append and changes nothing."""
+    before = fields_of(log), files_of(log)
     assert append() is None
-    assert (facts(log), files(log)) == before
+    assert (fields_of(log), files_of(log)) == before
 
 
 @pytest.mark.parametrize(
@@ -418,7 +428,7 @@ def refused(log: logcore.Log, append: Callable[[], object]) -> None:
 def test_appends_to_unusual_logs_take_the_general_path(
     log: logcore.Log, owner: str, field: str, value: object
 ) -> None:
-    is_refused(log, quickly, owner, field, value)
+    check_refusal_with_field(log, append_fast, owner, field, value)
 
 
 @pytest.mark.parametrize(
@@ -438,16 +448,16 @@ def test_appends_to_unusual_logs_take_the_general_path(
         ("commit", "failure", logcore.LogFailedError("it failed")),
     ],
 )
-@BATCH_WAYS
+@BATCH_FAST_PATHS
 def test_batches_for_unusual_logs_take_the_general_path(
-    log: logcore.Log, owner: str, field: str, value: object, way: Any
+    log: logcore.Log, owner: str, field: str, value: object, append: Any
 ) -> None:
-    is_refused(log, way, owner, field, value)
+    check_refusal_with_field(log, append, owner, field, value)
 
 
-def is_refused(
+def check_refusal_with_field(
     log: logcore.Log,
-    way: Callable[[logcore.Log], object],
+    append: Callable[[logcore.Log], object],
     owner: str,
     field: str,
     value: object,
@@ -462,15 +472,15 @@ def is_refused(
     before = getattr(holder, field)
     setattr(holder, field, value)
     try:
-        assert way(log) is None
+        assert append(log) is None
         assert getattr(holder, field) == value
     finally:
         setattr(holder, field, before)
     assert log.log_end_offset == 1
-    assert way(log) is not None
+    assert append(log) is not None
 
 
-def test_batch_that_just_fits_the_segment_takes_the_fast_path(
+def test_batch_that_fills_the_segment_takes_the_fast_path(
     log: logcore.Log,
 ) -> None:
     active = log.host.writer.active
@@ -478,15 +488,15 @@ def test_batch_that_just_fits_the_segment_takes_the_fast_path(
     size = active.size_bytes - len(b"first") - 68
     active.limit_bytes = active.size_bytes + size
     active.limit_offset = 2
-    assert quickly(log) is not None
-    refused(log, lambda: quickly(log))
+    assert append_fast(log) is not None
+    check_refusal(log, lambda: append_fast(log))
 
 
-@WAYS
-def test_fast_path_does_not_wait_for_the_lock(log: logcore.Log, way: Any) -> None:
+@FAST_PATHS
+def test_fast_path_does_not_wait_for_the_lock(log: logcore.Log, append: Any) -> None:
     with log.host.writer.state.lock:
-        refused(log, lambda: way(log))
-    assert way(log) is not None
+        check_refusal(log, lambda: append(log))
+    assert append(log) is not None
     assert not log.host.writer.state.lock.locked()
 
 
@@ -501,18 +511,18 @@ def test_fast_path_does_not_wait_for_the_lock(log: logcore.Log, way: Any) -> Non
     ],
     ids=str,
 )
-@WAYS
+@FAST_PATHS
 def test_settings_with_further_work_take_the_general_path(
-    tmp_path: Path, config: dict[str, str], way: Any
+    tmp_path: Path, config: dict[str, str], append: Any
 ) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os", fs=OsFS()) as log:
         log.append(b"first")
-        assert way(log) is not None
+        assert append(log) is not None
         log.reconfigure(config)
-        if way is quickly or "message.timestamp.after.max.ms" not in config:
-            refused(log, lambda: way(log))
+        if append is append_fast or "message.timestamp.after.max.ms" not in config:
+            check_refusal(log, lambda: append(log))
         log.reconfigure({})
-        assert way(log) is not None
+        assert append(log) is not None
 
 
 def test_compacted_topic_accepts_only_records_with_keys(tmp_path: Path) -> None:
@@ -521,10 +531,10 @@ def test_compacted_topic_accepts_only_records_with_keys(tmp_path: Path) -> None:
         tmp_path / "t-0", create=True, durability="os", config=config, fs=OsFS()
     ) as log:
         log.append(b"first", key=b"k")
-        assert quickly(log) is not None
-        refused(log, lambda: quickly(log, key=None))
-        assert requested(log) is not None
-        refused(log, lambda: requested(log, batch_of(key=None)))
+        assert append_fast(log) is not None
+        check_refusal(log, lambda: append_fast(log, key=None))
+        assert append_request(log) is not None
+        check_refusal(log, lambda: append_request(log, batch_of(key=None)))
 
 
 @pytest.mark.parametrize(
@@ -535,29 +545,29 @@ def test_other_policies_take_the_general_path(tmp_path: Path, durability: Any) -
         tmp_path / "t-0", create=True, durability=durability, fs=OsFS()
     ) as log:
         log.append(b"first")
-        refused(log, lambda: quickly(log))
+        check_refusal(log, lambda: append_fast(log))
         if durability != "group":
-            refused(log, lambda: requested(log))
-            refused(log, lambda: encoded(log))
+            check_refusal(log, lambda: append_request(log))
+            check_refusal(log, lambda: append_encoded(log))
 
 
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [{"shared": True}, {"replicated": True}, {"fs": ClockedFS()}],
     ids=["shared", "replicated", "watched"],
 )
-def test_shared_copied_and_watched_logs_take_the_general_path(
-    tmp_path: Path, how: Any
+def test_shared_replicated_and_wrapped_logs_take_the_general_path(
+    tmp_path: Path, options: Any
 ) -> None:
-    with logcore.open(tmp_path / "t-0", create=True, durability="os", **how) as log:
+    with logcore.open(tmp_path / "t-0", create=True, durability="os", **options) as log:
         log.append(b"first")
-        assert quickly(log) is None
-        if "replicated" not in how:
-            assert requested(log) is None
-            assert encoded(log) is None
+        assert append_fast(log) is None
+        if "replicated" not in options:
+            assert append_request(log) is None
+            assert append_encoded(log) is None
             assert log.append(b"second").offset == 1
         else:  # the high watermark does not move
-            assert requested(log) == 1
+            assert append_request(log) == 1
             assert log.high_watermark == 0
 
 
@@ -565,16 +575,16 @@ def test_appends_to_a_simulated_disk_take_the_general_path() -> None:
     with logcore.open("t-0", create=True, durability="os", fs=SimulatedDisk()) as log:
         log.append(b"first")
         assert log.host.writer.fast_path_bytes == 0
-        assert quickly(log) is None
-        assert requested(log) is None
-        assert encoded(log) is None
+        assert append_fast(log) is None
+        assert append_request(log) is None
+        assert append_encoded(log) is None
 
 
 @pytest.mark.parametrize(
-    "kind", ["bytes", "bytearray", "memoryview", "part of a memoryview"]
+    "type_name", ["bytes", "bytearray", "memoryview", "part of a memoryview"]
 )
 def test_append_batch_takes_the_fast_path_with_each_type(
-    log: logcore.Log, kind: str, monkeypatch: pytest.MonkeyPatch
+    log: logcore.Log, type_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = batch_of(3)
     data: Any = {
@@ -582,7 +592,7 @@ def test_append_batch_takes_the_fast_path_with_each_type(
         "bytearray": bytearray(batch),
         "memoryview": memoryview(batch),
         "part of a memoryview": memoryview(bytearray(batch + bytes(100)))[: len(batch)],
-    }[kind]
+    }[type_name]
     monkeypatch.setattr(log_module, "prepare_append", None)
     receipt = log.append_batch(data, durability="os")
     assert receipt == (1, 3, receipt.timestamp_ms, "os", "t", 0)
@@ -592,8 +602,8 @@ def test_append_batch_takes_the_fast_path_with_each_type(
     assert [record.value for record in log.read(1)] == [b"v"] * 3
 
 
-def of_four_bytes() -> memoryview:
-    """Return a batch as a view with items of four bytes."""
+def batch_of_four_byte_items() -> memoryview:
+    """Return a batch as a memoryview with items of 4 bytes."""
     sizes = (batch_of(value=bytes(size)) for size in range(1, 5))
     return memoryview(next(size for size in sizes if len(size) % 4 == 0)).cast("I")
 
@@ -602,13 +612,13 @@ UNUSUAL_BYTES = {
     "not contiguous": memoryview(
         bytes(b for number in batch_of() for b in (number, 0))
     )[::2],
-    "items of four bytes": of_four_bytes(),
+    "items of 4 bytes": batch_of_four_byte_items(),
     "more bytes": batch_of() + b"x",
     "fewer bytes": batch_of()[:-1],
     "no bytes": b"",
     "text": "text",
     "transaction": batch_of(producer=(8, 0, 1), transactional=True),
-    "transaction of no producer": batch_of(transactional=True),
+    "transaction without a producer": batch_of(transactional=True),
     "compressed": batch_of(5, codec="gzip"),
 }
 
@@ -617,15 +627,15 @@ UNUSUAL_BYTES = {
 def test_unusual_bytes_take_the_general_path(log: logcore.Log, data: object) -> None:
     # The log has a producer before the test.
     log.append_batch(batch_of(producer=(8, 0, 0)))
-    refused(log, lambda: encoded(log, data))
+    check_refusal(log, lambda: append_encoded(log, data))
 
 
-@pytest.mark.parametrize("given", [{}, {"durability": "disk"}])
+@pytest.mark.parametrize("arguments", [{}, {"durability": "disk"}])
 def test_append_batch_that_waits_takes_the_general_path(
-    log: logcore.Log, given: Any, monkeypatch: pytest.MonkeyPatch
+    log: logcore.Log, arguments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Writer, "append_encoded", None)
-    assert log.append_batch(batch_of(), **given).offset == 1
+    assert log.append_batch(batch_of(), **arguments).offset == 1
     assert log.append_batch(batch_of(), durability="os", check_sequence=False)
 
 
@@ -634,7 +644,7 @@ def test_each_append_wakes_a_tail(log: logcore.Log) -> None:
     forget = listen_to(log, lambda: ends.append(log.high_watermark))
     for _ in range(3):
         log.append(b"x")
-    assert requested(log) == 4
+    assert append_request(log) == 4
     forget()
     log.append(b"x")
     assert ends == [2, 3, 4, 5]
@@ -642,13 +652,13 @@ def test_each_append_wakes_a_tail(log: logcore.Log) -> None:
 
 # -- results ---------------------------------------------------------------------------
 
-pieces = st.none() | st.binary(max_size=30) | st.integers(0, 5000).map(bytes)
-steps = st.one_of(
-    st.tuples(st.just("append"), pieces, pieces),
-    st.tuples(st.just("append"), pieces, pieces),
-    st.tuples(st.just("headers"), pieces),
+small_values = st.none() | st.binary(max_size=30) | st.integers(0, 5000).map(bytes)
+operations = st.one_of(
+    st.tuples(st.just("append"), small_values, small_values),
+    st.tuples(st.just("append"), small_values, small_values),
+    st.tuples(st.just("headers"), small_values),
     st.tuples(st.just("time"), st.sampled_from([-1, 0, 5, 2**42, 2**62])),
-    st.tuples(st.just("disk"), pieces),
+    st.tuples(st.just("disk"), small_values),
     st.tuples(st.just("expected"), st.integers(0, 5)),
     st.tuples(st.just("many"), st.integers(0, 40)),
     st.tuples(st.just("burst"), st.integers(1, 60)),
@@ -681,12 +691,12 @@ steps = st.one_of(
         ),
     ),
 )
-#: Operations in which both logs would read the clock.
+#: No operation of a program depends on the time at which it runs.
 CONFIG = {"retention.ms": "-1", "segment.ms": "1000000"}
 
 
-class LogPair:
-    """A log, and the operations that run on it."""
+class OperatedLog:
+    """A log on which a program of operations runs."""
 
     def __init__(self, directory: str, fs: OsFS, durability: str) -> None:
         self.path = Path(directory, "t-0")
@@ -705,38 +715,44 @@ class LogPair:
             fs=self.fs,
         )
 
-    def do(self, step: tuple[Any, ...]) -> list[Any]:
+    def do(self, operation: tuple[Any, ...]) -> list[Any]:
         try:
-            return self._do(*step)
+            return self._do(*operation)
         except logcore.LogcoreError as error:
             return [type(error).__name__]
 
-    def _do(self, kind: str, *given: Any) -> list[Any]:
+    def _do(self, kind: str, *arguments: Any) -> list[Any]:
         log = self.log
         if kind == "append":
-            return [log.append(given[0], key=given[1])]
+            return [log.append(arguments[0], key=arguments[1])]
         if kind == "headers":
-            return [log.append(given[0], headers=[("h", b"1")])]
+            return [log.append(arguments[0], headers=[("h", b"1")])]
         if kind == "time":
-            return [log.append(b"t", timestamp_ms=given[0])]
+            return [log.append(b"t", timestamp_ms=arguments[0])]
         if kind == "disk":
-            return [log.append(given[0], durability="disk")]
+            return [log.append(arguments[0], durability="disk")]
         if kind == "expected":
-            return [log.append(b"e", expected_offset=log.log_end_offset + given[0] - 1)]
+            return [
+                log.append(b"e", expected_offset=log.log_end_offset + arguments[0] - 1)
+            ]
         if kind == "many":
             return [
-                log.append_many([(b"k", b"v%d" % number) for number in range(given[0])])
+                log.append_many(
+                    [(b"k", b"v%d" % number) for number in range(arguments[0])]
+                )
             ]
         if kind == "batch":
-            return [self._append_batch(*given)]
+            return [self._append_batch(*arguments)]
         if kind == "truncate":
-            log.truncate(max(log.log_start_offset, log.log_end_offset - given[0]))
+            log.truncate(max(log.log_start_offset, log.log_end_offset - arguments[0]))
         if kind == "delete":
-            log.delete_records(min(log.log_end_offset, log.log_start_offset + given[0]))
+            log.delete_records(
+                min(log.log_end_offset, log.log_start_offset + arguments[0])
+            )
         if kind == "epoch":
             log.begin_epoch(log.leader_epoch + 1)
         if kind == "reconfigure":
-            log.reconfigure({**CONFIG, **given[0]})
+            log.reconfigure({**CONFIG, **arguments[0]})
         if kind == "reopen":
             log.close()
             self.log = self.open()
@@ -747,7 +763,9 @@ class LogPair:
     def _append_batch(
         self, count: int, value: bytes, producer: tuple[int, int, int] | None
     ) -> int:
-        """Append a batch; `producer` has id, epoch, and the lag of the sequence."""
+        """Append a batch. `producer` is its id, its epoch, and the lag of the
+        sequence.
+        """
         log = self.log
         if producer is None:
             batch = batch_of(count, value=value)
@@ -759,7 +777,7 @@ class LogPair:
                 count, value=value, producer=(producer_id, epoch, sequence)
             )
         end = log.log_end_offset
-        offset = (requested if count % 2 else encoded)(log, batch)
+        offset = (append_request if count % 2 else append_encoded)(log, batch)
         if offset is None:
             offset = log.append_batch(batch, durability="os").offset
         if producer is not None and offset == end:
@@ -768,40 +786,42 @@ class LogPair:
 
 
 @pytest.mark.long
-@given(st.lists(steps, max_size=30), st.sampled_from(["os", "os", "group"]))
+@given(st.lists(operations, max_size=30), st.sampled_from(["os", "os", "group"]))
 def test_both_paths_write_the_same_files(
     program: list[tuple[Any, ...]], durability: str
 ) -> None:
     directories = [tempfile.mkdtemp(), tempfile.mkdtemp()]
-    other = ClockedFS()
-    other.clock_ms = OsFS().now_ms()
-    twins = [
-        LogPair(directories[0], OsFS(), durability),
-        LogPair(directories[1], other, durability),
+    clocked = ClockedFS()
+    clocked.clock_ms = OsFS().now_ms()
+    logs = [
+        OperatedLog(directories[0], OsFS(), durability),
+        OperatedLog(directories[1], clocked, durability),
     ]
     try:
-        for step in program:
+        for operation in program:
             for action in (
-                [("append", b"b", b"k")] * step[1] if step[0] == "burst" else [step]
+                [("append", b"b", b"k")] * operation[1]
+                if operation[0] == "burst"
+                else [operation]
             ):
-                mine = twins[0].do(action)
-                other.clock_ms = (
-                    mine[0].timestamp_ms
-                    if mine and isinstance(mine[0], tuple | logcore.Receipt)
+                result = logs[0].do(action)
+                clocked.clock_ms = (
+                    result[0].timestamp_ms
+                    if result and isinstance(result[0], tuple | logcore.Receipt)
                     else OsFS().now_ms()
                 )
-                assert twins[1].do(action) == mine
-            assert facts(twins[0].log) == facts(twins[1].log)
-        for pair in twins:
-            pair.log.close()
-        assert files(twins[0].log) == files(twins[1].log)
+                assert logs[1].do(action) == result
+            assert fields_of(logs[0].log) == fields_of(logs[1].log)
+        for log in logs:
+            log.log.close()
+        assert files_of(logs[0].log) == files_of(logs[1].log)
     finally:
-        for pair in twins:
-            pair.log.close()
-            shutil.rmtree(os.path.dirname(pair.path))
+        for log in logs:
+            log.log.close()
+            shutil.rmtree(os.path.dirname(log.path))
 
 
-leader_steps = st.one_of(
+leader_operations = st.one_of(
     st.tuples(st.just("plain"), st.integers(1, 3), st.booleans()),
     st.tuples(st.just("plain"), st.integers(1, 3), st.booleans()),
     st.tuples(st.just("compressed"), st.integers(1, 3), st.booleans()),
@@ -809,7 +829,7 @@ leader_steps = st.one_of(
     st.tuples(st.just("epoch")),
     st.tuples(st.just("skip")),
 )
-copy_steps = st.one_of(
+copy_operations = st.one_of(
     st.just(("copy", 0)),
     st.just(("copy", 0)),
     st.tuples(st.just("copy"), st.integers(0, 500)),
@@ -822,7 +842,7 @@ copy_steps = st.one_of(
 )
 
 
-class Copy(LogPair):
+class CopiedLog(OperatedLog):
     """A log that follows another log."""
 
     def open(self) -> logcore.Log:
@@ -837,15 +857,15 @@ class Copy(LogPair):
         begin_to_follow(log.host.writer)
         return log
 
-    def _do(self, kind: str, *given: Any) -> list[Any]:
+    def _do(self, kind: str, *arguments: Any) -> list[Any]:
         log = self.log
         if kind == "append":
-            receipt = log.append_as_follower(given[0], durability="os")
+            receipt = log.append_as_follower(arguments[0], durability="os")
             return [receipt._replace(timestamp_ms=0)]
         if kind == "segment.bytes":
-            log.reconfigure({**CONFIG, "segment.bytes": given[0]})
+            log.reconfigure({**CONFIG, "segment.bytes": arguments[0]})
         elif kind == "truncate":
-            log.truncate(max(log.log_start_offset, log.log_end_offset - given[0]))
+            log.truncate(max(log.log_start_offset, log.log_end_offset - arguments[0]))
         elif kind == "begin":
             log.begin_epoch(log.leader_epoch + 1)
             begin_to_follow(log.host.writer)
@@ -857,8 +877,8 @@ class Copy(LogPair):
         return []
 
 
-def led_log(path: Path, program: list[tuple[Any, ...]]) -> logcore.Log:
-    """Return the log of a leader."""
+def log_of_leader(path: Path, program: list[tuple[Any, ...]]) -> logcore.Log:
+    """Return the log of a leader after a program of operations."""
     log = logcore.open(path, create=True, durability="os", config=CONFIG)
     sequences = 0
     for number, (kind, *values) in enumerate(program):
@@ -886,41 +906,41 @@ def led_log(path: Path, program: list[tuple[Any, ...]]) -> logcore.Log:
 
 @pytest.mark.long
 @given(
-    st.lists(leader_steps, min_size=1, max_size=20),
-    st.lists(copy_steps, max_size=40),
+    st.lists(leader_operations, min_size=1, max_size=20),
+    st.lists(copy_operations, max_size=40),
     st.sampled_from(["os", "os", "group"]),
 )
 def test_both_paths_write_the_same_copy(
-    program: list[tuple[Any, ...]], steps: list[tuple[Any, ...]], durability: str
+    program: list[tuple[Any, ...]], operations: list[tuple[Any, ...]], durability: str
 ) -> None:
     directories = [tempfile.mkdtemp() for _ in range(3)]
-    leader = led_log(Path(directories[2], "t-0"), program)
+    leader = log_of_leader(Path(directories[2], "t-0"), program)
     copies = [
-        Copy(directories[0], OsFS(), durability),
-        Copy(directories[1], ClockedFS(), durability),
+        CopiedLog(directories[0], OsFS(), durability),
+        CopiedLog(directories[1], ClockedFS(), durability),
     ]
     try:
-        for step in steps:
-            first = step
-            if step[0] in ("copy", "damage"):
+        for operation in operations:
+            operation_on_copy = operation
+            if operation[0] in ("copy", "damage"):
                 end = copies[0].log.log_end_offset
                 if not leader.log_start_offset <= end < leader.log_end_offset:
                     continue
-                size = step[1] if step[0] == "copy" else 0
+                size = operation[1] if operation[0] == "copy" else 0
                 data = bytearray(
                     b"".join(leader.stored(end, max_bytes=size, at_least_one=True))
                 )
-                if step[0] == "damage":
-                    data[step[1] % len(data)] ^= 1
-                first = ("append", bytes(data))
-            assert copies[0].do(first) == copies[1].do(first)
-            mine, other = (facts(copy.log) for copy in copies)
-            assert mine == other
-        known = [copy.log.host.writer.producers.known().facts() for copy in copies]
-        assert known[0] == known[1]
+                if operation[0] == "damage":
+                    data[operation[1] % len(data)] ^= 1
+                operation_on_copy = ("append", bytes(data))
+            assert copies[0].do(operation_on_copy) == copies[1].do(operation_on_copy)
+            fields, other_fields = (fields_of(copy.log) for copy in copies)
+            assert fields == other_fields
+        producers = [copy.log.host.writer.producers.known().facts() for copy in copies]
+        assert producers[0] == producers[1]
         for copy in copies:
             copy.log.close()
-        assert files(copies[0].log) == files(copies[1].log)
+        assert files_of(copies[0].log) == files_of(copies[1].log)
     finally:
         for copy in copies:
             copy.log.close()
@@ -931,8 +951,8 @@ def test_both_paths_write_the_same_copy(
 
 def test_batch_of_the_leader_takes_the_fast_path(tmp_path: Path) -> None:
     program = [("plain", 1, True), ("plain", 2, False), ("compressed", 2, True)]
-    with led_log(tmp_path / "leader" / "t-0", program) as leader:
-        copy = Copy(str(tmp_path / "copy"), OsFS(), "group")
+    with log_of_leader(tmp_path / "leader" / "t-0", program) as leader:
+        copy = CopiedLog(str(tmp_path / "copy"), OsFS(), "group")
         assert leader.log_end_offset == 5
         copy.do(("append", leader.stored(0, 1, max_bytes=1)[0]))
         writer = copy.log.host.writer
@@ -950,7 +970,7 @@ def test_batch_of_the_leader_takes_the_fast_path(tmp_path: Path) -> None:
 
 
 class PlainSegment(ActiveSegment):
-    """Record batches with the plain kernels."""
+    """A segment that records batches with the plain kernels."""
 
     is_full = appending.SegmentFields.is_full
     record_batch = appending.SegmentFields.record_batch
@@ -968,22 +988,22 @@ class PlainSegment(ActiveSegment):
             "segment.index.bytes": st.sampled_from([24, 48, 1000]),
         }
     ),
-    first=st.integers(0, 30),
+    single_count=st.integers(0, 30),
 )
 @example(
     batches=[(100, 1), (100, 3), (100, 2)],
     config={"index.interval.bytes": 0, "segment.index.bytes": 24},
-    first=1,
+    single_count=1,
 )
 def test_both_kernels_record_the_same_state_of_a_batch(
-    batches: list[tuple[int, int]], config: dict[str, int], first: int
+    batches: list[tuple[int, int]], config: dict[str, int], single_count: int
 ) -> None:
-    """The first `first` batches are recorded one by one, and the others together."""
-    counted = list[list[Any]]()
-    for kind in (ActiveSegment, PlainSegment):
+    """The first batches are recorded one by one, and the others in one call."""
+    states = list[list[Any]]()
+    for segment_type in (ActiveSegment, PlainSegment):
         disk = SimulatedDisk({"t-0": None})
-        segment = kind(disk, "t-0", 7, LogConfig.parse(config), create=True)
-        reported = list[Any]()
+        segment = segment_type(disk, "t-0", 7, LogConfig.parse(config), create=True)
+        state = list[Any]()
         ends = list(itertools.accumulate((size for size, _ in batches), initial=0))
         rows = [
             (number, size, 7 + slot, time)
@@ -991,43 +1011,43 @@ def test_both_kernels_record_the_same_state_of_a_batch(
                 zip(ends, batches, strict=False)
             )
         ]
-        for row in rows[:first]:
-            reported.append(segment.is_full(row[1], row[3], row[2], T0))
+        for row in rows[:single_count]:
+            state.append(segment.is_full(row[1], row[3], row[2], T0))
             segment.record_batch(*row)
-            reported.append([getattr(segment, name) for name in FIELDS])
-        segment.record_batches(0, rows[first:])
-        reported.append([getattr(segment, name) for name in FIELDS])
-        reported += [
+            state.append([getattr(segment, name) for name in FIELDS])
+        segment.record_batches(0, rows[single_count:])
+        state.append([getattr(segment, name) for name in FIELDS])
+        state += [
             bytes(index.data) for index in (segment.offset_index, segment.time_index)
         ]
-        reported.append(
+        state.append(
             {
                 path: data
                 for path, data in disk.files().items()
                 if not path.endswith(".log")
             }
         )
-        counted.append(reported)
-    assert counted[0] == counted[1]
+        states.append(state)
+    assert states[0] == states[1]
 
 
 def test_appends_by_threads_get_distinct_offsets(log: logcore.Log) -> None:
-    found: list[int] = []
+    offsets: list[int] = []
 
     def work(number: int) -> None:
-        mine = []
-        for turn in range(100):
-            if turn % 10 == number:
-                mine.append(log.append_many([(None, b"m")] * 2).last_offset)
-            mine.append(log.append(b"%d" % number).offset)
-        found.extend(mine)
+        own_offsets = []
+        for index in range(100):
+            if index % 10 == number:
+                own_offsets.append(log.append_many([(None, b"m")] * 2).last_offset)
+            own_offsets.append(log.append(b"%d" % number).offset)
+        offsets.extend(own_offsets)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == len(found) == 440
+    assert len(set(offsets)) == len(offsets) == 440
     assert [record.offset for record in log.read(0)] == list(range(1 + 4 * 120))
     assert log.statistics().appends == 1 + 4 * 110
 
@@ -1048,40 +1068,40 @@ def file_limit() -> Iterator[Callable[[int], None]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@WAYS
-@pytest.mark.parametrize("room", [0, 1, 50])
+@FAST_PATHS
+@pytest.mark.parametrize("free_bytes", [0, 1, 50])
 def test_short_write_leaves_no_bytes(
-    log: logcore.Log, file_limit: Callable[[int], None], room: int, way: Any
+    log: logcore.Log, file_limit: Callable[[int], None], free_bytes: int, append: Any
 ) -> None:
-    way(log)
-    before = facts(log), files(log)
-    file_limit(log.host.writer.active.size_bytes + room)
-    assert way(log) is None
-    assert (facts(log), files(log)) == before
+    append(log)
+    before = fields_of(log), files_of(log)
+    file_limit(log.host.writer.active.size_bytes + free_bytes)
+    assert append(log) is None
+    assert (fields_of(log), files_of(log)) == before
     with pytest.raises(logcore.DiskFullError):
         log.append(b"v", key=b"k")
-    assert (facts(log), files(log)) == before
+    assert (fields_of(log), files_of(log)) == before
     assert log.host.writer.active.had_failed_write
     file_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert log.append(b"v").offset == 2
     assert [record.offset for record in log.read(0)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("way", [lambda log: log.append(b"v"), requested])
-def test_write_that_cannot_be_truncated_poisons_the_log(
-    log: logcore.Log, tmp_path: Path, way: Any
+@pytest.mark.parametrize("append", [lambda log: log.append(b"v"), append_request])
+def test_write_that_cannot_be_truncated_fails_the_log(
+    log: logcore.Log, tmp_path: Path, append: Any
 ) -> None:
-    quickly(log)
+    append_fast(log)
     handle = log.host.writer.active.handle
-    kept = os.dup(handle)
+    duplicate = os.dup(handle)
     read_only = os.open(tmp_path / "t-0" / f"{0:020d}.log", os.O_RDONLY)
     try:
         os.dup2(read_only, handle)
         with pytest.raises(logcore.StorageWriteError, match="could not be cut back"):
-            way(log)
+            append(log)
     finally:
-        os.dup2(kept, handle)
-        os.close(kept)
+        os.dup2(duplicate, handle)
+        os.close(duplicate)
         os.close(read_only)
     assert log.has_failed
     assert not log.host.writer.state.lock.locked()
@@ -1098,21 +1118,21 @@ def test_write_that_cannot_be_truncated_poisons_the_log(
 )
 def test_checksums_of_the_processor_and_the_library_are_equal(size: int) -> None:
     value = bytes(number * 7 % 251 for number in range(size))
-    found = [
+    checksums = [
         entry.encode_one(
             (None, value, (), 5), 0, 0, 5, layout.BatchEncoding(1 << 20, 1 << 20)
         )[0]
         for entry in (compiled, plain)
     ]
-    assert found[0] == found[1]
-    assert int.from_bytes(found[0][17:21], "big") == crc32c(
-        found[0][layout.CRC_START :]
+    assert checksums[0] == checksums[1]
+    assert int.from_bytes(checksums[0][17:21], "big") == crc32c(
+        checksums[0][layout.CRC_START :]
     )
 
 
 def test_receipt_behaves_like_a_named_tuple() -> None:
-    for kind in (layout.Receipt, compiled.Receipt):
-        receipt = kind(3, 4, 5, "os", "t", 1)
+    for receipt_type in (layout.Receipt, compiled.Receipt):
+        receipt = receipt_type(3, 4, 5, "os", "t", 1)
         offset, last_offset, timestamp_ms, durability, topic, partition = receipt
         assert (
             offset,
@@ -1122,19 +1142,19 @@ def test_receipt_behaves_like_a_named_tuple() -> None:
             topic,
             partition,
         ) == receipt
-        assert receipt != kind(3, 4, 5, "disk", "t", 1)
+        assert receipt != receipt_type(3, 4, 5, "disk", "t", 1)
         assert hash(receipt) == hash(tuple(receipt))
-        assert eval(repr(receipt), {"Receipt": kind}) == receipt
+        assert eval(repr(receipt), {"Receipt": receipt_type}) == receipt
         assert receipt._replace(offset=2).offset == 2
         assert receipt._asdict() == dict(zip(receipt._fields, receipt, strict=True))
         with pytest.raises(AttributeError):
             receipt.offset = 5
-        later = kind(4, 4, 5, "os", "t", 1)
+        changed = receipt_type(4, 4, 5, "os", "t", 1)
         assert (
-            receipt < later
+            receipt < changed
             and receipt <= receipt
-            and later > tuple(receipt)
-            and not receipt >= later
+            and changed > tuple(receipt)
+            and not receipt >= changed
         )
         assert (*receipt, 1) == receipt + (1,) and (1,) + receipt == (1, *receipt)  # noqa: RUF005
         assert (
@@ -1152,7 +1172,7 @@ def test_receipt_behaves_like_a_named_tuple() -> None:
         )
         assert copy.copy(receipt) == receipt
         match receipt:
-            case kind(offset=found):
+            case receipt_type(offset=found):
                 assert found == 3
             case _:
                 raise AssertionError("no match")

@@ -27,16 +27,16 @@ FIRST = f"{PATH}/{0:020d}.log"
 CONFIG = {"batch.size": "300", "segment.bytes": "3000", "index.interval.bytes": "200"}
 
 
-def rows(count: int, at: int = 0) -> list[tuple[Any, ...]]:
+def rows(count: int, first: int = 0) -> list[tuple[Any, ...]]:
     return [
         (b"k%d" % number, b"v" * (number % 90), (), T0 + number)
-        for number in range(at, at + count)
+        for number in range(first, first + count)
     ]
 
 
-def agree(log: logcore.Log) -> int:
-    """Check that each offset returns the record of a full read, at the first and at later
-    reads. Return the number of results of the fast path.
+def count_fast_reads(log: logcore.Log) -> int:
+    """Return how many reads take the fast path, after checking that each read by offset
+    equals a full read.
     """
     expected = {record.offset: record for record in log.read(log.log_start_offset)}
     fast = 0
@@ -45,10 +45,10 @@ def agree(log: logcore.Log) -> int:
     for _ in range(4):  # the first read checks, the third read stores record positions
         fast = 0
         for offset in offsets:
-            found = kernel.get_fast(log._state, offset)
-            if found is not None:
+            record = kernel.get_fast(log._state, offset)
+            if record is not None:
                 fast += 1
-                assert found == expected[offset]
+                assert record == expected[offset]
             if offset in expected:
                 assert log.get(offset) == expected[offset]
     return fast
@@ -69,10 +69,10 @@ def log() -> Iterator[logcore.Log]:
 @runs_compiled
 def test_plain_records_take_the_fast_path(log: logcore.Log) -> None:
     assert len(log._state.segments) > 5
-    assert agree(log) == 300
+    assert count_fast_reads(log) == 300
     with logcore.open(PATH, read_only=True, fs=log._fs) as reader:
         in_sealed = log._state.segments[-1].base_offset
-        assert agree(reader) == in_sealed, (
+        assert count_fast_reads(reader) == in_sealed, (
             "a reader maps a file that another process writes"
         )
 
@@ -117,37 +117,39 @@ def test_each_record_equals_the_record_of_a_full_read(
     disk = SimulatedDisk(now_ms=T0)
     log = logcore.open(PATH, create=True, durability=durability, config=CONFIG, fs=disk)
     try:
-        for kind, *given_ in program:
-            if kind == "rows":
-                log.append_many(rows(given_[0], log.log_end_offset), durability="os")
-            elif kind == "one":
-                log.append(b"x" * given_[0], key=b"k", durability="os")
-            elif kind == "headers":
+        for action, *arguments in program:
+            if action == "rows":
+                log.append_many(rows(arguments[0], log.log_end_offset), durability="os")
+            elif action == "one":
+                log.append(b"x" * arguments[0], key=b"k", durability="os")
+            elif action == "headers":
                 log.append(b"x", headers=[("h", b"1")], durability="os")
-            elif kind == "lz4":
+            elif action == "lz4":
                 log.reconfigure({**CONFIG, "compression.type": "lz4"})
                 log.append_many(rows(20, log.log_end_offset), durability="os")
                 log.reconfigure(CONFIG)
-            elif kind == "marker":
+            elif action == "marker":
                 log.end_transaction(7, 0, commit=True, durability="os")
-            elif kind == "roll":
+            elif action == "roll":
                 log.roll()
-            elif kind == "sync":
+            elif action == "sync":
                 log.flush()
-            elif kind == "truncate":
-                log.truncate(max(log.log_start_offset, log.log_end_offset - given_[0]))
-            elif kind == "delete":
-                log.delete_records(
-                    min(log.high_watermark, log.log_start_offset + given_[0])
+            elif action == "truncate":
+                log.truncate(
+                    max(log.log_start_offset, log.log_end_offset - arguments[0])
                 )
-            elif kind == "compact":
+            elif action == "delete":
+                log.delete_records(
+                    min(log.high_watermark, log.log_start_offset + arguments[0])
+                )
+            elif action == "compact":
                 log.reconfigure({**CONFIG, "cleanup.policy": "compact"})
                 logcore.clean(log)
                 log.reconfigure(CONFIG)
             else:
                 log.close()
                 log = logcore.open(PATH, durability=durability, config=CONFIG, fs=disk)
-            agree(log)
+            count_fast_reads(log)
     finally:
         log.close()
 
@@ -171,8 +173,8 @@ def log_record(offset: int) -> logcore.Record:
 
 @runs_compiled
 def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
-    """Batches are small, so that they begin near each other. The CRC of one batch was
-    checked, and the CRC of its neighbour is wrong.
+    """Two batches begin in the same 64 bytes of the file. The CRC of one batch is
+    checked, and the CRC of the other batch is wrong.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         for _ in range(4):
@@ -181,7 +183,7 @@ def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
     path = tmp_path / FIRST
     data = bytearray(path.read_bytes())
     size = len(data) // 4
-    assert size < 2 * 64, "two batches begin in the same 64 bytes"
+    assert size < 2 * 64, "two batches must begin in the same 64 bytes"
     data[2 * size + 30] ^= 1
     path.write_bytes(data)
     with logcore.open(tmp_path / PATH) as log:
@@ -194,8 +196,8 @@ def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
 @runs_compiled
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> None:
-    """Two batches are in the first 4 KiB. Only the third batch, which continues after them,
-    is indexed and therefore checked only once.
+    """The first two batches are in the first 4 KiB. Only the third batch, which ends
+    after them, is indexed and therefore checked only once.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         for index in range(0, 60, 20):
@@ -223,8 +225,8 @@ def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> Non
 
 @runs_compiled
 def test_batches_written_by_another_program_are_checked(tmp_path: Path) -> None:
-    """A writer skips the check only for batches that it has appended itself since it
-    opened the segment.
+    """A writer skips the check only for batches that it appended itself after it opened
+    the segment.
     """
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
         log.append_many(rows(300))
@@ -232,7 +234,7 @@ def test_batches_written_by_another_program_are_checked(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     with logcore.open(tmp_path / PATH, durability="os") as log:
-        path.write_bytes(data)  # not through the writer
+        path.write_bytes(data)  # without the writer
         log.append_many(rows(300, 300))
         for _ in range(2):
             assert log.get(300 + 7) == log_record(307)
@@ -244,10 +246,10 @@ def test_batches_written_by_another_program_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1, 20, 100, 1000, 20_000])
 def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
     """The fast path estimates the position of a record as if all records had the same
-    size. Here all sizes are equal, or each record is longer than the previous records, or
-    only one record is longer.
+    size. Here all sizes are equal, sizes increase, one record is longer, or only the
+    last records are long.
     """
-    shapes = (
+    size_lists = (
         [size] * 300,
         [size * number // 300 for number in range(300)],
         [size if number == 7 else 0 for number in range(300)],
@@ -257,17 +259,17 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
     with logcore.open(
         tmp_path / PATH, create=True, durability="os", config={"batch.size": "1000000"}
     ) as log:
-        for shape in shapes:
+        for sizes in size_lists:
             log.append_many(
-                [(b"%d" % number, bytes(length)) for number, length in enumerate(shape)]
+                [(b"%d" % number, bytes(length)) for number, length in enumerate(sizes)]
             )
             expected += [
-                (b"%d" % number, length) for number, length in enumerate(shape)
+                (b"%d" % number, length) for number, length in enumerate(sizes)
             ]
         for _ in range(4):
-            found = [log.get(offset) for offset in range(len(expected))]
+            records = [log.get(offset) for offset in range(len(expected))]
             assert [
-                (record.key, len(record.value or b"")) for record in found
+                (record.key, len(record.value or b"")) for record in records
             ] == expected
             assert (
                 sum(
@@ -290,7 +292,7 @@ def test_truncated_batches_are_not_returned(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    assert agree(log) == 300
+    assert count_fast_reads(log) == 300
     with monkeypatch.context() as patch:
         patch.setattr(
             ActiveSegment,
@@ -300,30 +302,30 @@ def test_truncated_batches_are_not_returned(
         with pytest.raises(KeyboardInterrupt):
             log.append_many(rows(2, 400))
     log.append_many(rows(2, 300))
-    assert agree(log) == 302
+    assert count_fast_reads(log) == 302
 
 
 def test_batches_of_other_processes_are_checked(tmp_path: Path) -> None:
-    """A writer of a shared log skips the check only for its own appends since the last
+    """A writer of a shared log skips the check only for its own appends after the last
     append of another process.
     """
-    how: Any = {"create": True, "shared": True, "durability": "os"}
+    options: Any = {"create": True, "shared": True, "durability": "os"}
     with (
-        logcore.open(tmp_path / PATH, fs=OsFS(), **how) as mine,
-        logcore.open(tmp_path / PATH, fs=OsFS(), **how) as other,
+        logcore.open(tmp_path / PATH, fs=OsFS(), **options) as first,
+        logcore.open(tmp_path / PATH, fs=OsFS(), **options) as other,
     ):
-        mine.append_many(rows(20))
-        assert mine.get(7) == log_record(7)
+        first.append_many(rows(20))
+        assert first.get(7) == log_record(7)
         other.append_many(rows(20, 20))
-        mine.append_many(rows(20, 40))
+        first.append_many(rows(20, 40))
         path = tmp_path / FIRST
         data = bytearray(path.read_bytes())
-        data[next(iter(mine.batches(20))).position + 80] ^= 1
+        data[next(iter(first.batches(20))).position + 80] ^= 1
         path.write_bytes(data)
         for _ in range(2):
             with pytest.raises(logcore.CorruptBatchError):
-                mine.get(25)
-            assert mine.get(45) == log_record(45)
+                first.get(25)
+            assert first.get(45) == log_record(45)
 
 
 @runs_compiled
@@ -334,10 +336,13 @@ def test_records_with_unordered_offsets_take_the_general_path(tmp_path: Path) ->
         log.roll()
     path = tmp_path / FIRST
     data = bytearray(path.read_bytes())
-    at = [layout.HEADER_SIZE]
-    while at[-1] < len(data):
-        at.append(at[-1] + 1 + (data[at[-1]] >> 1))
-    data[at[12] + 3], data[at[13] + 3] = data[at[13] + 3], data[at[12] + 3]
+    positions = [layout.HEADER_SIZE]
+    while positions[-1] < len(data):
+        positions.append(positions[-1] + 1 + (data[positions[-1]] >> 1))
+    data[positions[12] + 3], data[positions[13] + 3] = (
+        data[positions[13] + 3],
+        data[positions[12] + 3],
+    )
     data[17:21] = crc32c(bytes(data[layout.CRC_START :])).to_bytes(4, "big")
     path.write_bytes(data)
     with logcore.open(tmp_path / PATH, read_only=True) as log:

@@ -1,9 +1,9 @@
 """Tests that the compiled kernels equal the plain kernels, and that both agree with the
 codecs of other clients.
 
-The plain module is the specification. Every function gets the same arguments in both
-modules, for valid, changed and truncated batches, and must return the same result or
-raise the same error.
+The plain module is the specification. With the same arguments, for valid, changed and
+truncated batches, each function of both modules must return the same result or raise
+the same error.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def encode(
     batch_bytes: int = 1 << 20,
     **fields: Any,
 ) -> bytes:
-    out = bytearray()
+    buffer = bytearray()
     encoding = layout.BatchEncoding(batch_bytes, 1 << 30, **fields)
-    size, _ = kernel.encode_records(out, rows, base_offset, 0, T0, encoding)
-    return bytes(out[:size])
+    size, _ = kernel.encode_records(buffer, rows, base_offset, 0, T0, encoding)
+    return bytes(buffer[:size])
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -72,7 +72,8 @@ def outcome(call: Callable[[], Any]) -> Any:
         return type(error).__name__, str(error), error.position
     if isinstance(result, tuple):
         return tuple(
-            part.tolist() if isinstance(part, np.ndarray) else part for part in result
+            value.tolist() if isinstance(value, np.ndarray) else value
+            for value in result
         )
     if isinstance(result, list):
         return [
@@ -90,21 +91,21 @@ def columns_of(kernel: Any, data: bytes, rows: int) -> Any:
     ), block.tolist()
 
 
-def everything(kernel: Any, data: bytes) -> list[Any]:
-    """Return the results of every reading kernel for some bytes."""
+def all_results(kernel: Any, data: bytes) -> list[Any]:
+    """Return the results of all kernel functions that read, for some bytes."""
     size = len(data)
-    stop, rows, _ = kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62)
+    end, rows, _ = kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62)
     return [
         outcome(lambda: kernel.walk(data, 0, size, 100, False)),
         outcome(lambda: kernel.walk(data, 0, size, 100, True)),
         outcome(lambda: kernel.find_batch(data, 0, size, 7)),
-        (stop, rows),
+        (end, rows),
         outcome(lambda: kernel.plan_run(data, 0, size, 3, 100, 9)),
         outcome(lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 3)),
         outcome(
             lambda: kernel.plan_run(data, 0, size, 1 << 20, 1 << 20, 2**62, 0, True)
         ),
-        outcome(lambda: columns_of(kernel, data[:stop], rows)),
+        outcome(lambda: columns_of(kernel, data[:end], rows)),
         outcome(lambda: kernel.decode_objects(data, 0, size, "f")),
         outcome(lambda: kernel.decode_topic_records(data, 0, size, "t", 3, "f")),
         *(
@@ -138,28 +139,28 @@ def test_both_kernels_write_the_same_bytes(
 @given(records, st.sampled_from([1, 200, 1 << 20]))
 def test_both_kernels_decode_valid_batches_equally(rows: Any, batch_bytes: int) -> None:
     data = encode(plain, rows, batch_bytes=batch_bytes)
-    assert everything(plain, data) == everything(compiled, data)
+    assert all_results(plain, data) == all_results(compiled, data)
 
 
 @needs_compiler
 @given(records, st.data())
 def test_both_kernels_report_damaged_batches_equally(
-    rows: Any, draw: st.DataObject
+    rows: Any, choices: st.DataObject
 ) -> None:
     data = bytearray(encode(plain, rows, batch_bytes=300))
     if data:
-        at = draw.draw(st.integers(0, len(data) - 1))
-        data[at] ^= 1 << draw.draw(st.integers(0, 7))
-        data = data[: draw.draw(st.integers(0, len(data)))]
-    assert everything(plain, bytes(data)) == everything(compiled, bytes(data))
+        position = choices.draw(st.integers(0, len(data) - 1))
+        data[position] ^= 1 << choices.draw(st.integers(0, 7))
+        data = data[: choices.draw(st.integers(0, len(data)))]
+    assert all_results(plain, bytes(data)) == all_results(compiled, bytes(data))
 
 
 @needs_compiler
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=20), st.data())
-def test_both_kernels_treat_bodies_with_a_changed_byte_equally(
-    values: list[bytes], draw: st.DataObject
+def test_both_kernels_decode_bodies_with_a_changed_byte_equally(
+    values: list[bytes], choices: st.DataObject
 ) -> None:
-    """The CRC is not checked here, because it would detect the change before the records
+    """This test skips the CRC check, which would detect the change before the records
     are decoded.
     """
     body = bytearray(
@@ -167,10 +168,12 @@ def test_both_kernels_treat_bodies_with_a_changed_byte_equally(
             layout.HEADER_SIZE :
         ]
     )
-    for _ in range(draw.draw(st.integers(0, 3))):
-        body[draw.draw(st.integers(0, len(body) - 1))] = draw.draw(st.integers(0, 255))
-    body = body[: draw.draw(st.integers(0, len(body)))]
-    count = draw.draw(st.integers(-1, len(values) + 2))
+    for _ in range(choices.draw(st.integers(0, 3))):
+        body[choices.draw(st.integers(0, len(body) - 1))] = choices.draw(
+            st.integers(0, 255)
+        )
+    body = body[: choices.draw(st.integers(0, len(body)))]
+    count = choices.draw(st.integers(-1, len(values) + 2))
 
     def columns(kernel: Any, strict: bool) -> Any:
         block = np.zeros(max(count, 0) * layout.ROW_SIZE, np.uint8)
@@ -199,24 +202,26 @@ def with_crc(batch: bytearray) -> bytes:
 @needs_compiler
 @given(records.filter(len), st.integers(-1, 45), st.integers(0, 2**40), st.data())
 def test_both_kernels_find_the_same_record_with_wrong_headers(
-    rows: Any, before: int, base_offset: int, draw: st.DataObject
+    rows: Any, relative_offset: int, base_offset: int, choices: st.DataObject
 ) -> None:
-    """If the header declares dense offsets, records are skipped by their lengths. The
-    declaration and the lengths may be wrong.
+    """If the header declares dense offsets, a search skips records by their lengths.
+    The declaration and the lengths may be wrong.
     """
     batch = bytearray(encode(plain, rows, base_offset=base_offset))
-    for _ in range(draw.draw(st.integers(0, 3))):
-        at = draw.draw(st.integers(layout.CRC_START, len(batch) - 1))
-        batch[at] = draw.draw(
-            st.sampled_from([0, 1, 2, 4, 8, batch[at] ^ 2, batch[at] ^ 0x80])
+    for _ in range(choices.draw(st.integers(0, 3))):
+        position = choices.draw(st.integers(layout.CRC_START, len(batch) - 1))
+        batch[position] = choices.draw(
+            st.sampled_from(
+                [0, 1, 2, 4, 8, batch[position] ^ 2, batch[position] ^ 0x80]
+            )
         )
     data = with_crc(batch)
-    offset = base_offset + before
+    offset = base_offset + relative_offset
     end = 2**62
     assert outcome(
         lambda: plain.read_one(data, 0, len(data), offset, "f", end)
     ) == outcome(lambda: compiled.read_one(data, 0, len(data), offset, "f", end))
-    assert everything(plain, data) == everything(compiled, data)
+    assert all_results(plain, data) == all_results(compiled, data)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -225,11 +230,11 @@ def test_each_record_is_found_by_its_offset(
     kernel: Any, rows: Any, batch_bytes: int
 ) -> None:
     data = encode(plain, rows, base_offset=1000, batch_bytes=batch_bytes)
-    facts, _, _ = plain.walk(data, 0, len(data), 100, False)
+    headers, _, _ = plain.walk(data, 0, len(data), 100, False)
     index = b"".join(
-        int(fact["last_offset"] - 1000).to_bytes(4, "big")
-        + int(fact["position"]).to_bytes(4, "big")
-        for fact in facts
+        int(header["last_offset"] - 1000).to_bytes(4, "big")
+        + int(header["position"]).to_bytes(4, "big")
+        for header in headers
     )
     size = len(data)
     end = 1000 + len(rows)
@@ -237,49 +242,56 @@ def test_each_record_is_found_by_its_offset(
         assert tuple(
             kernel.read_one(data, 0, size, record.offset, "f", end, True)
         ) == tuple(record)
-        found = kernel.get_one(
-            index, len(facts), data, size, 1000, record.offset, "f", end, True
+        indexed_record = kernel.get_one(
+            index, len(headers), data, size, 1000, record.offset, "f", end, True
         )
-        assert tuple(found) == tuple(record)
+        assert tuple(indexed_record) == tuple(record)
         assert tuple(
             kernel.read_one(data, 0, size, record.offset, "f", end + 1)
         ) == tuple(record), "a gap follows"
-    last = int(facts["position"][-1])
+    last = int(headers["position"][-1])
     for more in ((), (-1, True), (end - 1,), (end + 1, True)):
         assert (
-            kernel.get_one(index, len(facts), data, size, 1000, end - 1, "f", *more)
+            kernel.get_one(index, len(headers), data, size, 1000, end - 1, "f", *more)
             == last
-        ), "the offset is not confirmed by the next batch"
+        ), "the next batch does not confirm the offset"
     assert (
-        kernel.get_one(index, len(facts), data, size, 1000, end, "f", end, True) == size
+        kernel.get_one(index, len(headers), data, size, 1000, end, "f", end, True)
+        == size
     )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dense", [True, False])
 def test_offset_is_compared_with_the_next_batch(kernel: Any, dense: bool) -> None:
-    """No CRC covers the offset in the head of a batch. With a flipped bit, a search for
-    offsets of other batches would find this batch.
+    """No CRC covers the offset in the head of a batch. After a bit of the offset
+    flipped, a search for offsets of other batches would return records of this batch.
     """
     batches = [
-        encode(plain, [(None, b"%d" % at)] * 8, base_offset=1000 + 8 * at)
-        for at in range(4)
+        encode(plain, [(None, b"%d" % index)] * 8, base_offset=1000 + 8 * index)
+        for index in range(4)
     ]
     sizes = [len(batch) for batch in batches]
-    for at, bit in itertools.product(range(4), range(64)):
+    for index, bit in itertools.product(range(4), range(64)):
         data = bytearray(b"".join(batches))
-        data[sum(sizes[:at]) + 7 - bit // 8] ^= 1 << bit % 8
+        data[sum(sizes[:index]) + 7 - bit // 8] ^= 1 << bit % 8
         for offset in range(1000, 1032):
-            found = kernel.read_one(bytes(data), 0, len(data), offset, "f", 1032, dense)
+            record = kernel.read_one(
+                bytes(data), 0, len(data), offset, "f", 1032, dense
+            )
             if (
-                not isinstance(found, int)
-                and found.offset == offset
-                and (dense or at < 3)
+                not isinstance(record, int)
+                and record.offset == offset
+                and (dense or index < 3)
             ):
-                assert found.value == b"%d" % ((offset - 1000) // 8), (at, bit, offset)
+                assert record.value == b"%d" % ((offset - 1000) // 8), (
+                    index,
+                    bit,
+                    offset,
+                )
 
 
-unfit = st.sampled_from(
+invalid_values = st.sampled_from(
     ["text", 7, bytearray(b"b"), memoryview(b"m"), 1.5, True, 2**63, -2, (), b"x" * 400]
 )
 
@@ -287,10 +299,10 @@ unfit = st.sampled_from(
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(
     st.tuples(
-        maybe_bytes | unfit,
-        maybe_bytes | unfit,
-        st.none() | st.lists(header, max_size=2) | st.tuples(header) | unfit,
-        timestamps | unfit,
+        maybe_bytes | invalid_values,
+        maybe_bytes | invalid_values,
+        st.none() | st.lists(header, max_size=2) | st.tuples(header) | invalid_values,
+        timestamps | invalid_values,
     ),
     st.integers(60, 400),
     st.sampled_from([0, layout.APPEND_TIME_BIT]),
@@ -307,18 +319,18 @@ def test_one_record_is_encoded_as_a_batch_of_one(
 ) -> None:
     encoding = layout.BatchEncoding(300, max_bytes, attributes, compress, requires_key)
 
-    def many() -> Any:
-        out = bytearray()
-        size, batches = plain.encode_records(out, [row], 2**40, 3, T0, encoding)
-        return bytes(out[:size]), batches[0][3]
+    def encode_as_list() -> Any:
+        buffer = bytearray()
+        size, batches = plain.encode_records(buffer, [row], 2**40, 3, T0, encoding)
+        return bytes(buffer[:size]), batches[0][3]
 
-    def single() -> Any:
+    def encode_alone() -> Any:
         return kernel.encode_one(row, 2**40, 3, T0, encoding)
 
-    assert outcome(single) == outcome(many)
+    assert outcome(encode_alone) == outcome(encode_as_list)
 
 
-mixed = (
+mixed_rows = (
     st.tuples(st.binary(max_size=300), st.binary(max_size=9))
     | st.tuples(st.none(), st.binary(max_size=9))
     | record
@@ -327,28 +339,28 @@ mixed = (
 
 @needs_compiler
 @given(
-    st.lists(mixed, max_size=60),
+    st.lists(mixed_rows, max_size=60),
     st.sampled_from([1, 200, 400, 1000, 2**31 - 1, 2**62]),
     st.sampled_from([250, 600, 1 << 30]),
     st.sampled_from([None, lambda data: bytes(data)[:60]]),
     st.integers(0, 300),
 )
 def test_rows_of_all_kinds_are_split_into_the_same_batches(
-    rows: Any, batch_bytes: int, max_bytes: int, compress: Any, room: int
+    rows: Any, batch_bytes: int, max_bytes: int, compress: Any, buffer_size: int
 ) -> None:
     """The fast path for plain rows and the general path alternate inside one batch, and the
     buffer grows between them.
     """
 
-    def written(kernel: Any) -> Any:
-        out = bytearray(room)
+    def encode_rows(kernel: Any) -> Any:
+        buffer = bytearray(buffer_size)
         encoding = layout.BatchEncoding(
             batch_bytes, max_bytes, 0, compress, False, 1, 2, 3
         )
-        size, batches = kernel.encode_records(out, rows, 7, 0, T0, encoding)
-        return bytes(out[:size]), tuple(batches)
+        size, batches = kernel.encode_records(buffer, rows, 7, 0, T0, encoding)
+        return bytes(buffer[:size]), tuple(batches)
 
-    assert outcome(lambda: written(plain)) == outcome(lambda: written(compiled))
+    assert outcome(lambda: encode_rows(plain)) == outcome(lambda: encode_rows(compiled))
 
 
 @needs_compiler
@@ -364,7 +376,7 @@ def test_rows_of_all_kinds_are_split_into_the_same_batches(
     st.integers(0, 300),
 )
 def test_columns_of_all_kinds_are_split_into_the_same_batches(
-    rows: Any, batch_bytes: int, max_bytes: int, parts: int, room: int
+    rows: Any, batch_bytes: int, max_bytes: int, column_bits: int, buffer_size: int
 ) -> None:
     def column(cells: list[bytes | None], with_nulls: bool) -> Any:
         data = np.frombuffer(
@@ -374,28 +386,32 @@ def test_columns_of_all_kinds_are_split_into_the_same_batches(
         nulls = np.array([cell is None for cell in cells], np.uint8)
         return data, offsets, nulls if with_nulls else None
 
-    keys = column([key for key, _, _ in rows], True) if parts & 1 else None
-    values = column([value for _, value, _ in rows], bool(parts & 2))
-    keys = column([value[:9] for _, value, _ in rows], False) if parts & 2 else keys
+    keys = column([key for key, _, _ in rows], True) if column_bits & 1 else None
+    values = column([value for _, value, _ in rows], bool(column_bits & 2))
+    keys = (
+        column([value[:9] for _, value, _ in rows], False) if column_bits & 2 else keys
+    )
     times = (
         np.array([T0 if time > -2 else time for _, _, time in rows], np.int64)
-        if parts & 4
+        if column_bits & 4
         else None
     )
 
-    def written(kernel: Any) -> Any:
-        out = bytearray(room)
+    def encode_columns(kernel: Any) -> Any:
+        buffer = bytearray(buffer_size)
         columns = layout.InputColumns(keys, values, times, len(rows))
         encoding = layout.BatchEncoding(batch_bytes, max_bytes, 0, None, False, 1, 2, 3)
-        size, batches = kernel.encode_columns(out, columns, 7, 0, T0, encoding)
-        return bytes(out[:size]), tuple(batches)
+        size, batches = kernel.encode_columns(buffer, columns, 7, 0, T0, encoding)
+        return bytes(buffer[:size]), tuple(batches)
 
-    assert outcome(lambda: written(plain)) == outcome(lambda: written(compiled))
+    assert outcome(lambda: encode_columns(plain)) == outcome(
+        lambda: encode_columns(compiled)
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=20), st.integers(0, 5000))
-def test_slices_are_copied_out(
+def test_bytes_list_copies_slices_and_refuses_slices_outside(
     kernel: Any, cells: list[bytes | None], gap: int
 ) -> None:
     data = b"".join(b"-" * gap + (cell or b"") for cell in cells)
@@ -405,9 +421,9 @@ def test_slices_are_copied_out(
     ].astype(np.int32)
     assert kernel.bytes_list(memoryview(data), positions, sizes) == cells
     if cells:
-        for beside in (positions + len(data) + 1, positions - len(data) - 301):
+        for outside in (positions + len(data) + 1, positions - len(data) - 301):
             with pytest.raises(ValueError, match="outside"):
-                kernel.bytes_list(data, beside.astype(np.int32), np.maximum(sizes, 1))
+                kernel.bytes_list(data, outside.astype(np.int32), np.maximum(sizes, 1))
         with pytest.raises(ValueError, match="length"):
             kernel.bytes_list(data, positions[1:], sizes)
 
@@ -417,26 +433,28 @@ def test_slices_are_copied_out(
 def test_columns_are_encoded_like_the_same_records(
     kernel: Any, rows: Any, with_times: bool
 ) -> None:
-    def column(pieces: list[bytes | None]) -> Any:
-        nulls = np.array([piece is None for piece in pieces], np.uint8)
-        data = np.frombuffer(b"".join(piece or b"" for piece in pieces), np.uint8)
+    def column(cells: list[bytes | None]) -> Any:
+        nulls = np.array([cell is None for cell in cells], np.uint8)
+        data = np.frombuffer(b"".join(cell or b"" for cell in cells), np.uint8)
         offsets = np.concatenate(
-            [[0], np.cumsum([len(piece or b"") for piece in pieces])]
+            [[0], np.cumsum([len(cell or b"") for cell in cells])]
         ).astype(np.int64)
         return data, offsets, nulls if nulls.any() else None
 
     times = np.arange(len(rows), dtype=np.int64) * 1000 + T0 if with_times else None
-    out = bytearray()
+    buffer = bytearray()
     keys = column([key for key, _ in rows])
     values = column([value for _, value in rows])
     columns = layout.InputColumns(keys, values, times, len(rows))
     encoding = layout.BatchEncoding(300, 1 << 30)
-    size, _ = kernel.encode_columns(out, columns, 5, 0, T0, encoding)
-    stamped = [
+    size, _ = kernel.encode_columns(buffer, columns, 5, 0, T0, encoding)
+    timed_rows = [
         (*row, (), T0 + 1000 * index if with_times else None)
         for index, row in enumerate(rows)
     ]
-    assert bytes(out[:size]) == encode(plain, stamped, base_offset=5, batch_bytes=300)
+    assert bytes(buffer[:size]) == encode(
+        plain, timed_rows, base_offset=5, batch_bytes=300
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -458,7 +476,7 @@ def test_aiokafka_and_kafka_python_read_written_batches(kernel: Any, rows: Any) 
     )
     for batch in (AiokafkaBatch(data), KafkaPythonBatch(data)):
         assert batch.validate_crc()
-        found = [
+        records = [
             (
                 entry.offset,
                 entry.timestamp,
@@ -468,7 +486,7 @@ def test_aiokafka_and_kafka_python_read_written_batches(kernel: Any, rows: Any) 
             )
             for entry in batch
         ]
-        assert found == [
+        assert records == [
             (index, time, key, value, headers)
             for index, (key, value, headers, time) in enumerate(rows)
         ]
@@ -504,8 +522,8 @@ def test_batches_of_aiokafka_and_kafka_python_are_read(
             index, timestamp=time, key=key, value=value, headers=headers
         )
     data = bytes(writer.build())
-    found = [tuple(entry) for entry in kernel.decode_objects(data, 0, len(data))]
-    assert found == [
+    records = [tuple(entry) for entry in kernel.decode_objects(data, 0, len(data))]
+    assert records == [
         (index, time, key, value, tuple(headers))
         for index, (key, value, headers, time) in enumerate(rows)
     ]
@@ -517,11 +535,11 @@ def test_batches_of_aiokafka_and_kafka_python_are_read(
 )
 def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> None:
     data = (VECTORS / "records" / name).read_bytes()
-    stop, rows, _ = kernel.plan_run(data, 0, len(data), 1 << 20, 1 << 20, 2**62)
-    assert (stop, rows) == (len(data), EXPECTED[name]["record_count"])
+    end, rows, _ = kernel.plan_run(data, 0, len(data), 1 << 20, 1 << 20, 2**62)
+    assert (end, rows) == (len(data), EXPECTED[name]["record_count"])
     block = np.empty(rows * layout.ROW_SIZE, np.uint8)
-    assert kernel.decode_columns(data, 0, stop, block, rows) == rows
-    objects = kernel.decode_objects(data, 0, stop)
+    assert kernel.decode_columns(data, 0, end, block, rows) == rows
+    objects = kernel.decode_objects(data, 0, end)
     assert block[: 8 * rows].view(np.int64).tolist() == [
         entry.offset for entry in objects
     ]
@@ -548,7 +566,7 @@ def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> Non
         ([(b"k", bytes(2000))], RecordTooLargeError),
     ],
 )
-def test_error_names_the_record_that_cannot_be_stored(
+def test_error_contains_the_number_of_the_invalid_record(
     kernel: Any, rows: Any, error: type[LogcoreError]
 ) -> None:
     with pytest.raises(error, match=r"record 1"):
@@ -572,9 +590,9 @@ def test_sequence_wraps_between_batches(kernel: Any) -> None:
         producer_epoch=0,
         base_sequence=2**31 - 2,
     )
-    facts, _, why = kernel.walk(data, 0, len(data), 10, True)
-    assert facts["base_sequence"].tolist() == [2**31 - 2, 2**31 - 1, 0]
-    assert why == layout.WALK_END
+    headers, _, reason = kernel.walk(data, 0, len(data), 10, True)
+    assert headers["base_sequence"].tolist() == [2**31 - 2, 2**31 - 1, 0]
+    assert reason == layout.WALK_END
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -584,27 +602,23 @@ def test_index_search_finds_the_last_entry_at_or_below(
 ) -> None:
     offsets.sort()
     index = b"".join(offset.to_bytes(4, "big") + b"\0\0\0\0" for offset in offsets)
-    want = sum(offset <= target for offset in offsets) - 1
-    assert kernel.search_offsets(index, len(offsets), target) == want
+    expected = sum(offset <= target for offset in offsets) - 1
+    assert kernel.search_offsets(index, len(offsets), target) == expected
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=20))
-def test_gather_copies_slices_in_order(kernel: Any, pieces: list[bytes | None]) -> None:
-    data = b"".join(b"-" + (piece or b"") for piece in pieces)
-    sizes = np.array(
-        [-1 if piece is None else len(piece) for piece in pieces], np.int32
-    )
+def test_gather_copies_slices_in_order(kernel: Any, cells: list[bytes | None]) -> None:
+    data = b"".join(b"-" + (cell or b"") for cell in cells)
+    sizes = np.array([-1 if cell is None else len(cell) for cell in cells], np.int32)
     steps = (
-        np.cumsum([0] + [1 + len(piece or b"") for piece in pieces[:-1]])
-        if pieces
-        else []
+        np.cumsum([0] + [1 + len(cell or b"") for cell in cells[:-1]]) if cells else []
     )
     positions = (np.array(steps) + 1).astype(np.int32)
     offsets, gathered = kernel.gather(data, positions, sizes)
-    assert gathered.tobytes() == b"".join(piece or b"" for piece in pieces)
+    assert gathered.tobytes() == b"".join(cell or b"" for cell in cells)
     assert offsets.tolist() == np.cumsum([0, *np.maximum(sizes, 0)]).tolist()
-    if len(pieces):
+    if len(cells):
         with pytest.raises(ValueError, match="outside"):
             kernel.gather(data, positions + len(data), np.maximum(sizes, 1))
 
@@ -616,27 +630,29 @@ def test_all_kernels_hash_keys_like_kafka(key: bytes) -> None:
 
 
 def test_record_behaves_like_a_named_tuple() -> None:
-    kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
-    for kind in kinds:
-        row = kind(3, T0, b"k", None, (("h", b"1"),))
+    record_types = (
+        [layout.Record] if compiled is None else [layout.Record, compiled.Record]
+    )
+    for record_type in record_types:
+        row = record_type(3, T0, b"k", None, (("h", b"1"),))
         offset, timestamp_ms, key, value, headers = row
         assert (offset, timestamp_ms, key, value, headers) == row
         assert row == (3, T0, b"k", None, (("h", b"1"),))
-        assert row != kind(4, T0, b"k", None)
-        assert hash(row) == hash(kind(*row))
-        assert eval(repr(row), {"Record": kind}) == row
+        assert row != record_type(4, T0, b"k", None)
+        assert hash(row) == hash(record_type(*row))
+        assert eval(repr(row), {"Record": record_type}) == row
         assert row._replace(offset=9).offset == 9
         assert row._asdict()["key"] == b"k"
         with pytest.raises(AttributeError):
             row.offset = 5  # type: ignore[misc]
         plain = tuple(row)
         assert hash(row) == hash(plain)
-        later = kind(4, T0, b"k", None)
-        assert row < later
+        changed = record_type(4, T0, b"k", None)
+        assert row < changed
         assert row <= row
-        assert later > plain
-        assert not row >= later
-        assert sorted([later, row]) == [row, later]
+        assert changed > plain
+        assert not row >= changed
+        assert sorted([changed, row]) == [row, changed]
         extra = (1,)
         assert row + extra == (*plain, 1)
         assert extra + row == (1, *plain)
@@ -647,7 +663,7 @@ def test_record_behaves_like_a_named_tuple() -> None:
 
 
 def test_topic_record_behaves_like_a_named_tuple() -> None:
-    kinds = (
+    record_types = (
         [layout.TopicRecord]
         if compiled is None
         else [layout.TopicRecord, compiled.TopicRecord]
@@ -656,28 +672,28 @@ def test_topic_record_behaves_like_a_named_tuple() -> None:
         layout.Record(3, T0, b"k", None, (("h", b"1"),)),
         layout.Record(4, T0, None, b"v"),
     ]
-    for kernel, kind in zip(KERNELS, kinds, strict=True):
-        mine = [kernel.Record(*record) for record in records]
-        placed = kernel.to_topic_records("t", 1, mine)
-        assert [type(entry) for entry in placed] == [kind, kind]
-        assert [tuple(entry) for entry in placed] == [
+    for kernel, record_type in zip(KERNELS, record_types, strict=True):
+        kernel_records = [kernel.Record(*record) for record in records]
+        topic_records = kernel.to_topic_records("t", 1, kernel_records)
+        assert [type(entry) for entry in topic_records] == [record_type, record_type]
+        assert [tuple(entry) for entry in topic_records] == [
             ("t", 1, *record) for record in records
         ]
-        assert kernel.to_topic_record("t", 1, mine[0]) == placed[0]
-        first = placed[0]
+        assert kernel.to_topic_record("t", 1, kernel_records[0]) == topic_records[0]
+        first = topic_records[0]
         topic, partition, offset, timestamp_ms, key, value, headers = first
         assert (topic, partition, offset, timestamp_ms, key, value, headers) == first
-        assert hash(first) == hash(tuple(first)) == hash(kind(*first))
-        assert eval(repr(first), {"TopicRecord": kind}) == first
+        assert hash(first) == hash(tuple(first)) == hash(record_type(*first))
+        assert eval(repr(first), {"TopicRecord": record_type}) == first
         assert first._replace(value={"a": 1}).value == {"a": 1}
         assert first._asdict()["topic"] == "t"
         with pytest.raises(AttributeError):
             first.offset = 5
         assert (
-            first < placed[1]
+            first < topic_records[1]
             and first <= first
-            and placed[1] > tuple(first)
-            and not first >= placed[1]
+            and topic_records[1] > tuple(first)
+            and not first >= topic_records[1]
         )
         assert (*first, 1) == first + (1,) and (1,) + first == (1, *first)  # noqa: RUF005
         assert (first.index("t"), first.count(None), len(first), first[-1]) == (
@@ -689,7 +705,7 @@ def test_topic_record_behaves_like_a_named_tuple() -> None:
         assert type(pickle.loads(pickle.dumps(first))) is logcore.TopicRecord
         assert copy.copy(first) == first
         match first:
-            case kind(topic="t", offset=found):
+            case record_type(topic="t", offset=found):
                 assert found == 3
             case _:
                 raise AssertionError("no match")
@@ -699,10 +715,12 @@ def test_topic_record_behaves_like_a_named_tuple() -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_record_is_read_by_both_kernels(protocol: int) -> None:
-    """A process with compiled kernels may send records to one without."""
-    kinds = [layout.Record] if compiled is None else [layout.Record, compiled.Record]
-    for kind in kinds:
-        row = kind(3, T0, b"k", None, (("h", b"1"),))
+    """A process with compiled kernels may send records to a process without them."""
+    record_types = (
+        [layout.Record] if compiled is None else [layout.Record, compiled.Record]
+    )
+    for record_type in record_types:
+        row = record_type(3, T0, b"k", None, (("h", b"1"),))
         packed = pickle.dumps(row, protocol)
         assert b"_compiled" not in packed
         assert type(pickle.loads(packed)) is logcore.Record
@@ -710,7 +728,7 @@ def test_pickled_record_is_read_by_both_kernels(protocol: int) -> None:
         assert copy.copy(row) == row
 
 
-#: What takes C: a handler of SIGBUS. logcore.fs does without it.
+#: Functions that need C, for the handler of SIGBUS. logcore.fs also works without them.
 COMPILED_ONLY = {"guard_mapping", "release_mapping", "touch", "unreadable_pages"}
 
 
@@ -734,13 +752,15 @@ def test_both_kernels_have_the_same_functions() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("length", [2**31 - 1, 2**31 - 12, 2**31 - 13])
-def test_a_length_whose_size_needs_33_bits_is_none(kernel: Any, length: int) -> None:
-    """Its size wrapped to a negative number, and the walk went on in front of the
+def test_length_whose_size_needs_33_bits_ends_the_walk(
+    kernel: Any, length: int
+) -> None:
+    """The size wrapped to a negative number, so that the walk continued before the
     buffer.
     """
     data = bytes(8) + length.to_bytes(4, "big") + bytes(4) + b"\2" + bytes(60)
-    _, position, why = kernel.walk(data, 0, len(data), 9, False)
-    assert (position, why) == (
+    _, position, reason = kernel.walk(data, 0, len(data), 9, False)
+    assert (position, reason) == (
         0,
         layout.WALK_LENGTH if length > 2**31 - 13 else layout.WALK_SHORT,
     )
@@ -757,16 +777,16 @@ def test_a_length_whose_size_needs_33_bits_is_none(kernel: Any, length: int) -> 
 )
 @example([(2, 0, 0), (2, 1, 2), (2, 4, 0)], 0)
 @example([(2, 0, 0), (2, 2, 0)], 0)
-def test_batches_follow_on_without_a_gap(
-    kernel: Any, batches: list[tuple[int, int, int]], expected: int
+def test_both_kernels_decide_whether_batches_are_consecutive(
+    kernel: Any, batches: list[tuple[int, int, int]], first_offset: int
 ) -> None:
-    facts = np.zeros(len(batches), layout.BATCH_FACTS)
-    wanted = True
-    following = expected
+    headers = np.zeros(len(batches), layout.BATCH_FACTS)
+    is_expected = True
+    next_offset = first_offset
     for row, (magic, base, delta) in enumerate(batches):
-        facts[row]["magic"] = magic
-        facts[row]["base_offset"] = base
-        facts[row]["last_offset"] = base + delta
-        wanted &= magic == 2 and base == following and delta >= 0
-        following = base + delta + 1
-    assert kernel.are_consecutive(facts, expected) == wanted
+        headers[row]["magic"] = magic
+        headers[row]["base_offset"] = base
+        headers[row]["last_offset"] = base + delta
+        is_expected &= magic == 2 and base == next_offset and delta >= 0
+        next_offset = base + delta + 1
+    assert kernel.are_consecutive(headers, first_offset) == is_expected

@@ -1,8 +1,8 @@
 """Tests that the compiled fast path of send() has the same results as the general path in
 Python, and accepts only usual records.
 
-Two producers get the same records, and one of the producers never uses the fast path. The
-queues, memory, futures and logs of both must be equal.
+Two producers send the same records, and one of the producers never uses the fast path.
+The queues, memory, futures and logs of both producers must be equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from support.kernels import runs_compiled
 
 pytestmark = runs_compiled
 
-#: Sends of one call, by their parts.
+#: The arguments of a call of send().
 SENDS = st.fixed_dictionaries(
     {"value": st.one_of(st.none(), st.binary(max_size=60))},
     optional={
@@ -63,41 +63,43 @@ def producer(directory: logcore.LogDir) -> Iterator[Producer]:
 
 
 def send_on_fast_path(
-    producer: Producer, topic: object = "t", value: object = b"v", **given: object
+    producer: Producer, topic: object = "t", value: object = b"v", **arguments: object
 ) -> RecordFuture | None:
-    """Send a record on the fast path only, and return the result."""
-    found = {"headers": (), **given}
+    """Send a record on the fast path only. Return its future, or None if the fast path
+    refuses the record.
+    """
+    options = {"headers": (), **arguments}
     names = ("key", "partition", "headers", "timestamp_ms", "on_delivery")
     future: RecordFuture | None = producer._send_fast(
-        topic, value, *(found.get(name) for name in names)
+        topic, value, *(options.get(name) for name in names)
     )
     return future
 
 
-def facts(producer: Producer, topic: str) -> dict[str, Any]:
+def state_of(producer: Producer, topic: str) -> dict[str, Any]:
     """Return the state that a send changes, without times."""
     accumulator = producer._accumulator
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         "used": accumulator.used_bytes,
         "records": accumulator.used_records,
     }
     assert accumulator.used_records == accumulator.queued_records
     for name, route in producer._routes_by_topic.items():
-        found["sticky", name == topic] = (route.partitioner.sticky, route.sticky_bytes)
+        state["sticky", name == topic] = (route.partitioner.sticky, route.sticky_bytes)
     for queue in accumulator.queues.values():
         open_batch = queue.open_batch
         sizes = [
             (batch.size_bytes, len(batch.records), batch is open_batch)
             for batch in queue.batches
         ]
-        found[queue.partition] = sizes
-        found["callbacks", queue.partition] = [
+        state[queue.partition] = sizes
+        state["callbacks", queue.partition] = [
             len(batch.delivery.record_callbacks) for batch in queue.batches
         ]
-    return found
+    return state
 
 
-def parts(future: RecordFuture) -> tuple[Any, ...]:
+def fields_of(future: RecordFuture) -> tuple[Any, ...]:
     return (
         future.batch.partition,
         future.index,
@@ -111,7 +113,7 @@ def parts(future: RecordFuture) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"partition": 0},
         {"partition": 2, "key": b"any"},
@@ -122,13 +124,13 @@ def parts(future: RecordFuture) -> tuple[Any, ...]:
     ],
 )
 def test_plain_record_takes_the_fast_path(
-    producer: Producer, given: dict[str, Any]
+    producer: Producer, arguments: dict[str, Any]
 ) -> None:
-    assert send_on_fast_path(producer, **given) is not None
+    assert send_on_fast_path(producer, **arguments) is not None
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"headers": [("a", b"b")]},
         {"headers": None},
@@ -146,11 +148,11 @@ def test_plain_record_takes_the_fast_path(
     ],
 )
 def test_fast_path_refuses_unusual_records_without_changes(
-    producer: Producer, given: dict[str, Any]
+    producer: Producer, arguments: dict[str, Any]
 ) -> None:
-    before = facts(producer, "t")
-    assert send_on_fast_path(producer, **{"partition": 0, **given}) is None
-    assert facts(producer, "t") == before
+    before = state_of(producer, "t")
+    assert send_on_fast_path(producer, **{"partition": 0, **arguments}) is None
+    assert state_of(producer, "t") == before
 
 
 def test_producer_with_interceptors_takes_the_general_path(
@@ -163,8 +165,8 @@ def test_producer_with_interceptors_takes_the_general_path(
         def on_acknowledgement(self, metadata: object, error: object) -> None:
             return None
 
-    def same(given: bytes) -> bytes:
-        return given
+    def same(arguments: bytes) -> bytes:
+        return arguments
 
     settings: list[dict[str, Any]] = [
         {"value_serializer": same},
@@ -259,16 +261,18 @@ def test_both_paths_have_the_same_results(
     ):
         for topic in ("t", "u"):
             directory.create_topic(topic, partitions=3)
-        sides: list[tuple[str, Producer]] = []
+        producers: list[tuple[str, Producer]] = []
         for topic in ("t", "u"):
             patch.setattr(module, "_random_number_below", seeded_partitioner(seed))
-            sides.append((topic, directory.producer(**settings, batch_size=batch_size)))
-        sides[1][1]._uses_fast_path = False
+            producers.append(
+                (topic, directory.producer(**settings, batch_size=batch_size))
+            )
+        producers[1][1]._uses_fast_path = False
         for send in sends:
-            futures = [producer.send(topic, **send) for topic, producer in sides]
-            assert parts(futures[0]) == parts(futures[1])
-            assert facts(sides[0][1], "t") == facts(sides[1][1], "u")
-        for _, producer in sides:
+            futures = [producer.send(topic, **send) for topic, producer in producers]
+            assert fields_of(futures[0]) == fields_of(futures[1])
+            assert state_of(producers[0][1], "t") == state_of(producers[1][1], "u")
+        for _, producer in producers:
             producer.close()
         for number in range(3):
             logs = [directory.partition(topic, number) for topic in ("t", "u")]
@@ -286,12 +290,12 @@ def test_both_paths_have_the_same_results(
 
 def seeded_partitioner(seed: int) -> Callable[[object, int], int]:
     """Return a function that chooses the same sticky partitions for each producer."""
-    chance = random.Random(seed)
-    return lambda fs, below: chance.randrange(below)
+    rng = random.Random(seed)
+    return lambda fs, below: rng.randrange(below)
 
 
 @pytest.mark.long
-def test_threads_lose_no_record_and_each_keeps_its_order(
+def test_records_of_each_thread_are_stored_in_order(
     directory: logcore.LogDir,
 ) -> None:
     count = 3_000
@@ -301,7 +305,7 @@ def test_threads_lose_no_record_and_each_keeps_its_order(
         with directory.producer(
             acks=1, linger_ms=0, batch_size=2_000, buffer_memory=50_000
         ) as producer:
-            told: list[int] = []
+            delivered: list[int] = []
 
             def send(name: int) -> None:
                 for number in range(count):
@@ -309,7 +313,7 @@ def test_threads_lose_no_record_and_each_keeps_its_order(
                         "t",
                         b"%d %d" % (name, number),
                         partition=0,
-                        on_delivery=lambda error, metadata: told.append(1),
+                        on_delivery=lambda error, metadata: delivered.append(1),
                     )
 
             threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
@@ -319,15 +323,15 @@ def test_threads_lose_no_record_and_each_keeps_its_order(
                 thread.join()
             producer.flush()
             assert producer._accumulator.used_bytes == 0
-            assert len(told) == 4 * count
+            assert len(delivered) == 4 * count
     finally:
         sys.setswitchinterval(before)
-    found: dict[int, list[int]] = {}
+    values_by_thread: dict[int, list[int]] = {}
     for record in directory.partition("t", 0).read(0):
         assert record.value is not None
         name, number = map(int, record.value.split())
-        found.setdefault(name, []).append(number)
-    assert found == {name: list(range(count)) for name in range(4)}
+        values_by_thread.setdefault(name, []).append(number)
+    assert values_by_thread == {name: list(range(count)) for name in range(4)}
 
 
 # -- many at once ----------------------------------------------------------------------
@@ -348,7 +352,7 @@ def test_threads_lose_no_record_and_each_keeps_its_order(
 )
 def test_sizes_of_plain_rows_equal_the_general_sizes(rows: list[Any]) -> None:
     measured = kernel.plain_rows(rows)
-    # A tuple instead of a list is measured without the kernel.
+    # Tuples are measured without the kernel, and lists with it.
     keys, sizes = bulk.keys_and_sizes(tuple(rows))
     is_plain = all(len(row) == 2 and type(row[0]) is not bytearray for row in rows)
     assert (measured is not None) == is_plain

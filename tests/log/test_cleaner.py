@@ -762,7 +762,7 @@ def test_segments_are_grouped_for_merging(tmp_path: Path) -> None:
             config = LogConfig.parse(
                 {"segment.bytes": segment_bytes, "segment.index.bytes": index_bytes}
             )
-            return [len(group_) for group_ in group(segments, ends, config)]
+            return [len(merged) for merged in group(segments, ends, config)]
 
         assert joined(1 << 20) == [len(segments)]
         assert joined(14) == [1] * len(segments)

@@ -500,32 +500,34 @@ entries = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=
 
 @given(entries, st.integers(0, 25), st.integers(0, 110))
 def test_epoch_functions_match_their_definition(
-    entries_: list[tuple[int, int]], epoch: int, offset: int
+    known_entries: list[tuple[int, int]], epoch: int, offset: int
 ) -> None:
-    assigned = epochs.assign(entries_, epoch, offset)
+    assigned = epochs.assign(known_entries, epoch, offset)
     for changed_entries in (
         assigned,
-        epochs.truncate_end(entries_, offset),
-        epochs.truncate_start(entries_, offset),
+        epochs.truncate_end(known_entries, offset),
+        epochs.truncate_start(known_entries, offset),
     ):
         assert all(
             a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(changed_entries)
         )
-    if not entries_ or epoch > entries_[-1][0]:
+    if not known_entries or epoch > known_entries[-1][0]:
         assert assigned[-1] == (epoch, offset)
-    assert all(start < offset for _, start in epochs.truncate_end(entries_, offset))
-    current_epochs = [number for number, start in entries_ if start <= offset]
+    assert all(
+        start < offset for _, start in epochs.truncate_end(known_entries, offset)
+    )
+    current_epochs = [number for number, start in known_entries if start <= offset]
     if current_epochs:
-        assert epochs.truncate_start(entries_, offset)[0] == (
+        assert epochs.truncate_start(known_entries, offset)[0] == (
             current_epochs[-1],
             offset,
         )
-    found_epoch, end = epochs.end_of(entries_, epoch, 1000)
-    later_starts = [start for number, start in entries_ if number > epoch]
-    if entries_ and epoch <= entries_[-1][0]:
+    found_epoch, end = epochs.end_of(known_entries, epoch, 1000)
+    later_starts = [start for number, start in known_entries if number > epoch]
+    if known_entries and epoch <= known_entries[-1][0]:
         assert end == (later_starts[0] if later_starts else 1000)
         assert found_epoch == max(
-            [number for number, _ in entries_ if number <= epoch], default=epoch
+            [number for number, _ in known_entries if number <= epoch], default=epoch
         )
     else:
         assert (found_epoch, end) == (-1, -1)

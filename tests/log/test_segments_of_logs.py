@@ -851,8 +851,8 @@ def test_growing_segment_finds_every_existing_batch(
                 starts = [0, *(end_position for _, end_position in existing)]
                 slot = next(
                     (
-                        slot_
-                        for slot_, (last_offset, _) in enumerate(existing)
+                        candidate_slot
+                        for candidate_slot, (last_offset, _) in enumerate(existing)
                         if last_offset >= offset
                     ),
                     len(existing),

@@ -397,7 +397,9 @@ def test_salvage_keeps_batches_that_are_in_order(case: Case, is_dense: bool) -> 
     _, fault = expected(case, is_dense)
     source = BatchFile(disk_of(case, is_dense), LOG, "scratch")
     ranges = Search(source, 0, 0, reach(0), is_dense=is_dense).found
-    damaged_ranges = [range_ for range_ in ranges if isinstance(range_, DamagedRange)]
+    damaged_ranges = [
+        file_range for file_range in ranges if isinstance(file_range, DamagedRange)
+    ]
     assert bool(damaged_ranges) == (fault is not None)
     if fault is not None:
         assert damaged_ranges[0].reason in [

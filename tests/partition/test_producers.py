@@ -524,23 +524,25 @@ def test_kafka_snapshot_equals_the_state_of_its_batches() -> None:
     directory = VECTORS / "partition-clean" / "orders-0"
     with logcore.open(directory, read_only=True) as log:
         producers = Producers()
-        for batch_ in log.batches(log.log_start_offset):
+        for kafka_batch in log.batches(log.log_start_offset):
             from logcore.kernels import kernel
             from logcore.partition.producer_state import coordinator_epochs
 
-            if batch_.base_offset >= 16:
+            if kafka_batch.base_offset >= 16:
                 break
-            headers, _, _ = kernel.walk(batch_.data, 0, len(batch_.data), 2, False)
+            headers, _, _ = kernel.walk(
+                kafka_batch.data, 0, len(kafka_batch.data), 2, False
+            )
             segment = next(
                 segment
                 for segment in reversed(log._state.segments)
-                if segment.base_offset <= batch_.base_offset
+                if segment.base_offset <= kafka_batch.base_offset
             )
             producers.add_facts(
                 headers,
-                lambda _, batch_=batch_, segment=segment: coordinator_epochs(segment)(
-                    batch_.position
-                ),
+                lambda _, kafka_batch=kafka_batch, segment=segment: coordinator_epochs(
+                    segment
+                )(kafka_batch.position),
             )  # type: ignore[misc]
     kafka_entries = snapshot_entries((directory / f"{16:020d}.snapshot").read_bytes())
     entries = snapshot_entries(producers.pack())
