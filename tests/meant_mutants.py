@@ -250,7 +250,7 @@ MISTAKES: Final = (
         "child_closes_no_lock_of_its_parent", "logcore/fs/__init__.py",
         "            held.close()\n        self._locks.clear()",
         "            pass\n        self._locks.clear()",
-        "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
+        "faults/test_processes.py::test_forked_child_does_not_hold_the_lock_of_a_killed_parent",
     ),
     Mistake(
         "producers_are_kept_over_a_truncation", "logcore/partition/writer.py",

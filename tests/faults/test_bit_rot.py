@@ -1,9 +1,9 @@
 """Tests of bit rot: flipped bits, zeroed or swapped blocks, and files that are truncated,
 missing or duplicated (T11, promise 3).
 
-A reader of a damaged log gets the written records, or a typed error. The reader never gets
+A reader of a damaged log gets the written records, or a typed error. It never gets
 other records, and never fewer records without an error. An opening for writing may
-truncate records above the recovery point, and then reports that.
+truncate records above the recovery point, and then reports the truncation.
 
 A CRC covers a batch from its attributes on. It does not cover base offset, length, leader
 epoch and magic, which are 17 of the 61 bytes of a head, and get less than 4 % of the flips
@@ -45,7 +45,7 @@ def batches() -> dict[str, bytes]:
     """Return batches of every codec and format, and control batches. Kafka and its clients
     wrote the vectors, and logcore writes larger batches.
     """
-    found = {
+    samples = {
         path.name: path.read_bytes()
         for path in sorted((VECTORS / "records").glob("*.bin"))
     }
@@ -55,39 +55,39 @@ def batches() -> dict[str, bytes]:
             (b"%d" % number, rng.randbytes(20) * 3, [("h", b"x")], T0 + number)
             for number in range(12)
         ]
-        found[codec] = encode(rows, codec=codec, base_offset=7, leader_epoch=3)
-    return found
+        samples[codec] = encode(rows, codec=codec, base_offset=7, leader_epoch=3)
+    return samples
 
 
 def contents(data: bytes) -> list[Any]:
     """Return the offsets, times, keys, values and headers of the complete batches, and the
     control types.
     """
-    at = 0
-    found = []
-    while at < len(data):
-        batch = RecordBatch.parse(data, at)
+    position = 0
+    items = []
+    while position < len(data):
+        batch = RecordBatch.parse(data, position)
         if batch is None:
-            raise logcore.CorruptBatchError("incomplete", position=at)
-        found += [tuple(record) for record in batch.records()]
+            raise logcore.CorruptBatchError("incomplete", position=position)
+        items += [tuple(record) for record in batch.records()]
         if batch.is_control:
-            found.append(batch.control_type())
-        at += batch.size_bytes
-    return found
+            items.append(batch.control_type())
+        position += batch.size_bytes
+    return items
 
 
-def without_offsets(found: list[Any]) -> list[Any]:
-    return [name if isinstance(name, str) else name[1:] for name in found]
+def without_offsets(items: list[Any]) -> list[Any]:
+    return [name if isinstance(name, str) else name[1:] for name in items]
 
 
 def batch_positions(data: bytes) -> list[int]:
     """Return the start position of each batch."""
-    found = []
-    at = 0
-    while (batch := RecordBatch.parse(data, at)) is not None:
-        found.append(at)
-        at += batch.size_bytes
-    return found
+    positions = []
+    position = 0
+    while (batch := RecordBatch.parse(data, position)) is not None:
+        positions.append(position)
+        position += batch.size_bytes
+    return positions
 
 
 @pytest.mark.long
@@ -102,13 +102,13 @@ def test_flipped_bit_in_batch_is_detected(count: int) -> None:
     samples = batches()
     sound = {name: contents(data) for name, data in samples.items()}
     heads = {name: batch_positions(data) for name, data in samples.items()}
-    every = [
+    flips = [
         (name, [bit]) for name, data in samples.items() for bit in range(len(data) * 8)
     ]
     rng = random.Random(SEED)
-    single = rng.sample(every, min(len(every), count * 9 // 10))
+    single_bits = rng.sample(flips, min(len(flips), count * 9 // 10))
 
-    def several() -> Iterator[tuple[str, list[int]]]:
+    def several_bits() -> Iterator[tuple[str, list[int]]]:
         while True:
             name = rng.choice(CODECS)
             yield (
@@ -116,34 +116,40 @@ def test_flipped_bit_in_batch_is_detected(count: int) -> None:
                 rng.sample(range(17 * 8, len(samples[name]) * 8), rng.randrange(2, 6)),
             )
 
-    refused = outside = 0
-    for name, bits in itertools.islice(itertools.chain(single, several()), count):
-        bad = bytearray(samples[name])
+    refused_count = outside_count = 0
+    for name, bits in itertools.islice(
+        itertools.chain(single_bits, several_bits()), count
+    ):
+        damaged = bytearray(samples[name])
         for bit in bits:
-            bad[bit // 8] ^= 1 << bit % 8
-        at = bits[0] // 8 - max(head for head in heads[name] if head <= bits[0] // 8)
-        outside += at < 17
-        try:
-            found = contents(bytes(bad))
-        except logcore.LogcoreError:
-            refused += 1
-            continue
-        assert at < 8 or 12 <= at < 16, (
-            f"LOGCORE_TEST_SEED={SEED}: bits {bits} of {name} changed nothing that is seen"
+            damaged[bit // 8] ^= 1 << bit % 8
+        position_in_batch = bits[0] // 8 - max(
+            head for head in heads[name] if head <= bits[0] // 8
         )
-        assert without_offsets(found) == without_offsets(sound[name])
-        assert at < 8 or found == sound[name]
-    assert refused > count // 2
+        outside_count += position_in_batch < 17
+        try:
+            items = contents(bytes(damaged))
+        except logcore.LogcoreError:
+            refused_count += 1
+            continue
+        assert position_in_batch < 8 or 12 <= position_in_batch < 16, (
+            f"LOGCORE_TEST_SEED={SEED}: bits {bits} of {name} had no visible effect"
+        )
+        assert without_offsets(items) == without_offsets(sound[name])
+        assert position_in_batch < 8 or items == sound[name]
+    assert refused_count > count // 2
     print(
-        f"\n{count} flips of batches: {refused} refused; {outside} in bytes that no CRC covers, which change no value"
+        f"\n{count} flips of batches: {refused_count} refused; {outside_count} in bytes that no CRC covers"
     )
 
 
-@pytest.mark.parametrize("way", ["read", "scan", "scan_typed"])
+@pytest.mark.parametrize("method", ["read", "scan", "scan_typed"])
 def test_flipped_control_bit_hides_no_record(
-    way: str,
+    method: str,
 ) -> None:
-    """Readers skip control batches, and a batch with that bit flipped would be one."""
+    """Readers skip control batches. A flipped bit makes a control batch of any
+    batch.
+    """
     disk = SimulatedDisk(now_ms=T0)
     with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
         log.append(b"first", timestamp_ms=T0)
@@ -152,7 +158,7 @@ def test_flipped_control_bit_hides_no_record(
         (attributes,) = disk.pread(handle, 1, 22)
         disk.pwrite(handle, bytes([attributes | layout.CONTROL_BIT]), 22)
         disk.close(handle)
-        ways: dict[str, Callable[[], Any]] = {
+        methods: dict[str, Callable[[], Any]] = {
             "read": lambda: list(log.read(0)),
             "scan": lambda: list(log.scan()),
             "scan_typed": lambda: list(
@@ -167,13 +173,13 @@ def test_flipped_control_bit_hides_no_record(
             ),
         }
         with pytest.raises(logcore.CorruptBatchError):
-            ways[way]()
+            methods[method]()
 
 
 # -- logs ------------------------------------------------------------------------------
 
 
-def kafkas(name: str) -> Files:
+def kafka_files(name: str) -> Files:
     """Return files of Kafka with transactions, markers, an index of aborted transactions,
     snapshots and compacted batches.
     """
@@ -184,14 +190,14 @@ def kafkas(name: str) -> Files:
     }
 
 
-def partition_in(files: Files) -> str:
+def partition_path(files: Files) -> str:
     return os.path.dirname(next(path for path in files if path.endswith(".log")))
 
 
-Answers = dict[str, Any]
+QueryResults = dict[str, Any]
 
 
-def read_through(log: logcore.Log) -> Answers:
+def full_reads(log: logcore.Log) -> QueryResults:
     start = log.log_start_offset
     return {
         "read": lambda: list(log.read(start)),
@@ -202,7 +208,7 @@ def read_through(log: logcore.Log) -> Answers:
     }
 
 
-def look_up(log: logcore.Log) -> Answers:
+def lookups(log: logcore.Log) -> QueryResults:
     times = [T0 + 13 * number for number in range(12)] + [
         FUTURE + 13 * number for number in range(12)
     ]
@@ -218,86 +224,94 @@ def look_up(log: logcore.Log) -> Answers:
     }
 
 
-def answers(
-    files: Files, questions: Callable[[logcore.Log], Answers], *, read_only: bool
-) -> Answers:
-    """Open a log, and return its answers by name, LogcoreError for a question that raises.
+def query_results(
+    files: Files,
+    make_queries: Callable[[logcore.Log], QueryResults],
+    *,
+    read_only: bool,
+) -> QueryResults:
+    """Open a log, and return the result of each query by its name.
 
-    "cut" is the number of bytes that the opening reports as truncated. Raises LogcoreError
-    if the log cannot be opened.
+    The result of a query that raises an error is LogcoreError. "cut" is the number of
+    bytes that the opening truncated. Raises LogcoreError if the opening fails.
     """
     disk = SimulatedDisk(files, now_ms=T0)
-    found: Answers = {}
-    with logcore.open(partition_in(files), read_only=read_only, fs=disk) as log:
+    results: QueryResults = {}
+    with logcore.open(partition_path(files), read_only=read_only, fs=disk) as log:
         report = log.recovery_report
-        found["cut"] = report.cut_bytes if report is not None else 0
-        for name, ask in questions(log).items():
+        results["cut"] = report.cut_bytes if report is not None else 0
+        for name, query in make_queries(log).items():
             try:
-                found[name] = ask()
+                results[name] = query()
             except logcore.LogcoreError:
-                found[name] = logcore.LogcoreError
-    return found
+                results[name] = logcore.LogcoreError
+    return results
 
 
-def check(
-    sound: Answers,
+def compare(
+    sound: QueryResults,
     files: Files,
-    questions: Callable[[logcore.Log], Answers],
+    make_queries: Callable[[logcore.Log], QueryResults],
     *,
     read_only: bool,
 ) -> str:
-    """Compare the answers of a damaged log with the answers of the complete log.
+    """Compare the query results of a damaged log with the results of the sound log.
 
     Return "same", "cut" or "error". Any other result fails the test.
     """
     try:
-        found = answers(files, questions, read_only=read_only)
+        results = query_results(files, make_queries, read_only=read_only)
     except logcore.LogcoreError:
         return "error"
-    wrong = {
+    different = {
         name
         for name in sound
-        if name != "cut" and found.get(name, logcore.LogcoreError) != sound[name]
+        if name != "cut" and results.get(name, logcore.LogcoreError) != sound[name]
     }
-    refused = {
+    failed = {
         name
-        for name in wrong
-        if found.get(name, logcore.LogcoreError) is logcore.LogcoreError
+        for name in different
+        if results.get(name, logcore.LogcoreError) is logcore.LogcoreError
     }
-    if found["cut"]:
-        read = found.get("read", logcore.LogcoreError)
+    if results["cut"]:
+        read = results.get("read", logcore.LogcoreError)
         assert read is logcore.LogcoreError or read == sound["read"][: len(read)]
         return "cut"
-    assert wrong == refused, f"other answers and no error: {sorted(wrong - refused)}"
-    return "error" if wrong else "same"
+    assert different == failed, (
+        f"other results without an error: {sorted(different - failed)}"
+    )
+    return "error" if different else "same"
 
 
-#: Kafka's checkpoint of the log start has no CRC, and records which offsets were
-#: deleted: its rot may be visible.
+#: Kafka's checkpoint of the log start has no CRC. Its rot may have a visible effect.
 EXEMPT = (checkpoint.LOG_START,)
-#: One whole log is opened per this number of flips of single batches.
+#: Number of flips in single batches for each opening of a log.
 SHARE = 800
 
 
 def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
-    """Yield bits to flip, each once. Half of the bits are in heads of batches."""
-    heads = []
-    others = []
+    """Yield bits to flip, each once. Half of the bits are in batch headers."""
+    header_bits = []
+    other_bits = []
     for path, data in files.items():
         if os.path.basename(path) not in EXEMPT:
-            inside = (
+            bits_of_headers = (
                 {
                     bit
-                    for at in batch_positions(data)
-                    for bit in range(at * 8, at * 8 + 488)
+                    for position in batch_positions(data)
+                    for bit in range(position * 8, position * 8 + 488)
                 }
                 if ".log" in path
                 else set()
             )
-            heads += [(path, bit) for bit in sorted(inside)]
-            others += [(path, bit) for bit in range(len(data) * 8) if bit not in inside]
+            header_bits += [(path, bit) for bit in sorted(bits_of_headers)]
+            other_bits += [
+                (path, bit)
+                for bit in range(len(data) * 8)
+                if bit not in bits_of_headers
+            ]
     rng = random.Random(SEED)
-    for bits in (heads, others):
+    for bits in (header_bits, other_bits):
         yield from rng.sample(bits, min(len(bits), count // 2))
 
 
@@ -319,61 +333,66 @@ def large_damages(files: Files, count: int) -> Iterator[tuple[str, Files]]:
                 and os.path.splitext(path)[1] == os.path.splitext(other)[1] != ""
             ):
                 yield f"{other} as {path}", {**files, path: files[other]}
-    cuts = [(path, size) for path in paths for size in range(len(files[path]))]
-    for path, size in rng.sample(cuts, min(count, len(cuts))):
+    truncations = [(path, size) for path in paths for size in range(len(files[path]))]
+    for path, size in rng.sample(truncations, min(count, len(truncations))):
         yield f"{path} cut at {size}", {**files, path: files[path][:size]}
     for size, path, other in itertools.product((512, 4096), logs, logs):
-        for at, to in itertools.product(
+        for position, other_position in itertools.product(
             range(0, len(files[path]), size), range(0, len(files[other]), size)
         ):
-            bad = {name: bytearray(data) for name, data in files.items()}
+            damaged = {name: bytearray(data) for name, data in files.items()}
             block = (
                 bytes(size)
-                if (path, at) == (other, to)
-                else files[path][at : at + size]
+                if (path, position) == (other, other_position)
+                else files[path][position : position + size]
             )
-            bad[other][to : to + size] = block
-            if (path, at) != (other, to):
-                bad[path][at : at + size] = files[other][to : to + size]
+            damaged[other][other_position : other_position + size] = block
+            if (path, position) != (other, other_position):
+                damaged[path][position : position + size] = files[other][
+                    other_position : other_position + size
+                ]
             yield (
-                f"{size} bytes at {at} of {path} and {to} of {other}",
-                {n: bytes(data) for n, data in bad.items()},
+                f"{size} bytes at {position} of {path} and {other_position} of {other}",
+                {n: bytes(data) for n, data in damaged.items()},
             )
 
 
-def turned(files: Files, count: int) -> Iterator[tuple[str, Files]]:
+def flipped_bits(files: Files, count: int) -> Iterator[tuple[str, Files]]:
     for path, bit in flips(files, count):
-        bad = bytearray(files[path])
-        bad[bit // 8] ^= 1 << bit % 8
-        yield f"byte {bit // 8}, bit {bit % 8} of {path}", {**files, path: bytes(bad)}
+        damaged = bytearray(files[path])
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield (
+            f"byte {bit // 8}, bit {bit % 8} of {path}",
+            {**files, path: bytes(damaged)},
+        )
 
 
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
 @pytest.mark.parametrize(
-    ("questions", "damages"),
+    ("make_queries", "damages"),
     [
-        pytest.param(read_through, turned, id="read-bits"),
-        pytest.param(read_through, large_damages, id="read-large_damages"),
-        pytest.param(look_up, turned, id="lookup-bits"),
+        pytest.param(full_reads, flipped_bits, id="read-bits"),
+        pytest.param(full_reads, large_damages, id="read-large_damages"),
+        pytest.param(lookups, flipped_bits, id="lookup-bits"),
     ],
 )
 @pytest.mark.parametrize(
     "count", [FLIPS // SHARE, pytest.param(MANY // SHARE, marks=pytest.mark.slow)]
 )
 def test_damage_of_a_log_of_logcore_is_detected(
-    questions: Any, damages: Any, read_only: bool, count: int
+    make_queries: Any, damages: Any, read_only: bool, count: int
 ) -> None:
     files = own()
-    sound = answers(files, questions, read_only=read_only)
-    met = {"same": 0, "error": 0, "cut": 0}
-    silent = []
-    for what, bad in damages(files, count):
+    sound = query_results(files, make_queries, read_only=read_only)
+    counts = {"same": 0, "error": 0, "cut": 0}
+    undetected = []
+    for description, damaged in damages(files, count):
         try:
-            met[check(sound, bad, questions, read_only=read_only)] += 1
+            counts[compare(sound, damaged, make_queries, read_only=read_only)] += 1
         except AssertionError as error:
-            silent.append(f"{what}: {error}")
-    print(f"\n{met}, {len(silent)} silent")
-    assert not silent, "\n".join(silent)[:3000]
+            undetected.append(f"{description}: {error}")
+    print(f"\n{counts}, {len(undetected)} undetected")
+    assert not undetected, "\n".join(undetected)[:3000]
 
 
 def compacted() -> Files:
@@ -443,21 +462,21 @@ def losses(files: Files) -> Iterator[tuple[str, Files]]:
         )
         yield f"{path} emptied", {**files, path: b""}
         heads = [*batch_positions(raw), len(raw)]
-        for at, behind in itertools.pairwise(heads):
-            yield f"{path} cut at {at}", {**files, path: raw[:at]}
+        for position, next_position in itertools.pairwise(heads):
+            yield f"{path} cut at {position}", {**files, path: raw[:position]}
             yield (
-                f"{path} without its batch at {at}",
-                {**files, path: raw[:at] + raw[behind:]},
+                f"{path} without its batch at {position}",
+                {**files, path: raw[:position] + raw[next_position:]},
             )
 
 
-def everything(log: logcore.Log) -> Answers:
+def all_queries(log: logcore.Log) -> QueryResults:
     """Return a function for each query of a reader."""
     start = log.log_start_offset
     end = log.high_watermark
     times = range(T0 - 5, T0 + 500, 35)
     return {
-        **read_through(log),
+        **full_reads(log),
         "newest": log.newest,
         "stored": lambda: _fetched(log, start, end),
         "stable": lambda: log.last_stable_offset,
@@ -482,13 +501,13 @@ def everything(log: logcore.Log) -> Answers:
 
 
 def _fetched(log: logcore.Log, start: int, end: int) -> bytes:
-    """Return stored batches as several requests of a client would."""
-    found = b""
+    """Return stored batches as several fetch requests do."""
+    fetched = b""
     while start < end:
-        part = b"".join(log.stored(start, max_bytes=300))
-        start = [batch.next_offset for batch in read_batches(part)][-1]
-        found += part
-    return found
+        chunk = b"".join(log.stored(start, max_bytes=300))
+        start = [batch.next_offset for batch in read_batches(chunk)][-1]
+        fetched += chunk
+    return fetched
 
 
 def _sent(log: logcore.Log, offset: int) -> bytes:
@@ -497,63 +516,67 @@ def _sent(log: logcore.Log, offset: int) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
-@pytest.mark.parametrize("made", [own, compacted, transactional])
+@pytest.mark.parametrize("make_files", [own, compacted, transactional])
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_missing_batch_or_segment_is_detected(
-    made: Callable[[], Files], read_only: bool, step: int
+    make_files: Callable[[], Files], read_only: bool, step: int
 ) -> None:
-    """Every question to a log with missing parts returns the answer of the complete log,
+    """Every query of a log with missing parts returns the result of the complete log,
     or raises an error.
     """
-    files = made()
-    sound = answers(files, everything, read_only=read_only)
+    files = make_files()
+    sound = query_results(files, all_queries, read_only=read_only)
     assert logcore.LogcoreError not in [
         sound[name] for name in ("read", "columns", "stable", "stored")
     ]
-    silent = []
-    for what, bad in itertools.islice(losses(files), read_only % step, None, step):
+    undetected = []
+    for description, damaged in itertools.islice(
+        losses(files), read_only % step, None, step
+    ):
         try:
-            check(sound, bad, everything, read_only=read_only)
+            compare(sound, damaged, all_queries, read_only=read_only)
         except AssertionError as error:
-            silent.append(f"{what}: {error}")
-    assert not silent, "\n".join(silent)[:3000]
+            undetected.append(f"{description}: {error}")
+    assert not undetected, "\n".join(undetected)[:3000]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
-@pytest.mark.parametrize("damages", [turned, large_damages])
+@pytest.mark.parametrize("damages", [flipped_bits, large_damages])
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-after"])
 def test_damage_of_a_log_of_kafka_changes_no_value(
     name: str, damages: Any, read_only: bool
 ) -> None:
-    """Offsets of Kafka's logs may have gaps, so a larger offset at the end is
-    indistinguishable from a valid offset. Wrong values are detectable.
+    """Offsets of Kafka's logs may have gaps, so that a larger offset at the end may be
+    valid. Wrong values are detectable.
     """
-    files = kafkas(name)
-    sound = answers(files, read_through, read_only=read_only)
-    known = {entry[1:] for entry in sound["read"]}
-    for what, bad in damages(files, FLIPS // SHARE // 2):
+    files = kafka_files(name)
+    sound = query_results(files, full_reads, read_only=read_only)
+    known_values = {entry[1:] for entry in sound["read"]}
+    for description, damaged in damages(files, FLIPS // SHARE // 2):
         try:
-            found = answers(bad, read_through, read_only=read_only)
+            results = query_results(damaged, full_reads, read_only=read_only)
         except logcore.LogcoreError:
             continue
-        for question in ("read", "columns"):
-            if found[question] is not logcore.LogcoreError:
-                assert {entry[1:] for entry in found[question]} <= known, what
+        for query in ("read", "columns"):
+            if results[query] is not logcore.LogcoreError:
+                assert {entry[1:] for entry in results[query]} <= known_values, (
+                    description
+                )
 
 
 # -- small files -----------------------------------------------------------------------
 
 
-def of_topics(files: Files) -> Any:
+def read_topics(files: Files) -> Any:
     with logcore.open_dir("/data", fs=SimulatedDisk(files, now_ms=T0)) as directory:
         log = directory.partition("t", 0)
         return directory.topics(), log.config, directory.host.next_producer_id() >= 1000
 
 
-def of_snapshot(files: Files) -> Any:
-    """Append a batch that is stored already. The log detects the duplicate, with the state
-    from a snapshot or from the batches.
+def append_duplicate(files: Files) -> Any:
+    """Append a stored batch again. The log detects the duplicate, with the producer
+    state of a snapshot or of the batches.
     """
     last = encode(
         [(b"k", b"v", (), FUTURE)] * 2, producer_id=0, producer_epoch=0, base_sequence=8
@@ -564,30 +587,30 @@ def of_snapshot(files: Files) -> Any:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "ask"),
+    ("name", "read"),
     [
-        (checkpoint.TOPICS, of_topics),
-        (checkpoint.PRODUCER_IDS, of_topics),
-        ("meta.properties", of_topics),
-        (checkpoint.RECOVERY_POINT, of_topics),
-        (checkpoint.POLICY, of_topics),
-        (checkpoint.LEADER_EPOCH, of_topics),
-        (f"{40:020d}.snapshot", of_snapshot),
-        (f"{32:020d}.snapshot", of_snapshot),
+        (checkpoint.TOPICS, read_topics),
+        (checkpoint.PRODUCER_IDS, read_topics),
+        ("meta.properties", read_topics),
+        (checkpoint.RECOVERY_POINT, read_topics),
+        (checkpoint.POLICY, read_topics),
+        (checkpoint.LEADER_EPOCH, read_topics),
+        (f"{40:020d}.snapshot", append_duplicate),
+        (f"{32:020d}.snapshot", append_duplicate),
     ],
 )
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_flipped_bit_in_a_small_file_is_refused_or_harmless(
-    name: str, ask: Callable[[Files], Any], step: int
+    name: str, read: Callable[[Files], Any], step: int
 ) -> None:
     files = own()
-    sound = ask(files)
+    expected = read(files)
     (path,) = (path for path in files if os.path.basename(path) == name)
     for bit in range(0, len(files[path]) * 8, step):
-        bad = bytearray(files[path])
-        bad[bit // 8] ^= 1 << bit % 8
+        damaged = bytearray(files[path])
+        damaged[bit // 8] ^= 1 << bit % 8
         try:
-            found = ask({**files, path: bytes(bad)})
+            result = read({**files, path: bytes(damaged)})
         except logcore.LogcoreError:
             continue
-        assert found == sound, bit
+        assert result == expected, bit

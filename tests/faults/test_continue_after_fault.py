@@ -1,8 +1,6 @@
-"""Programs continue after one failing call of the disk: nothing acknowledged is lost,
-and nothing is there twice.
-
-`make check` fails a sample of the calls, `make slow` every call, with more disks after a
-power cut for each.
+"""Programs continue after one failing call of the disk: no acknowledged record is lost,
+and no record is stored twice. `make check` tests a sample of the calls. `make slow`
+tests every call, and checks more disks after a power cut for each call.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 class StagedWrite:
-    """A service holds the directory, and a driver publishes one version until it is
-    done.
+    """A service has the directory open, and a driver publishes one version until the
+    service has appended it.
     """
 
     def __init__(self, config: dict[str, str] | None) -> None:
@@ -111,9 +109,9 @@ class StagedWrite:
             for partition in PARTITIONS:
                 directory.partition("t", partition)
         for partition in PARTITIONS:
-            found = values(PATH, partition, fs=fs)
-            staged = [value for value in found if value not in (b"before", b"after")]
-            assert found[0] == b"before"
+            stored = values(PATH, partition, fs=fs)
+            staged = [value for value in stored if value not in (b"before", b"after")]
+            assert stored[0] == b"before"
             assert staged == rows("first", partition, 20)
             self.ledger.attempted.setdefault(f"t-{partition}", [])
         self.ledger.check(
@@ -140,7 +138,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 
 @attrs.define
 class Names:
-    """Gives each of two processes a name of its own."""
+    """Gives each process another name."""
 
     count: int = 0
 

@@ -1,12 +1,12 @@
 """Tests of crashes of a log, with every possible state of the disk. The log opens with
 exactly the acknowledged records, unchanged.
 
-The tests run programs of a few calls on a log on a simulated disk. At each change of the
-disk, and inside each write, they open and check all possible disks after a crash
+The tests run programs of a few calls on a log on a simulated disk. At each change of
+the disk, and inside each write, they open and check all possible disks after a crash
 (logcore.testing.explore, logcore.testing.oracle; docs/crashes.md has the rules and the
-figures). There are three kinds of programs: all sequences of at most three calls, random
-longer sequences, and programs with one failing operation of the disk. The calls include
-later changes of data: retention, compaction, transactions, leader epochs.
+figures). The programs are all sequences of at most three calls, random longer
+sequences, and programs with one failing operation of the disk. The calls include later
+changes of data: retention, compaction, transactions, leader epochs.
 tests/faults/test_directory_crashes.py does the same with directories of topics.
 
 tests/faults/test_seeded_bugs.py shows that the explorer detects bugs.
@@ -73,13 +73,13 @@ SMALL = (
 
 
 def small_world(calls: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """All sequences of at most three calls: short ones first."""
+    """Yield all sequences of at most three calls, shorter sequences first."""
     for length in (1, 2, 3):
         yield from itertools.product(calls, repeat=length)
 
 
 def explored_by_seed(seed: int) -> Report:
-    """A random program of up to twenty calls."""
+    """Explore a random program of up to 20 calls."""
     rng = random.Random(seed)
     config = {
         "segment.bytes": rng.choice([250, 400, 1000, 2000]),
@@ -116,8 +116,7 @@ each_count = pytest.mark.parametrize(
     ],
 )
 
-#: Calls and settings of small worlds, each explored under some policies; one share of
-#: all states for each of the two.
+#: Calls and settings of small worlds, and the policies under which each is explored.
 WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
     "log": (SMALL, POLICIES, CONFIG),
     "life": (LIVES, ("group", "os"), COMPACTED),
@@ -143,7 +142,7 @@ def test_crash_after_any_short_program_keeps_promises(
         total += explored(actions, durability, config=config, met=met, limit=24)
         if total.states >= count * 4 // 10 // len(policies):
             break
-    tell(f"small world of a {world} under {durability}", total, began)
+    print_rate(f"small world of a {world} under {durability}", total, began)
 
 
 @each_count
@@ -156,10 +155,10 @@ def test_crash_after_random_programs_keeps_promises(part: int, count: int) -> No
         total += explored_by_seed(seed)
         if total.states >= count // 10:
             break
-    tell(f"random programs {part}", total, began)
+    print_rate(f"random programs {part}", total, began)
 
 
-# -- disks that are not opened ----------------------------------------------------------
+# -- disks that are not opened ---------------------------------------------------------
 
 
 class VerifyingCache(ResultCache[Any]):
@@ -175,11 +174,11 @@ class VerifyingCache(ResultCache[Any]):
         if cached is None:
             return super().run(disk, function)
         VerifyingCache.hits += 1
-        found = ResultCache[Any]().run(disk, function)
-        assert found == cached, (
-            f"{found} is found, and the cache had {cached} for an equal disk"
+        result = ResultCache[Any]().run(disk, function)
+        assert result == cached, (
+            f"{result} is found, and the cache had {cached} for an equal disk"
         )
-        return found
+        return result
 
 
 @pytest.mark.long
@@ -209,12 +208,12 @@ def test_disks_that_the_cache_skips_equal_opened_disks(
 
 def test_cache_compares_only_the_files_that_were_read() -> None:
     """The cache compares the content of one file, the size of another, and the new
-    content of a third. Everything else may differ.
+    content of a third. Other files may differ.
     """
-    called: list[SimulatedDisk] = []
+    call_count: list[SimulatedDisk] = []
 
     def function(disk: SimulatedDisk) -> tuple[bytes, int, bytes]:
-        called.append(disk)
+        call_count.append(disk)
         handles = [disk.open(path, write=True) for path in ("/a", "/b", "/c")]
         disk.truncate(handles[2], 0)
         disk.pwrite(handles[2], b"new", 0)
@@ -226,7 +225,7 @@ def test_cache_compares_only_the_files_that_were_read() -> None:
 
     def count(disk: SimulatedDisk) -> int:
         results.run(disk, function)
-        return len(called)
+        return len(call_count)
 
     results: ResultCache[tuple[bytes, int, bytes]] = ResultCache()
     files: dict[str, bytes | None] = {"/a": b"1", "/b": b"2", "/c": b"3", "/d": b"4"}
@@ -248,15 +247,17 @@ def test_cache_compares_only_the_files_that_were_read() -> None:
 # -- for hours -------------------------------------------------------------------------
 
 
-def tell(what: str, total: Report, began: float) -> None:
+def print_rate(name: str, total: Report, began: float) -> None:
     seconds = time.perf_counter() - began
     print(
-        f"{what}: {total}, {seconds:.1f} s, {(total.states + total.again) / seconds:.0f} states a second"
+        f"{name}: {total}, {seconds:.1f} s, {(total.states + total.again) / seconds:.0f} states a second"
     )
 
 
-def explored_or_why(seed: int) -> Report | str:
-    """For another process: an error that carries a disk does not travel."""
+def explored_or_error(seed: int) -> Report | str:
+    """Return the report, or the text of the error. An error that refers to a disk
+    cannot be pickled for another process.
+    """
     try:
         return explored_by_seed(seed)
     except Exception as error:
@@ -265,26 +266,26 @@ def explored_or_why(seed: int) -> Report | str:
 
 @pytest.mark.slow
 def test_exploration_continues_where_the_last_run_ended() -> None:
-    """The counts of the last run are kept in a file. The exploration uses all cores."""
+    """A file stores the counts of the last run. The exploration uses all cores."""
     goal = int(os.environ.get("LOGCORE_EXPLORE_STATES", "20000000"))
     seconds = float(os.environ.get("LOGCORE_EXPLORE_SECONDS", "1800"))
     file = Path(os.environ.get("LOGCORE_EXPLORE_FILE", "build/explored.json"))
-    kept = (
+    saved = (
         json.loads(file.read_text())
         if file.exists()
         else {"seed": 10_000_000, "report": attrs.asdict(Report())}
     )
-    total = Report(**kept["report"])
-    seed = kept["seed"]
+    total = Report(**saved["report"])
+    seed = saved["seed"]
     began = time.perf_counter()
     before = total.states
     first_seed = seed
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         while total.states < goal and time.perf_counter() - began < seconds:
             chunk = range(seed, seed + 64)
-            for found in pool.imap_unordered(explored_or_why, chunk):
-                assert isinstance(found, Report), found
-                total += found
+            for report in pool.imap_unordered(explored_or_error, chunk):
+                assert isinstance(report, Report), report
+                total += report
             seed += len(chunk)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"seed": seed, "report": attrs.asdict(total)}))
@@ -294,32 +295,32 @@ def test_exploration_continues_where_the_last_run_ended() -> None:
     print(
         f"{total.states} of {goal} states after {seed} seeds: {total}; {rate:.0f} states a second and core"
     )
-    # A seed gives 900 disks on average, and hardly one gives less than a hundred.
+    # A seed has 900 disks on average, and very few seeds have less than 100.
     assert total.states - before >= 300 * (seed - first_seed)
 
 
-# -- bugs that the search found ---------------------------------------------------------
+# -- bugs that the exploration found --------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", ["os", "every(3)", "interval(20)"])
-def test_records_deleted_before_they_are_durable(durability: str) -> None:
-    """The log start was durable and the records below it were not: after a power cut
-    the log ended below its start, and could not be opened.
+def test_log_opens_after_unsynced_records_were_deleted(durability: str) -> None:
+    """The log start was durable, and the records below it were not. After a power cut
+    the log ended below its start, so that it could not be opened.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, durability=durability, fs=disk)
     log.append_many([(None, b"one"), (None, b"two")], durability="os")
     log.delete_records(1)
-    *_, lost = disk.after_crash(limit=2)
+    *_, after_power_cut = disk.after_crash(limit=2)
     disk.crash()
-    with logcore.open("t-0", durability=durability, fs=lost) as log:
+    with logcore.open("t-0", durability=durability, fs=after_power_cut) as log:
         assert log.log_start_offset == 1 <= log.log_end_offset
 
 
 def test_interrupted_truncation_leaves_no_stale_txnindex() -> None:
-    """A truncation that was killed between the deletion of the .log file and of the
-    other files of a segment left its .txnindex. The next segment at that offset would
-    have used it: Kafka treated committed records as aborted ones.
+    """A kill between the deletions of the .log file and of the other files of a segment
+    left a .txnindex file. The next segment at that offset used the file, so that Kafka
+    treated committed records as aborted.
     """
     disk = SimulatedDisk()
     config = {"segment.bytes": 250}
@@ -351,10 +352,11 @@ def test_interrupted_truncation_leaves_no_stale_txnindex() -> None:
     assert killed.exists(last.path) and not killed.exists(last.file(".txnindex"))
 
 
-@pytest.mark.parametrize("lost", [8, 9, 10, 11])
-def test_batch_torn_inside_its_offset_field_is_recovered(lost: int) -> None:
-    """The first sector of the write is lost, and the rest is on disk. The head then
-    contains offset 0, and recovery treated everything as damage to durable data.
+@pytest.mark.parametrize("lost_bytes", [8, 9, 10, 11])
+def test_batch_torn_inside_its_offset_field_is_recovered(lost_bytes: int) -> None:
+    """The first sector of the write is lost, and the other sectors are on disk. The
+    header then contains offset 0. Recovery treated such a batch as damage to durable
+    data.
     """
     size = 1
     for _ in range(4):
@@ -366,28 +368,33 @@ def test_batch_torn_inside_its_offset_field_is_recovered(lost: int) -> None:
         log = logcore.open("t-0", durability="os", fs=disk)
         log.append(b"x" * size)
         path = next(filter(is_log, disk.files()))
-        at = len(disk.files()[path])
-        if (at + lost) % 512:
+        position = len(disk.files()[path])
+        if (position + lost_bytes) % 512:
             # A longer record may need a longer length field, so try once more.
-            size += -(at + lost) % 512
+            size += -(position + lost_bytes) % 512
             disk.crash()
             continue
         log.append(b"torn")
         content = disk.files()[path]
         disk.crash()
         torn = SimulatedDisk(
-            {**disk.files(), path: content[:at] + bytes(lost) + content[at + lost :]}
+            {
+                **disk.files(),
+                path: content[:position]
+                + bytes(lost_bytes)
+                + content[position + lost_bytes :],
+            }
         )
-        with logcore.open("t-0", durability="os", fs=torn) as again:
-            assert again.log_end_offset == 2
+        with logcore.open("t-0", durability="os", fs=torn) as reopened:
+            assert reopened.log_end_offset == 2
         return
     raise AssertionError("no such size")
 
 
 @pytest.mark.long
 def test_truncation_into_compacted_gap_survives_crash() -> None:
-    """Compaction left nothing below the offset. Once the segments above it were lost,
-    the log ended below its recovery point, and could not be opened.
+    """Compaction removed all records below the offset. After a crash lost the segments
+    above the offset, the log ended below its recovery point and could not be opened.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
     for changes in itertools.count():
@@ -402,15 +409,15 @@ def test_truncation_into_compacted_gap_survives_crash() -> None:
             log.truncate(1)
         except SimulatedCrash:
             for after in disk.after_crash(limit=20):
-                with logcore.open("t-0", config=config, fs=after) as again:
-                    assert again.log_end_offset >= 1
+                with logcore.open("t-0", config=config, fs=after) as reopened:
+                    assert reopened.log_end_offset >= 1
             continue
         disk.crash_in(None)
         log.close()
         return
 
 
-def test_opening_without_room_for_a_file_name_succeeds() -> None:
+def test_opening_succeeds_on_a_disk_without_space_for_a_file_name() -> None:
     """Recovery writes the records that it keeps into a new file. If the disk has no
     room for the file's name, recovery continues with the old file.
     """
@@ -429,7 +436,7 @@ def test_opening_without_room_for_a_file_name_succeeds() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("durability", "step", "turns"),
+    ("durability", "step", "first_errors"),
     [
         ("group", 10, (0,)),
         *(
@@ -438,17 +445,21 @@ def test_opening_without_room_for_a_file_name_succeeds() -> None:
         ),
     ],
 )
-def test_every_operation_fails_once_and_forever(
-    durability: str, step: int, turns: Sequence[int]
+def test_failing_operation_loses_no_acknowledged_record(
+    durability: str, step: int, first_errors: Sequence[int]
 ) -> None:
-    """step: the distance between the calls that fail. turns: for each run, the position
-    in the list of errors at which it starts; the errors then rotate from call to call.
+    """The call that fails is the n-th, for each multiple n of `step`. Each run rotates
+    through the list of errors, and `first_errors` are the positions at which the runs
+    start.
     """
     cases = 0
     recoveries = Recoveries(durability, CONFIG)
     for operation, times in itertools.product(FAILING, (1, None)):
         for number in itertools.count(1, step):
-            codes = [ERRNOS[(number + turn) % len(ERRNOS)] for turn in turns]
+            codes = [
+                ERRNOS[(number + first_error) % len(ERRNOS)]
+                for first_error in first_errors
+            ]
             hits = [
                 failing(
                     Fault(operation, code, at=number, times=times),

@@ -1,5 +1,5 @@
-"""Tests of crashes of a directory of topics, with every possible state of the disk. Every
-acknowledged topic exists afterwards, and no other topic.
+"""Tests of crashes of a directory of topics, with every possible state of the disk.
+After a crash, exactly the acknowledged topics exist.
 
 tests/faults/test_crash_explorer.py has the same tests for one log. Random programs run on a
 LogDir on a simulated disk: topics are created, extended, changed, forked and deleted,
@@ -42,8 +42,8 @@ from support.programs import POLICIES
 STATES = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "300"))
 MANY = int(os.environ.get("LOGCORE_DIRECTORY_STATES", "500000"))
 DEFAULTS = {"segment.bytes": 300, "index.interval.bytes": 100, "batch.size": 200}
-#: Settings of topics: one keeps all records, one deletes records above a size, one
-#: compacts at each chance.
+#: Settings of topics: keep all records, delete records above a size, and compact at
+#: each tick.
 KEPT: dict[str, Any] = {}
 DELETED: dict[str, Any] = {"retention.bytes": 400}
 COMPACTED: dict[str, Any] = {
@@ -55,20 +55,18 @@ COMPACTED: dict[str, Any] = {
 
 @attrs.define
 class Topic:
-    """A topic that the program expects.
-
-    `topic_id` is None while the topic is being created. `counts` are the possible numbers
-    of partitions: two while partitions are added. `retentions` are possible values of
-    retention.ms. `may_lack` means that the topic may be missing, because it is being
-    created or deleted.
-    """
+    """A topic that the program expects."""
 
     config: dict[str, Any]
     logs: dict[int, LogHistory]
+    #: The possible numbers of partitions. There are two while partitions are added.
     counts: set[int]
+    #: None while the topic is created.
     topic_id: uuid.UUID | None = None
+    #: The possible values of retention.ms.
     retentions: set[str | None] = attrs.field(factory=lambda: {None})
-    may_lack: bool = True
+    #: True while the topic is created or deleted.
+    may_be_missing: bool = True
 
 
 @attrs.frozen
@@ -80,7 +78,7 @@ class FoundTopic:
 
 @attrs.frozen
 class FoundDirectory:
-    """The expected directory. `producer_id` is the next id to be allocated."""
+    """The topics of an opened directory, and the next producer id that it allocates."""
 
     topics: dict[str, FoundTopic]
     producer_id: int
@@ -92,8 +90,8 @@ def open_directory(disk: SimulatedDisk, durability: str) -> LogDir:
     )
 
 
-def look(logdir: LogDir) -> dict[str, FoundTopic]:
-    found = {}
+def read_topics(logdir: LogDir) -> dict[str, FoundTopic]:
+    topics = {}
     for name in logdir.topics():
         numbers = logdir.partitions(name)
         assert numbers == tuple(range(len(numbers))), (
@@ -101,12 +99,16 @@ def look(logdir: LogDir) -> dict[str, FoundTopic]:
         )
         retention = logdir.describe_topic(name).overrides.get("retention.ms")
         logs = [FoundLog.of(logdir.partition(name, number)) for number in numbers]
-        found[name] = FoundTopic(logdir.topic_id(name), retention, logs)
-    return found
+        topics[name] = FoundTopic(logdir.topic_id(name), retention, logs)
+    return topics
 
 
-def outline(topics: dict[str, FoundTopic], *, probed: bool = False) -> dict[str, Any]:
-    """To be compared. probed: with the record that recover() appends to each log."""
+def comparable(
+    topics: dict[str, FoundTopic], *, probed: bool = False
+) -> dict[str, Any]:
+    """Return a value for comparisons. If `probed` is set, each log has the record that
+    recover() appends.
+    """
     return {
         name: (
             topic.topic_id,
@@ -129,10 +131,10 @@ def outline(topics: dict[str, FoundTopic], *, probed: bool = False) -> dict[str,
 def recover(
     disk: SimulatedDisk, durability: str, thorough: bool = False
 ) -> FoundDirectory:
-    """Opens the directory, appends to each log, and opens it again."""
+    """Open the directory, append to each log, and open the directory again."""
     with open_directory(disk, durability) as logdir:
-        found = look(logdir)
-        for name, topic in found.items():
+        topics = read_topics(logdir)
+        for name, topic in topics.items():
             for number, log in enumerate(topic.logs):
                 receipt = logdir.partition(name, number).append(
                     b"probe", key=b"probe", timestamp_ms=0
@@ -143,26 +145,28 @@ def recover(
         producer_id = logdir.host.next_producer_id()
     partitions = {
         f"/d/{name}-{number}"
-        for name, topic in found.items()
+        for name, topic in topics.items()
         for number in range(len(topic.logs))
     }
-    there = {
+    directories = {
         path
         for path, content in disk.view().items()
         if content is None and posixpath.dirname(path) == "/d"
     }
-    assert there == partitions, "directories that belong to no topic"
+    assert directories == partitions, "partition directories of a missing topic"
     assert not disk.open_handles, f"still open: {disk.open_handles}"
     with open_directory(disk, durability) as logdir:
-        again = outline(look(logdir))
+        reopened = comparable(read_topics(logdir))
         assert logdir.host.next_producer_id() > producer_id
-    assert again == outline(found, probed=True), "opening again finds something else"
+    assert reopened == comparable(topics, probed=True), (
+        "the second opening returns another content"
+    )
     if thorough:
         damaged = [
             verdict for verdict in verify("d", fs=disk) if verdict.status == "damaged"
         ]
         assert not damaged, damaged
-    return FoundDirectory(found, producer_id)
+    return FoundDirectory(topics, producer_id)
 
 
 class Program:
@@ -178,15 +182,15 @@ class Program:
         self.producer_id = -1
         self.count = seed * 1000
         self.logdir: LogDir | None = None
-        self.staged: tuple[str, list[int]] | None = (
-            None  # a write under way: its topic, where its partitions ended
-        )
+        #: The topic of a staged write that is not finished, and the log end offset of
+        #: each partition before the write.
+        self.staged: tuple[str, list[int]] | None = None
         self.explorer = Explorer(
             functools.partial(recover, durability=durability),
             self.check,
             thorough=functools.partial(recover, durability=durability, thorough=True),
             same=lambda found_directory, other: (
-                outline(found_directory.topics) == outline(other.topics)
+                comparable(found_directory.topics) == comparable(other.topics)
             ),
             restart=lambda disk: open_directory(disk, durability).close(),
             seed=seed,
@@ -196,33 +200,37 @@ class Program:
         self.explorer.attach(self.disk)
 
     def check(self, found: FoundDirectory, kind: Kind) -> None:
-        others = found.topics.keys() - self.topics.keys()
-        assert not others, f"{others} were deleted, or never made"
+        deleted_topics = found.topics.keys() - self.topics.keys()
+        assert not deleted_topics, f"{deleted_topics} are deleted, or were not created"
         for name, topic in self.topics.items():
-            theirs = found.topics.get(name)
-            if theirs is None:
-                assert topic.may_lack, f"{name} is gone"
+            found_topic = found.topics.get(name)
+            if found_topic is None:
+                assert topic.may_be_missing, f"{name} is gone"
                 continue
-            assert topic.topic_id in (None, theirs.topic_id), f"{name} has another id"
-            assert len(theirs.logs) in topic.counts, (
-                f"{name} has {len(theirs.logs)} partitions of {topic.counts}"
+            assert topic.topic_id in (None, found_topic.topic_id), (
+                f"{name} has another id"
             )
-            assert theirs.retention in topic.retentions, (
-                f"{name} has the retention {theirs.retention}"
+            assert len(found_topic.logs) in topic.counts, (
+                f"{name} has {len(found_topic.logs)} partitions of {topic.counts}"
             )
-            for number, log in enumerate(theirs.logs):
+            assert found_topic.retention in topic.retentions, (
+                f"{name} has the retention {found_topic.retention}"
+            )
+            for number, log in enumerate(found_topic.logs):
                 try:
                     topic.logs[number].check(log, kind)
                 except AssertionError as error:
                     raise AssertionError(f"{name}-{number}: {error}") from error
         if self.staged is not None:
             name, ends = self.staged
-            grew = [
+            has_grown = [
                 log.end > end
                 for log, end in zip(found.topics[name].logs, ends, strict=True)
             ]
-            assert len(set(grew)) == 1, f"a part of a staged write is in {name}: {grew}"
-        assert found.producer_id > self.producer_id, "a producer id is given out twice"
+            assert len(set(has_grown)) == 1, (
+                f"a part of a staged write is in {name}: {has_grown}"
+            )
+        assert found.producer_id > self.producer_id, "a producer id is allocated twice"
 
     def run(self, actions: list[str]) -> Report:
         for action in ["open", *actions, "close"]:
@@ -230,17 +238,17 @@ class Program:
             self.explorer.check_promises()
         return self.explorer.finish()
 
-    def opened(self) -> LogDir:
+    def open_logdir(self) -> LogDir:
         self.open()
         assert self.logdir is not None
         return self.logdir
 
-    def some(self) -> str | None:
+    def random_topic(self) -> str | None:
         """Return the name of a random topic, or None."""
         return self.rng.choice(sorted(self.topics)) if self.topics else None
 
-    # Each action does one thing, if there is an object to do it with: it declares the
-    # possible outcomes, makes the call, and records the outcome.
+    # Each action declares the possible outcomes of a call, makes the call, and records
+    # the outcome. An action without a suitable topic does nothing.
 
     def open(self) -> None:
         if self.logdir is None:
@@ -264,11 +272,11 @@ class Program:
         """Kill the process and start it again, while the machine keeps running."""
         self.disk.kill()
         self.logdir = None
-        logdir = self.opened()
-        found = FoundDirectory(look(logdir), logdir.host.next_producer_id())
-        self.check(found, "kill")
-        self.producer_id = found.producer_id
-        for name, topic in found.topics.items():
+        logdir = self.open_logdir()
+        directory = FoundDirectory(read_topics(logdir), logdir.host.next_producer_id())
+        self.check(directory, "kill")
+        self.producer_id = directory.producer_id
+        for name, topic in directory.topics.items():
             for number, log in enumerate(topic.logs):
                 self.topics[name].logs[number].continue_from(log)
 
@@ -281,7 +289,7 @@ class Program:
             return
         name = self.rng.choice(free)
         count = self.rng.randint(1, 2)
-        logdir = self.opened()
+        logdir = self.open_logdir()
         config = self.rng.choice((KEPT, DELETED, COMPACTED))
         topic = Topic(
             config,
@@ -292,21 +300,21 @@ class Program:
         self.explorer.check_promises()
         logdir.create_topic(name, count, config)
         topic.topic_id = logdir.topic_id(name)
-        topic.may_lack = False
+        topic.may_be_missing = False
 
     def drop(self) -> None:
-        name = self.some()
+        name = self.random_topic()
         if name is not None:
-            self.opened()
-            self.topics[name].may_lack = True
+            self.open_logdir()
+            self.topics[name].may_be_missing = True
             self.explorer.check_promises()
-            self.opened().delete_topic(name)
+            self.open_logdir().delete_topic(name)
             del self.topics[name]
 
-    def grow(self) -> None:
-        name = self.some()
+    def add_partition(self) -> None:
+        name = self.random_topic()
         if name is not None and max(self.topics[name].counts) < 3:
-            logdir = self.opened()
+            logdir = self.open_logdir()
             topic = self.topics[name]
             count = max(topic.counts) + 1
             topic.logs[count - 1] = LogHistory(self.durability)
@@ -316,9 +324,9 @@ class Program:
             topic.counts = {count}
 
     def alter(self) -> None:
-        name = self.some()
+        name = self.random_topic()
         if name is not None:
-            logdir = self.opened()
+            logdir = self.open_logdir()
             topic = self.topics[name]
             retention = str(self.rng.randrange(1 << 40, 1 << 41))
             topic.retentions.add(retention)
@@ -327,39 +335,39 @@ class Program:
             topic.retentions = {retention}
 
     def fork(self) -> None:
-        name = self.some()
+        name = self.random_topic()
         free = sorted({"a", "b", "c"} - self.topics.keys())
         if name is None or not free:
             return
-        logdir = self.opened()
+        logdir = self.open_logdir()
         source = self.topics[name]
-        new = self.rng.choice(free)
-        at = {}
+        new_name = self.rng.choice(free)
+        offsets = {}
         logs = {}
         for number, history in source.logs.items():
             log = logdir.partition(name, number)
-            at[number] = self.rng.randint(log.log_start_offset, log.high_watermark)
+            offsets[number] = self.rng.randint(log.log_start_offset, log.high_watermark)
             logs[number] = copy.deepcopy(history)
-            logs[number].truncate(at[number])
+            logs[number].truncate(offsets[number])
             logs[number].truncated()
         topic = Topic(
             source.config, logs, set(source.counts), retentions=set(source.retentions)
         )
-        self.topics[new] = topic
+        self.topics[new_name] = topic
         self.explorer.check_promises()
-        logdir.fork(name, at, new)
-        topic.topic_id = logdir.topic_id(new)
-        topic.may_lack = False
+        logdir.fork(name, offsets, new_name)
+        topic.topic_id = logdir.topic_id(new_name)
+        topic.may_be_missing = False
 
     def producer(self) -> None:
-        self.producer_id = self.opened().host.next_producer_id()
+        self.producer_id = self.open_logdir().host.next_producer_id()
 
     def append(self) -> None:
-        name = self.some()
+        name = self.random_topic()
         if name is None:
             return
         number = self.rng.choice(sorted(self.topics[name].logs))
-        log = self.opened().partition(name, number)
+        log = self.open_logdir().partition(name, number)
         history = self.topics[name].logs[number]
         rows: list[tuple[bytes, bytes, tuple[()], int]] = []
         for _ in range(self.rng.choice([1, 1, 2, 5])):
@@ -385,31 +393,30 @@ class Program:
         """Stage a write like a Spark job. Tasks write staged files, the driver publishes
         them, and the next tick or opening appends them.
         """
-        name = self.some()
+        name = self.random_topic()
         if name is None or self.topics[name].config is not KEPT:
             return
-        logdir = self.opened()
+        logdir = self.open_logdir()
         topic = self.topics[name]
         files = []
         self.count += 1
-        writing = Staging(self.disk, "d")
+        staging = Staging(self.disk, "d")
         job = f"job{self.count}"
-        writing.begin(job)
+        staging.begin(job)
         ends = [
             logdir.partition(name, number).log_end_offset
             for number in sorted(topic.logs)
         ]
         for number, history in topic.logs.items():
-            logdir.partition(
-                name, number
-            ).flush()  # or it may end lower, after records that are then not lost
+            # Without a flush, the partition may end lower after a crash.
+            logdir.partition(name, number).flush()
             history.acknowledge(ends[number], "disk")
             values = [
                 b"%d-%d;" % (self.count, index) * 5
                 for index in range(self.rng.randint(1, 12))
             ]
             times = np.full(len(values), self.disk.now_ms(), np.int64)
-            edges = np.concatenate(
+            bounds = np.concatenate(
                 [[0], np.cumsum([len(value) for value in values])]
             ).astype(np.int64)
             task = StagedWriter(
@@ -422,7 +429,7 @@ class Program:
                 LogConfig.parse(DEFAULTS),
                 batch_bytes=200,
             )
-            column = np.frombuffer(b"".join(values), np.uint8), edges, None
+            column = np.frombuffer(b"".join(values), np.uint8), bounds, None
             task.append_columns(InputColumns(None, column, times, len(values)))
             files += task.close()
             history.issue(
@@ -431,7 +438,7 @@ class Program:
             )
         self.staged = name, ends
         self.explorer.check_promises()
-        writing.publish(
+        staging.publish(
             Manifest(
                 app_id=job, version=0, txid=job, files=files, topics={name: len(ends)}
             )
@@ -439,15 +446,15 @@ class Program:
         for history in topic.logs.values():
             history.acknowledge(len(history.records), "disk")
         self.explorer.check_promises()
-        while writing.outcome(job, 0) == "pending":
+        while staging.outcome(job, 0) == "pending":
             self._tick()
         self.staged = None
 
     def delete_records(self) -> None:
-        name = self.some()
+        name = self.random_topic()
         if name is not None:
             number = self.rng.choice(sorted(self.topics[name].logs))
-            log = self.opened().partition(name, number)
+            log = self.open_logdir().partition(name, number)
             history = self.topics[name].logs[number]
             before = self.rng.randint(log.log_start_offset, log.high_watermark)
             history.delete(before)
@@ -455,21 +462,22 @@ class Program:
             history.deleted()
 
     def tick(self) -> None:
-        """Run the maintenance of half a minute: syncs, checkpoints, retention, compaction."""
+        """Run the maintenance of 30 seconds: syncs, checkpoints, retention and
+        compaction.
+        """
         for _ in range(3):
             self.disk.advance(10_000)
             self._tick()
 
     def _tick(self) -> None:
-        logdir = self.opened()
+        logdir = self.open_logdir()
         for name, topic in self.topics.items():
             for number, history in topic.logs.items():
                 if topic.config is DELETED:
                     history.delete(len(history.records))
                 elif topic.config is COMPACTED:
-                    active = logdir.partition(
-                        name, number
-                    ).host.writer.active  # which is not compacted, and may not last
+                    # The active segment is not compacted.
+                    active = logdir.partition(name, number).host.writer.active
                     history.compact(active.base_offset, self.disk.now_ms(), 0)
         self.explorer.check_promises()
         logdir.tick()
@@ -482,8 +490,8 @@ class Program:
 
 
 ACTIONS = (
-    *("create",) * 3, *("append",) * 9, *("tick",) * 3, "drop", "grow", "alter", "fork", "producer", "delete_records",
-    "stage", "reopen", "kill", "write_back",
+    *("create",) * 3, *("append",) * 9, *("tick",) * 3, "drop", "add_partition", "alter", "fork", "producer",
+    "delete_records", "stage", "reopen", "kill", "write_back",
 )  # fmt: skip
 
 
@@ -503,7 +511,7 @@ def explored(seed: int) -> Report:
     "count",
     [STATES, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(36000)])],
 )
-def test_random_histories_of_a_directory(count: int) -> None:
+def test_crash_after_random_calls_keeps_acknowledged_topics(count: int) -> None:
     total = Report()
     for seed in itertools.count():
         total += explored(seed)

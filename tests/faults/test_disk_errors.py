@@ -1,5 +1,5 @@
-"""Tests of a failing disk. Acknowledged records remain, failed appends leave no byte, and
-the log reports its state correctly afterwards.
+"""Tests of a failing disk. Acknowledged records remain, failed appends leave no byte,
+and the log then reports its state correctly.
 
 The last tests let each operation of the disk fail at each of its calls, in a script of
 producers, transactions, compaction and retention. tests/faults/test_crash_explorer.py does
@@ -30,8 +30,7 @@ from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
 from support.programs import COMPACTED, ERRNOS, FAILING, Program, Recoveries
 
-#: A path of a partition on a simulated disk, and its first segment. On real files:
-#: LOG_NAME in a folder of the test.
+#: The path of a partition on a simulated disk, and of its first segment.
 PARTITION = "/t-0"
 LOG_NAME = f"{0:020d}.log"
 LOG = f"{PARTITION}/{LOG_NAME}"
@@ -43,7 +42,7 @@ def values(path: Path) -> list[bytes | None]:
 
 
 def stored(disk: SimulatedDisk) -> list[bytes | None]:
-    """The values in PARTITION."""
+    """Return the values in PARTITION."""
     with logcore.open(PARTITION, read_only=True, fs=disk) as log:
         return [record.value for record in log.read(log.log_start_offset)]
 
@@ -52,7 +51,7 @@ def calls(disk: SimulatedDisk, name: str) -> int:
     return sum(operation.name == name for operation in disk.operations)
 
 
-def failing_always(operation: str, code: int = errno.EIO, path: str = "*") -> FaultPlan:
+def always_failing(operation: str, code: int = errno.EIO, path: str = "*") -> FaultPlan:
     return FaultPlan(Fault(operation, code, path=path, times=None))
 
 
@@ -65,17 +64,17 @@ def test_full_disk_undoes_the_append_and_a_retry_succeeds(
     with open_log(PARTITION, create=True, durability=policy, fs=disk) as log:
         log.append(b"first")
         size = len(disk.content(LOG))
-        disk.faults = failing_always("pwrite", code, "*.log")
+        disk.faults = always_failing("pwrite", code, "*.log")
         for call in (
             lambda: log.append(b"second"),
             lambda: log.append_many([(None, b"x" * 1000)] * 50),
             lambda: log.append_columns(values=(b"abc", [0, 1, 3])),
         ):
-            with pytest.raises(logcore.DiskFullError) as met:
+            with pytest.raises(logcore.DiskFullError) as caught:
                 call()
-            assert met.value.retriable
-            assert isinstance(met.value.__cause__, OSError)
-            assert len(disk.content(LOG)) == size, "no byte of it remains"
+            assert caught.value.retriable
+            assert isinstance(caught.value.__cause__, OSError)
+            assert len(disk.content(LOG)) == size, "no byte of the append remains"
             assert log.log_end_offset == 1
         disk.faults = None
         assert log.append(b"second").offset == 1
@@ -91,7 +90,7 @@ def test_disk_full_inside_large_append_undoes_the_whole_append() -> None:
             Fault("pwrite", errno.ENOSPC, path="*.log", at=3, times=None)
         )
         with pytest.raises(logcore.DiskFullError):
-            log.append_many([(None, b"x" * 100_000)] * 60)  # 6 MB, in parts of 1 MiB
+            log.append_many([(None, b"x" * 100_000)] * 60)  # 6 MB, in chunks of 1 MiB
         if log.log_end_offset == 1:
             assert len(disk.content(LOG)) == size
         disk.faults = None
@@ -100,7 +99,7 @@ def test_disk_full_inside_large_append_undoes_the_whole_append() -> None:
         assert next(log.read(end)).value == b"last"
 
 
-def test_write_that_cannot_be_undone_poisons_the_log() -> None:
+def test_write_that_cannot_be_truncated_fails_the_log() -> None:
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, fs=disk)
     log.append(b"first")
@@ -112,13 +111,15 @@ def test_write_that_cannot_be_undone_poisons_the_log() -> None:
     with pytest.raises(logcore.StorageWriteError):
         log.append(b"second")
     disk.faults = None
-    with pytest.raises(logcore.LogFailedError) as met:
+    with pytest.raises(logcore.LogFailedError) as caught:
         log.append(b"third")
-    assert isinstance(met.value.__cause__, logcore.LogFailedError)
-    assert [record.value for record in log.read(0)] == [b"first"], "reading goes on"
+    assert isinstance(caught.value.__cause__, logcore.LogFailedError)
+    assert [record.value for record in log.read(0)] == [b"first"], (
+        "the log can still be read"
+    )
     log.close()
-    with logcore.open(PARTITION, fs=disk) as again:
-        assert again.append(b"third").offset == 1
+    with logcore.open(PARTITION, fs=disk) as reopened:
+        assert reopened.append(b"third").offset == 1
     assert stored(disk) == [b"first", b"third"]
 
 
@@ -136,7 +137,7 @@ def test_interrupted_append_is_undone_or_log_refuses_writes(
     log = open_log(PARTITION, create=True, fs=disk)
     log.append(b"first")
     if not is_sound:
-        disk.faults = failing_always("truncate", path="*.log")
+        disk.faults = always_failing("truncate", path="*.log")
     # record_batch() is called after the batch was written.
     monkeypatch.setattr(log.host.writer.active, "record_batch", interrupt)
     with pytest.raises(KeyboardInterrupt if is_sound else logcore.StorageWriteError):
@@ -148,15 +149,15 @@ def test_interrupted_append_is_undone_or_log_refuses_writes(
         with pytest.raises(logcore.LogFailedError):
             log.append(b"third")
     log.close()
-    with logcore.open(PARTITION, fs=disk) as again:
-        found = [record.value for record in again.read(0)]
-        assert found in (
+    with logcore.open(PARTITION, fs=disk) as reopened:
+        stored_values = [record.value for record in reopened.read(0)]
+        assert stored_values in (
             [[b"first", b"third"]] if is_sound else [[b"first"], [b"first", b"second"]]
         )
-        assert again.append(b"last").offset == len(found)
+        assert reopened.append(b"last").offset == len(stored_values)
 
 
-def test_undo_without_memory_poisons_the_log() -> None:
+def test_undo_without_memory_fails_the_log() -> None:
     """Otherwise the indexes of the segment would be overwritten from incomplete memory,
     and Kafka trusts the index of aborted transactions.
     """
@@ -189,7 +190,7 @@ def test_undo_without_memory_poisons_the_log() -> None:
     assert disk.content(f"t-0/{0:020d}.txnindex") == before
 
 
-def test_device_error_poisons_the_log() -> None:
+def test_device_error_fails_the_log() -> None:
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, durability="os", fs=disk)
     log.append(b"first")
@@ -218,20 +219,20 @@ def test_failed_sync_is_never_retried(policy: str, code: int) -> None:
     end = log.durable_end_offset
     syncs = calls(disk, "fdatasync")
     disk.faults = FaultPlan(Fault("fdatasync", code))
-    with pytest.raises(logcore.DurabilityUnknownError) as met:
+    with pytest.raises(logcore.DurabilityUnknownError) as caught:
         log.append(b"second")
         log.flush()
-    assert met.value.__cause__ is not None
+    assert caught.value.__cause__ is not None
     assert log.durable_end_offset == end
     for _ in range(2):
         with pytest.raises(logcore.LogFailedError):
             log.append(b"third")
     log.close()
     assert calls(disk, "fdatasync") == syncs + 1, (
-        "the system would say that all is well"
+        "a second sync would succeed without the data"
     )
-    with logcore.open(PARTITION, fs=disk) as again:
-        assert next(again.read(0)).value == b"first"
+    with logcore.open(PARTITION, fs=disk) as reopened:
+        assert next(reopened.read(0)).value == b"first"
 
 
 def test_durability_always_leaves_at_most_one_unsynced_batch() -> None:
@@ -244,40 +245,43 @@ def test_durability_always_leaves_at_most_one_unsynced_batch() -> None:
         assert log.durable_end_offset == log.log_end_offset
 
 
-def test_kept_exception_does_not_block_later_appends() -> None:
-    """The error's traceback holds views of the encoder's buffer, which must be able to
-    grow nevertheless.
+def test_stored_exception_does_not_block_later_appends() -> None:
+    """The traceback of the error holds views of the buffer of the encoder. The buffer
+    must still be able to grow.
     """
     disk = SimulatedDisk()
     with open_log(PARTITION, create=True, fs=disk) as log:
-        disk.faults = failing_always("pwrite", errno.ENOSPC, "*.log")
-        with pytest.raises(logcore.DiskFullError) as kept:
+        disk.faults = always_failing("pwrite", errno.ENOSPC, "*.log")
+        with pytest.raises(logcore.DiskFullError) as caught:
             log.append_many([(None, b"x")] * 100)
         disk.faults = None
         log.append_many([(None, b"x" * 1000)] * 5_000)
-        assert kept.value.retriable
+        assert caught.value.retriable
     assert len(stored(disk)) == 5_000
 
 
 def test_failed_sync_raises_in_every_waiting_thread() -> None:
-    def work(at: int) -> None:
+    def append_and_record(number: int) -> None:
         try:
-            log.append(b"%d" % at)
-            outcome.append("acknowledged")
+            log.append(b"%d" % number)
+            results.append("acknowledged")
         except logcore.LogFailedError:
-            outcome.append("refused")
+            results.append("refused")
 
-    disk = SimulatedDisk(faults=failing_always("fdatasync"))
+    disk = SimulatedDisk(faults=always_failing("fdatasync"))
     log = open_log(PARTITION, create=True, fs=disk)
-    outcome: list[str] = []
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(16)]
+    results: list[str] = []
+    threads = [
+        threading.Thread(target=append_and_record, args=(number,))
+        for number in range(16)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert outcome == ["refused"] * 16
+    assert results == ["refused"] * 16
     assert calls(disk, "fdatasync") == 1
-    assert log.high_watermark == 0, "nothing unsynced was shown"
+    assert log.high_watermark == 0, "no unsynced record was visible"
     log.close()
 
 
@@ -285,9 +289,9 @@ def test_failed_sync_raises_in_every_waiting_thread() -> None:
 @pytest.mark.parametrize(
     "operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"]
 )
-def test_error_at_any_call_loses_no_acknowledged_record(operation: str) -> None:
-    """The nth call fails, for every n that a workload reaches; then the disk heals and
-    the log is opened.
+def test_error_in_any_call_loses_no_acknowledged_record(operation: str) -> None:
+    """The nth call fails, for each n that a workload reaches. Then the disk works
+    again, and the log is opened.
     """
     config = {"segment.bytes": 400, "index.interval.bytes": 60}
 
@@ -315,13 +319,14 @@ def test_error_at_any_call_loses_no_acknowledged_record(operation: str) -> None:
         acknowledged = workload(disk)
         disk.faults = None
         with logcore.open(PARTITION, create=True, fs=disk) as log:
-            found = [record.value for record in log.read(0)]
-            # A record that was not acknowledged may be in the log or not, but only in
-            # the order in which it was sent.
+            stored_values = [record.value for record in log.read(0)]
+            # A record that was not acknowledged may be in the log, in the order of the
+            # appends.
             assert (
-                found[: len(acknowledged)] == acknowledged or found == acknowledged[:11]
+                stored_values[: len(acknowledged)] == acknowledged
+                or stored_values == acknowledged[:11]
             ), (nth, code)
-            assert log.append(b"after").offset == len(found)
+            assert log.append(b"after").offset == len(stored_values)
         return bool(plan.hits)
 
     for code in (errno.EIO, errno.ENOSPC):
@@ -344,7 +349,7 @@ def test_failed_read_at_opening_changes_no_file() -> None:
         log.append_many([(None, b"x" * 100)] * 20)
     disk.put("/recovery-point-offset-checkpoint", None)
     before = files_of_the_partition()
-    disk.faults = failing_always("pread", path="*.log")
+    disk.faults = always_failing("pread", path="*.log")
     with pytest.raises(logcore.StorageReadError):
         open_log(PARTITION, fs=disk)
     disk.faults = None
@@ -353,67 +358,67 @@ def test_failed_read_at_opening_changes_no_file() -> None:
         assert log.log_end_offset == 20
 
 
-def test_lack_of_descriptors_raises_and_is_temporary(partition: Path) -> None:
+def test_append_succeeds_after_a_lack_of_file_descriptors(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held: list[int] = []
+    handles: list[int] = []
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
         with pytest.raises(OSError):
             while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        with pytest.raises(logcore.ResourceError) as met:
+                handles.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(logcore.ResourceError) as caught:
             logcore.open(partition)
-        assert met.value.retriable
+        assert caught.value.retriable
     finally:
-        for handle in held:
+        for handle in handles:
             os.close(handle)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert values(partition) == [b"x"]
 
 
 def test_file_size_limit_at_any_byte_undoes_the_append(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE makes the kernel itself write short and then refuse."""
-    rooms = (0, 1, 30, 60, 61, 100, 200)
+    """With RLIMIT_FSIZE, the kernel shortens a write and then refuses writes."""
+    limits = (0, 1, 30, 60, 61, 100, 200)
     program = f"""
 import resource, signal, sys, logcore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-for room in {rooms}:
-    with logcore.open(f"t-{{room}}", create=True) as log:
+for limit in {limits}:
+    with logcore.open(f"t-{{limit}}", create=True) as log:
         log.append(b"first")
         size = log.statistics().size_bytes
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max(size + room, 300), hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max(size + limit, 300), hard))
         stored = 1
         try:
             for _ in range(20):
                 log.append(b"x" * 30)
                 stored += 1
         except logcore.DiskFullError as error:
-            print("full", room, stored)
+            print("full", limit, stored)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert log.append(b"last").offset == stored
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert [int(room) for _, room, _ in lines] == list(rooms)
-    for _, room, stored in lines:
-        assert values(tmp_path / f"t-{room}") == [
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [int(limit) for _, limit, _ in lines] == list(limits)
+    for _, limit, stored in lines:
+        assert values(tmp_path / f"t-{limit}") == [
             b"first",
             *[b"x" * 30] * (int(stored) - 1),
             b"last",
-        ], room
+        ], limit
 
 
 def test_partitions_of_one_directory_share_their_checkpoints_safely(
     tmp_path: Path,
 ) -> None:
-    def work(log: logcore.Log) -> None:
+    def append_and_sync(log: logcore.Log) -> None:
         for _ in range(20):
             log.append(b"x")
             log.roll()
@@ -422,7 +427,7 @@ def test_partitions_of_one_directory_share_their_checkpoints_safely(
         logcore.open(tmp_path / f"t-{number}", create=True, durability="os")
         for number in range(4)
     ]
-    threads = [threading.Thread(target=work, args=(log,)) for log in logs]
+    threads = [threading.Thread(target=append_and_sync, args=(log,)) for log in logs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -430,21 +435,21 @@ def test_partitions_of_one_directory_share_their_checkpoints_safely(
     for log in logs:
         assert log.log_end_offset == 20
         log.close()
-    points = (tmp_path / "recovery-point-offset-checkpoint").read_text().split("\n")
-    assert points == ["0", "4", *(f"t {number} 20" for number in range(4)), ""]
+    checkpoint = (tmp_path / "recovery-point-offset-checkpoint").read_text().split("\n")
+    assert checkpoint == ["0", "4", *(f"t {number} 20" for number in range(4)), ""]
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "fsync"])
 def test_failed_metadata_write_does_not_fail_an_append(operation: str) -> None:
-    """The failing writes are the durable end for other processes, and the recovery
-    point: the record itself is durable.
+    """The writes of the durable end and of the recovery point fail. The record itself
+    is durable.
     """
     disk = SimulatedDisk()
     with open_log(
         PARTITION, create=True, config={"segment.bytes": 200}, fs=disk
     ) as log:
-        # Neither *.log nor *index.
-        disk.faults = failing_always(operation, errno.ENOSPC, "*[!gx]")
+        # Other files than *.log and *index.
+        disk.faults = always_failing(operation, errno.ENOSPC, "*[!gx]")
         for number in range(6):
             receipt = log.append(b"%d" % number * 10)
             assert (receipt.offset, receipt.durability) == (number, "disk")
@@ -455,51 +460,53 @@ def test_failed_metadata_write_does_not_fail_an_append(operation: str) -> None:
 
 
 def test_recovery_writes_kept_records_to_a_new_file() -> None:
-    """After a failed sync the system may mark pages as clean that never reached the
-    disk; a new file has none.
+    """After a failed sync, the system may mark pages as clean that never reached the
+    disk. A new file has no such pages.
     """
-    disk = SimulatedDisk(faults=failing_always("fdatasync"))
+    disk = SimulatedDisk(faults=always_failing("fdatasync"))
     log = open_log(PARTITION, create=True, fs=disk)
     with pytest.raises(logcore.DurabilityUnknownError):
         log.append(b"perhaps on disk")
     log.close()
     disk.faults = None
     before = disk.identity(LOG)
-    with logcore.open(PARTITION, fs=disk) as again:
-        assert again.log_end_offset == 1
+    with logcore.open(PARTITION, fs=disk) as reopened:
+        assert reopened.log_end_offset == 1
         assert disk.identity(LOG) != before
-        assert again.append(b"next").offset == 1
-    kept = disk.identity(LOG)
+        assert reopened.append(b"next").offset == 1
+    identity_of_new_file = disk.identity(LOG)
     with logcore.open(PARTITION, fs=disk):
-        assert disk.identity(LOG) == kept, "a clean close leaves nothing to do"
+        assert disk.identity(LOG) == identity_of_new_file, (
+            "an opening after a clean close rewrites no file"
+        )
     assert stored(disk) == [b"perhaps on disk", b"next"]
 
 
-def test_failed_sync_in_recovery_is_recorded_for_the_next() -> None:
-    """After the failure, memory may show data that the disk does not have, and mark it
-    clean.
+def test_failed_sync_in_recovery_is_recorded_for_the_next_opening() -> None:
+    """After the failure, the page cache may contain data that is not on disk, and may
+    be marked as clean.
     """
     disk = SimulatedDisk()
     log = open_log(PARTITION, create=True, durability="os", fs=disk)
     log.append(b"perhaps on disk")
     disk.kill()
     before = disk.identity(LOG)
-    disk.faults = failing_always("fsync", path="*.log")
+    disk.faults = always_failing("fsync", path="*.log")
     with pytest.raises(logcore.StorageWriteError):
         open_log(PARTITION, fs=disk)
     disk.faults = None
     assert disk.identity(LOG) == before
-    with open_log(PARTITION, fs=disk) as again:
-        assert disk.identity(LOG) != before, "the kept records are in a new file"
-        assert again.append(b"next").offset == 1
+    with open_log(PARTITION, fs=disk) as reopened:
+        assert disk.identity(LOG) != before, "the valid records are in a new file"
+        assert reopened.append(b"next").offset == 1
     assert stored(disk) == [b"perhaps on disk", b"next"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_marker_that_fails_can_be_written_again(code: int) -> None:
-    """If the marker is not written, the transaction remains open, and can be ended once
-    the disk has room. If it is written, but missing in the index that Kafka trusts, the
-    log refuses appends until an opening has rebuilt the index.
+def test_transaction_can_be_ended_after_a_failed_marker(code: int) -> None:
+    """If the marker is not written, the transaction remains open and can be ended once
+    the disk has space. If the marker is written, but missing in the index that Kafka
+    trusts, the log refuses appends until an opening has rebuilt the index.
     """
     disk = SimulatedDisk()
     log = open_log("t-0", create=True, fs=disk)
@@ -517,7 +524,7 @@ def test_marker_that_fails_can_be_written_again(code: int) -> None:
     disk.faults = None
     assert log.log_end_offset == 1
     if code == errno.ENOSPC:
-        assert log.append_batch(batch).offset == 0, "a duplicate still"
+        assert log.append_batch(batch).offset == 0, "the batch is still a duplicate"
         disk.faults = FaultPlan(Fault("pwrite", code, path="*.txnindex"))
         with pytest.raises(logcore.DiskFullError):
             log.end_transaction(7, 0, commit=False)
@@ -535,54 +542,54 @@ def test_marker_that_fails_can_be_written_again(code: int) -> None:
 
 
 def test_recovery_succeeds_on_a_full_disk() -> None:
-    disk = SimulatedDisk(faults=failing_always("fdatasync"))
+    disk = SimulatedDisk(faults=always_failing("fdatasync"))
     log = open_log(PARTITION, create=True, fs=disk)
     with pytest.raises(logcore.DurabilityUnknownError):
         log.append(b"perhaps on disk")
     log.close()
     disk.put(LOG, disk.content(LOG) + bytes(100))
-    disk.faults = failing_always("pwrite", errno.ENOSPC, "*.log.tmp")
-    with open_log(PARTITION, fs=disk) as again:
-        assert again.log_end_offset == 1
-        assert again.append(b"next").offset == 1
+    disk.faults = always_failing("pwrite", errno.ENOSPC, "*.log.tmp")
+    with open_log(PARTITION, fs=disk) as reopened:
+        assert reopened.log_end_offset == 1
+        assert reopened.append(b"next").offset == 1
         assert disk.faults.hits
     assert stored(disk) == [b"perhaps on disk", b"next"]
     assert not [path for path in disk.files() if path.endswith(".tmp")]
 
 
 def test_close_during_appends_harms_no_other_file(tmp_path: Path) -> None:
-    """If a sync in another thread used a closed handle, it could hit the next file that
-    got that number.
+    """If a sync in another thread used a closed handle, it could sync the next file
+    with that handle number.
     """
     for round_ in range(10):
         log = logcore.open(tmp_path / f"t-{round_}", create=True)
 
-        def work(log: logcore.Log = log) -> None:
+        def append_until_closed(log: logcore.Log = log) -> None:
             try:
                 while True:
                     log.append(b"x" * 50)
             except (logcore.LogClosedError, logcore.LogFailedError):
                 pass
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
+        threads = [threading.Thread(target=append_until_closed) for _ in range(4)]
         for thread in threads:
             thread.start()
         while log.log_end_offset < 50:
             threading.Event().wait(0.001)
         log.close()
-        victims = [
+        other_files = [
             (tmp_path / f"v-{round_}-{number}").open("w+b") for number in range(8)
         ]
         for thread in threads:
             thread.join()
-        for victim in victims:
-            assert victim.read() == b""
-            victim.close()
-        found = values(tmp_path / f"t-{round_}")
-        assert set(found) == {b"x" * 50}
+        for other_file in other_files:
+            assert other_file.read() == b""
+            other_file.close()
+        stored_values = values(tmp_path / f"t-{round_}")
+        assert set(stored_values) == {b"x" * 50}
 
 
-# -- each operation of the disk, in a log's later life ---------------------------------
+# -- each operation of the disk, in programs with later changes ---------------------------------
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LATER = (
@@ -592,11 +599,9 @@ LATER = (
 
 
 class LaterProgram(Program):
-    """A program whose calls may fail. After a failure the outcome of the batch is unknown,
-    and the program continues with a new producer.
-
-    Opening aborts the transactions that the old producer left open, as in Kafka's
-    coordinator.
+    """A program whose calls may fail. After a failure the outcome of the batch is
+    unknown, and the program continues with a new producer. Opening aborts the open
+    transactions of the old producer, as Kafka's coordinator does.
     """
 
     is_unsure = False
@@ -635,8 +640,8 @@ class LaterProgram(Program):
 
 
 def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
-    """Run the script with a fault on a disk that works again afterwards. Return whether
-    the fault occurred.
+    """Run the script with a fault on a disk that then works again. Return whether the
+    fault occurred.
     """
     plan = FaultPlan(fault)
     program = LaterProgram(
@@ -657,12 +662,12 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
             with contextlib.suppress(logcore.LogcoreError):
                 program.log.close()
         disk.kill()
-        found = recoveries.run(disk, thorough=True)
-        history.check(found, "kill")
+        recovered = recoveries.run(disk, thorough=True)
+        history.check(recovered, "kill")
         for after in disk.after_crash(limit=3, kind="power"):
-            again = recoveries.find(after)
-            assert again.records[: len(found.records)] == found.records, (
-                "records that were served after an opening are lost"
+            reopened = recoveries.find(after)
+            assert reopened.records[: len(recovered.records)] == recovered.records, (
+                "records that readers got after an opening are lost"
             )
     except BaseException as error:
         disk.crash()
@@ -673,7 +678,7 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("durability", "step", "errnos"),
+    ("durability", "step", "error_count"),
     [
         ("group", 180, 1),
         *(
@@ -682,31 +687,33 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
         ),
     ],
 )
-def test_every_operation_on_later_data_fails_once_and_forever(
-    durability: str, step: int, errnos: int
+def test_failing_operation_in_later_changes_loses_no_acknowledged_record(
+    durability: str, step: int, error_count: int
 ) -> None:
-    """step: the distance between the calls that fail. errnos: how many errors each call
-    gets.
+    """The call that fails is the n-th, for each multiple n of `step`, with
+    `error_count` errors.
     """
     cases = 0
     recoveries = Recoveries(durability, COMPACTED)
     for operation, times in itertools.product(FAILING, (1, None)):
         for number in itertools.count(1, step):
-            codes = [ERRNOS[(number + turn) % len(ERRNOS)] for turn in range(errnos)]
+            codes = [
+                ERRNOS[(number + shift) % len(ERRNOS)] for shift in range(error_count)
+            ]
             faults = [Fault(operation, code, at=number, times=times) for code in codes]
             hits = [failing_later(fault, durability, recoveries) for fault in faults]
             cases += sum(hits)
             if not any(hits):
                 break
-    print(f"{cases} failures of single operations in a later life")
-    assert cases >= 1_600 * errnos // step
+    print(f"{cases} failures of single operations in programs with later changes")
+    assert cases >= 1_600 * error_count // step
 
 
 @pytest.mark.long
 def test_failed_compaction_is_completed_in_durable_order() -> None:
-    """Its file names were not durable yet when the compaction failed. The next opening
-    treated them as durable and removed the files that they replace, and after a power
-    cut neither existed.
+    """When the compaction failed, the new file names were not durable. The next opening
+    treated them as durable and removed the replaced files. After a power cut, neither
+    the new nor the old files existed.
     """
     config = {"segment.bytes": 300, "cleanup.policy": "compact"}
     for syncs, changes in itertools.product(range(1, 12, 2), range(0, 40, 8)):
@@ -728,10 +735,10 @@ def test_failed_compaction_is_completed_in_durable_order() -> None:
         except SimulatedCrash:
             pass
         for after in disk.after_crash(limit=20, kind="power"):
-            with logcore.open("t-0", config=config, fs=after) as again:
+            with logcore.open("t-0", config=config, fs=after) as reopened:
                 newest = {
                     record.key: record.offset
-                    for record in again.read(again.log_start_offset)
+                    for record in reopened.read(reopened.log_start_offset)
                 }
                 assert newest == {b"k0": 6, b"k1": 4, b"k2": 5}, after
         if not disk.is_dead:
@@ -742,7 +749,7 @@ def test_failed_compaction_is_completed_in_durable_order() -> None:
 def test_failed_append_is_still_undone_after_clean_close(
     durability: str,
 ) -> None:
-    """Kafka checks nothing in a directory that was marked as clean."""
+    """Kafka checks no file in a directory that is marked as clean."""
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk, durability=durability) as log:
         log.append(b"first")
@@ -795,8 +802,8 @@ def test_records_stored_before_disk_full_are_visible(policy: str) -> None:
 
 def test_data_only_in_memory_after_failed_sync_is_kept() -> None:
     """The records were acknowledged with durability "os", so a kill must not lose them.
-    The failed sync was recorded, so recovery copies memory. Another sync would succeed
-    without the data, and dropping the pages would lose the data.
+    Because the failed sync was recorded, recovery copies the page cache. Another sync
+    would succeed without the data, and dropping the pages would lose the data.
     """
     disk = SimulatedDisk(faults=FaultPlan(Fault("fdatasync", errno.EIO, path="*.log")))
     log = logcore.open("t-0", create=True, durability="os", fs=disk)
@@ -809,38 +816,38 @@ def test_data_only_in_memory_after_failed_sync_is_kept() -> None:
         log.append(b"two")
         log.flush()
         for after in disk.after_crash(kind="power"):
-            with logcore.open("t-0", durability="os", fs=after) as again:
-                assert [record.value for record in again.read(0)] == [b"one", b"two"]
+            with logcore.open("t-0", durability="os", fs=after) as reopened:
+                assert [record.value for record in reopened.read(0)] == [b"one", b"two"]
 
 
-@pytest.mark.parametrize("which", ["exists", "poison"])
+@pytest.mark.parametrize("failing_call", ["exists", "poison"])
 def test_roll_with_unknown_outcome_fails_the_log(
-    monkeypatch: pytest.MonkeyPatch, which: str
+    monkeypatch: pytest.MonkeyPatch, failing_call: str
 ) -> None:
-    """The new file existed, and a check for it failed without memory: the next append
-    would assign its offset in the old segment.
+    """The new file existed, but the check whether it exists failed for lack of memory.
+    The next append would have assigned an offset of the new file in the old segment.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     log.append(b"one")
-    real = disk.open
+    original = disk.open
 
-    def no_room(path: str, **options: Any) -> int:
-        disk.close(real(path, **options))
+    def open_without_descriptors(path: str, **options: Any) -> int:
+        disk.close(original(path, **options))
         raise logcore.ResourceError("no descriptors", path=path)
 
-    def no_memory(path: str) -> bool:
+    def exists_without_memory(path: str) -> bool:
         raise MemoryError
 
-    def not_called(cause: BaseException) -> None:
+    def without_memory(cause: BaseException) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        if which == "poison":
-            patch.setattr(log.host.writer.commit, "poison", not_called)
+        if failing_call == "poison":
+            patch.setattr(log.host.writer.commit, "poison", without_memory)
         patch.setattr(writer_module.ActiveSegment, "seal", lambda self: self)
-        patch.setattr(disk, "open", no_room)
-        patch.setattr(disk, "exists", no_memory)
+        patch.setattr(disk, "open", open_without_descriptors)
+        patch.setattr(disk, "exists", exists_without_memory)
         with pytest.raises(MemoryError):
             log.roll()
     assert disk.exists("/t-0/00000000000000000001.log")
@@ -857,24 +864,24 @@ def test_roll_with_unknown_outcome_fails_the_log(
 def test_write_that_cannot_be_undone_fails_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The record was in the file, and there was no memory to record that or to undo the
-    write: the next record got its offset.
+    """The record was in the file, and there was no memory to record or to undo the
+    write. The next record got the same offset.
     """
     disk = SimulatedDisk()
     log = logcore.open("t-0", create=True, fs=disk, durability="os")
     log.append(b"one")
-    real = writer_module.ActiveSegment.append
+    original = writer_module.ActiveSegment.append
 
     def append(self: Any, *arguments: Any) -> None:
-        real(self, *arguments)
+        original(self, *arguments)
         raise MemoryError
 
-    def not_called(self: Any, *arguments: Any) -> bool:
+    def without_memory(self: Any, *arguments: Any) -> bool:
         raise MemoryError
 
     with monkeypatch.context() as patch:
         patch.setattr(writer_module.ActiveSegment, "append", append)
-        patch.setattr(writer_module.Writer, "roll_back_append_locked", not_called)
+        patch.setattr(writer_module.Writer, "roll_back_append_locked", without_memory)
         with pytest.raises(MemoryError):
             log.append(b"two")
     with pytest.raises(logcore.LogFailedError):

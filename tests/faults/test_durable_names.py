@@ -1,4 +1,4 @@
-"""Tests of power cuts after successful calls. The name of a file may not be durable, and a
+"""Tests of power cuts after successful calls. The name of a new file may be lost, and a
 removed file may exist again.
 """
 
@@ -15,9 +15,9 @@ from logcore.staging.publishing import Staging
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
-def test_reader_after_clean_close_and_power_cut_sees_every_record() -> None:
+def test_reader_after_clean_close_and_power_cut_returns_every_record() -> None:
     """close() removes logcore.durable without a sync. A power cut restored the file as
-    of its last sync, and readers stopped there: they saw 0, 8 or 9 of 10 records, in a
+    of its last sync, so that readers returned only 0, 8 or 9 of 10 records, in a
     directory that was marked as clean.
     """
     disk = SimulatedDisk()
@@ -52,8 +52,8 @@ def test_append_after_failed_opening_survives_power_cut(
     program: Callable[[SimulatedDisk], None],
 ) -> None:
     """The first opening created the directory, and the sync of its parent failed or
-    never ran. The second opening found the directory and synced nothing, so that a
-    power cut took it with all acknowledged records.
+    never ran. The second opening found the directory and did not sync its parent, so
+    that a power cut removed the directory with all acknowledged records.
     """
     counter = SimulatedDisk({"srv": None})
     program(counter)
@@ -80,9 +80,7 @@ def test_append_after_failed_opening_survives_power_cut(
                 )
 
 
-def test_staging_directory_whose_first_sync_failed_is_synced_by_the_next_driver() -> (
-    None
-):
+def test_next_driver_syncs_the_staging_directory_after_a_failed_sync() -> None:
     disk = SimulatedDisk({"srv": None, "srv/data": None})
     staging = Staging(disk, "/srv/data")
     disk.faults = FaultPlan(Fault("sync_dir", errno.EIO, path="/srv"))

@@ -1,5 +1,5 @@
-"""Tests of Ctrl-C at any line of any public call. Records are returned or not committed, no
-claim is kept, and no member remains in a group.
+"""Tests of Ctrl-C at any line of any public call. Each record is returned or not
+committed, no lock remains acquired, and no member remains in a group.
 
 `make check` interrupts each call at a few evenly spaced lines; `make slow` interrupts at
 every line. LOGCORE_INTERRUPTS=n sets the number of lines per call.
@@ -51,25 +51,29 @@ CASES = (
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "most",
+    "max_lines",
     [FEW, pytest.param(1 << 60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_interrupted_call_breaks_no_promise(case: type[calls.Case], most: int) -> None:
+def test_interrupted_call_loses_no_record_and_releases_its_locks(
+    case: type[calls.Case], max_lines: int
+) -> None:
     lines = calls.count_lines(case)
-    chosen = min(lines, most)
-    met = sum(
-        calls.interrupt_at(case, 1 + number * lines // chosen)
-        for number in range(chosen)
+    line_count = min(lines, max_lines)
+    interrupt_count = sum(
+        calls.interrupt_at(case, 1 + number * lines // line_count)
+        for number in range(line_count)
     )
-    assert met >= chosen * 9 // 10, "the calls take other ways each time"
-    print(f"{case.__name__}: interrupted at {met} of {lines} lines")
+    assert interrupt_count >= line_count * 9 // 10, (
+        "the calls execute other lines each time"
+    )
+    print(f"{case.__name__}: interrupted at {interrupt_count} of {lines} lines")
 
 
 @pytest.mark.long
-def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> None:
-    """A partition whose first use was interrupted could not be used again for the life
-    of the process: the claim was acquired, and no object could release it.
+def test_interrupted_opening_of_a_partition_releases_its_claim(tmp_path: Path) -> None:
+    """After an interrupted first use, a partition could not be opened again in the same
+    process: its claim was acquired, and no object could release it.
     """
     nth = left = 0
     while not left:
@@ -93,7 +97,7 @@ def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
+def test_interrupted_deletion_of_a_topic_releases_its_claims(tmp_path: Path) -> None:
     nth = left = 0
     while not left:
         nth += 3
@@ -121,7 +125,7 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
 def test_second_close_completes_an_interrupted_close(
     tmp_path: Path, shared: bool
 ) -> None:
-    """Real files use a different lock class than the simulated disk."""
+    """Real files use another lock class than the simulated disk."""
     nth = left = 0
     while not left:
         nth += 1
@@ -139,28 +143,28 @@ def test_second_close_completes_an_interrupted_close(
             interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
         )
         data.close()
-        for other in (not shared, shared):
-            with logcore.open_dir(path, durability="os", shared=other) as again:
-                assert [record.value for record in again.read("t")] == [b"a"], (
+        for is_shared in (not shared, shared):
+            with logcore.open_dir(path, durability="os", shared=is_shared) as reopened:
+                assert [record.value for record in reopened.read("t")] == [b"a"], (
                     trace.place
                 )
     assert nth > 100
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["poll", "poll_columns"])
+@pytest.mark.parametrize("method", ["poll", "poll_columns"])
 def test_poll_interrupted_in_the_fetcher_skips_no_record(
-    how: str,
+    method: str,
 ) -> None:
-    """Those lines take records, advance positions, and return the records. The same
-    consumer continues.
+    """Lines of the fetcher take records, advance positions, and return the records. The
+    same consumer continues after the interrupt.
     """
     nth = left = 0
     while not left:
         nth += 1
-        case = calls.Reading() if how == "poll" else calls.ReadingColumns()
+        case = calls.Reading() if method == "poll" else calls.ReadingColumns()
         for _ in range(2):
-            case.read(case.consumer)  # joins, and has the first records
+            case.read(case.consumer)  # joins the group, and returns the first records
         left = interrupted(
             lambda case=case: case.read(case.consumer), nth, fetcher.__file__
         ).left  # type: ignore[misc]
@@ -172,8 +176,8 @@ def test_poll_interrupted_in_the_fetcher_skips_no_record(
 
 
 def test_registry_close_interrupted_at_any_line_ends_the_session() -> None:
-    """An interrupt after the flag was set left the lease until the end of the process:
-    a second close() did nothing.
+    """After an interrupt that followed the closed flag, a second close() did nothing,
+    so that the lease remained until the end of the process.
     """
     lines = calls.count_lines(calls.Registering)
     for nth in range(lines - 25, lines + 1):
@@ -182,8 +186,8 @@ def test_registry_close_interrupted_at_any_line_ends_the_session() -> None:
 
 
 def test_transaction_marker_after_interrupt_applies_all_offsets() -> None:
-    """The pending offsets were taken out before they were applied, so the marker that
-    was written again after an interrupt applied none.
+    """The pending offsets were removed before they were applied. After an interrupt,
+    the second marker applied no offset.
     """
     committed = {("t", number): Committed(number, -1, "", 0) for number in range(3)}
     nth = left = 0

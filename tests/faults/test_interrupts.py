@@ -1,8 +1,7 @@
-"""An allocation that fails, and Ctrl-C, at any point of a log's life: the log continues
-or refuses, and loses nothing.
-
-There are two ways to stop in the middle of append (with and without a new segment),
-roll, truncate, clean, read, close and recovery, at the nth point for every n:
+"""Failed allocations and Ctrl-C at any point of an action of a log: the log continues
+or refuses appends, and loses no acknowledged record. The actions are append (with and
+without a new segment), roll, truncate, clean, read, close and recovery. Each action is
+stopped at the nth point for every n, in two ways:
 - KeyboardInterrupt at the nth line that runs inside the library;
 - the nth allocation fails (`_testcapi.set_nomemory`), alone or with some after it, in a
   child.
@@ -69,16 +68,18 @@ class InterruptedLog:
 
     def append(self, times: int = 15) -> None:
         assert self.log is not None
-        at = len(self.history.records)
-        record = Record(at, 1_000 + at, b"k%d" % (at % 3), b"%d" % at * times)
+        offset = len(self.history.records)
+        record = Record(
+            offset, 1_000 + offset, b"k%d" % (offset % 3), b"%d" % offset * times
+        )
         self.history.issue([record])
         receipt = self.log.append(
             record.value, key=record.key, timestamp_ms=record.timestamp_ms
         )
-        self.history.acknowledge(at + 1, receipt.durability)
+        self.history.acknowledge(offset + 1, receipt.durability)
 
     def append_large(self) -> None:
-        """One that begins a segment."""
+        """Append a record that begins a segment."""
         segments = self.log.statistics().segments if self.log is not None else 0
         self.append(200)
         assert self.log is not None and self.log.statistics().segments > segments
@@ -111,12 +112,12 @@ class InterruptedLog:
         self.log.close()
 
     def recover(self) -> None:
-        """Open the files that a process left when it died."""
+        """Open the files that a killed process left."""
         self.disk.kill()
         self.log = None
         self.log = self.open()
 
-    def go_on(self) -> None:
+    def check_after_error(self) -> None:
         """Continue as the program that caught the error: append again, close, and
         reopen.
         """
@@ -127,7 +128,7 @@ class InterruptedLog:
             try:
                 self.append()
             except (logcore.LogFailedError, logcore.LogClosedError):
-                pass  # it refuses rather than guess
+                pass  # the log refuses appends because its state is unknown
             self.log.close()
         self.log = None
         gc.collect()
@@ -158,17 +159,19 @@ each_count = pytest.mark.parametrize(
 def interrupted(
     action: Callable[[InterruptedLog], None], durability: str, nth: int
 ) -> int:
-    """Interrupts it at the nth line; how many lines were still to go, 0 when it was
-    met.
+    """Interrupt an action at the nth line. Return the number of lines that were missing
+    until the nth line, which is 0 if the action was interrupted.
     """
     interrupted_log = InterruptedLog(durability)
     trace = interrupting.interrupted(lambda: action(interrupted_log), nth)
-    interrupted_log.go_on()
+    interrupted_log.check_after_error()
     return trace.left
 
 
-def lines(action: Callable[[InterruptedLog], None]) -> list[tuple[str, int]]:
-    """All points of an action: policy and number."""
+def interruption_points(
+    action: Callable[[InterruptedLog], None],
+) -> list[tuple[str, int]]:
+    """Return the policy and the line number of each point of an action."""
     limit = 1 << 60
     return [
         (policy, nth)
@@ -177,42 +180,44 @@ def lines(action: Callable[[InterruptedLog], None]) -> list[tuple[str, int]]:
     ]
 
 
-def shares(
+def points_to_test(
     action: Callable[[InterruptedLog], None], count: int
 ) -> tuple[list[tuple[str, int]], int]:
-    """Which lines, and how many allocations, of `count` points of all actions."""
-    every = lines(action)
-    share = -(-count // len(ACTIONS))
-    chosen = min(len(every), share // 2)
+    """Return the lines of an action to interrupt, and the number of allocations to
+    fail, for a total of `count` points of all actions.
+    """
+    points = interruption_points(action)
+    points_per_action = -(-count // len(ACTIONS))
+    line_count = min(len(points), points_per_action // 2)
     return [
-        every[number * len(every) // chosen] for number in range(chosen)
-    ], share - chosen
+        points[number * len(points) // line_count] for number in range(line_count)
+    ], points_per_action - line_count
 
 
 @each_count
 @each_action
-def test_an_interrupt_at_any_line(
+def test_interrupt_at_any_line_loses_no_acknowledged_record(
     action: Callable[[InterruptedLog], None], count: int
 ) -> None:
-    chosen, _ = shares(action, count)
-    for durability, nth in chosen:
+    points, _ = points_to_test(action, count)
+    for durability, nth in points:
         try:
-            assert interrupted(action, durability, nth) == 0, "not met"
+            assert interrupted(action, durability, nth) == 0, "not interrupted"
         except BaseException as error:
             error.add_note(
-                f"repeat with interrupted(Life.{action.__name__}, {durability!r}, {nth})"
+                f"repeat with interrupted(InterruptedLog.{action.__name__}, {durability!r}, {nth})"
             )
             raise
-    print(f"{len(chosen)} interrupts met in {action.__name__}")
+    print(f"{len(points)} interrupts in {action.__name__}")
 
 
 # -- allocations -----------------------------------------------------------------------
 
-#: How many allocations in a row fail. Not all: Python 3.11 to 3.13 may search forever
-#: for the memory to handle an error.
+#: The number of consecutive allocations that fail. If all failed, Python 3.11 to 3.13
+#: might try forever to allocate memory for the error.
 WIDTHS = (1, 4, 20)
-#: Errors that a failed allocation may cause. Besides errors of the library: "can't
-#: allocate lock", and errors that C code did not expect and numpy did not pass on.
+#: Errors that a failed allocation may cause: errors of the library, "can't allocate
+#: lock", and errors of C code that does not report a lack of memory.
 FAILURES = (
     MemoryError,
     logcore.LogcoreError,
@@ -220,15 +225,16 @@ FAILURES = (
     RuntimeError,
     SystemError,
 )
-BATCH = 200  # points for one child
-GOLDEN = (
-    5**0.5 - 1
-) / 2  # the fractional parts of its multiples are even in 0..1 after any number of them
+#: Number of points for one child process.
+BATCH = 200
+#: The fractional parts of the first n multiples of the golden ratio are spread evenly
+#: between 0 and 1, for any n.
+GOLDEN = (5**0.5 - 1) / 2
 
 
-class RealLife(InterruptedLog):
-    """The same on real files: the simulated disk would be a victim too. Alone in its
-    directory, for the lock's sake.
+class InterruptedFileLog(InterruptedLog):
+    """An InterruptedLog on real files, because a failed allocation would also affect
+    the simulated disk. It is alone in its directory, because the directory has a lock.
     """
 
     def __init__(self, path: Path, durability: str) -> None:
@@ -240,8 +246,8 @@ class RealLife(InterruptedLog):
             self.path, create=True, config=CONFIG, durability=self.durability
         )
 
-    def die(self) -> None:
-        """Leaves what recovery has to do something about."""
+    def leave_torn_log(self) -> None:
+        """Leave files that need recovery."""
         assert self.log is not None
         self.log.close()
         self.log = None
@@ -252,9 +258,9 @@ class RealLife(InterruptedLog):
     def recover(self) -> None:
         self.log = self.open()
 
-    def go_on(self) -> None:
+    def check_after_error(self) -> None:
         if self.log is not None and not self.log.is_closed:
-            # One that refuses writes may have the last record in the file, or not.
+            # A log that refuses writes may have the last record in its file or not.
             with contextlib.suppress(logcore.LogFailedError, logcore.LogClosedError):
                 writer = self.log.host.writer
                 with writer.state.lock:
@@ -270,86 +276,93 @@ class RealLife(InterruptedLog):
             self.history.check(FoundLog.of(log), "kill")
 
 
-def starved(
+def fail_allocations(
     action: Callable[[InterruptedLog], None],
     path: Path,
     durability: str,
     nth: int,
     width: int,
 ) -> int:
-    """Runs it while `width` allocations fail, from the nth on; how many were still to
-    come, 0 when it was met.
+    """Run an action while `width` allocations fail, from the nth on. Return the number
+    of allocations that were missing until the nth, which is 0 if an allocation failed.
     """
-    interrupted_log = RealLife(path, durability)
+    interrupted_log = InterruptedFileLog(path, durability)
     if action is InterruptedLog.recover:
-        interrupted_log.die()
-    act = getattr(interrupted_log, action.__name__)
-    got_through = False
-    further = itertools.repeat(None, nth)
+        interrupted_log.leave_torn_log()
+    run_action = getattr(interrupted_log, action.__name__)
+    is_complete = False
+    remaining = itertools.repeat(None, nth)
     try:
         try:
             _testcapi.set_nomemory(nth, nth + width)
-            act()
-            got_through = True
-            for _ in further:  # the nth fails here, if it did not before
+            run_action()
+            is_complete = True
+            for _ in remaining:  # the nth allocation fails here at the latest
                 bytes(100)
         finally:
             _testcapi.remove_mem_hooks()
     except FAILURES:
         pass
-    interrupted_log.go_on()
+    interrupted_log.check_after_error()
     shutil.rmtree(path)
-    left = operator.length_hint(further)
-    return nth - left if got_through and left else 0
+    unused = operator.length_hint(remaining)
+    return nth - unused if is_complete and unused else 0
 
 
-def starve(
+def fail_allocations_at_points(
     action: Callable[[InterruptedLog], None],
     path: Path,
     first: int,
-    wanted: int,
-    tell: Callable[[str], object],
+    target: int,
+    report: Callable[[str], object],
 ) -> None:
-    """Meets `wanted` points, of a sequence that covers all of the action ever more
-    closely, from its first on.
+    """Fail allocations at `target` points. The points from `first` on cover the whole
+    action with decreasing distances.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     limit = 1 << 20
-    totals = [limit - starved(action, path, policy, limit, 1) for policy in POLICIES]
-    met = 0
-    for turn in range(first, first + 2 * wanted):
-        which = turn % len(POLICIES)
-        width = WIDTHS[turn // len(POLICIES) % len(WIDTHS)]
-        nth = 1 + int(turn * GOLDEN % 1 * totals[which])
-        tell(
-            f"\0starved(Life.{action.__name__}, path, {POLICIES[which]!r}, {nth}, {width})\n"
+    totals = [
+        limit - fail_allocations(action, path, policy, limit, 1) for policy in POLICIES
+    ]
+    failed_count = 0
+    for index in range(first, first + 2 * target):
+        policy_index = index % len(POLICIES)
+        policy = POLICIES[policy_index]
+        width = WIDTHS[index // len(POLICIES) % len(WIDTHS)]
+        nth = 1 + int(index * GOLDEN % 1 * totals[policy_index])
+        report(
+            f"\0fail_allocations(InterruptedFileLog.{action.__name__}, path, {policy!r}, {nth}, {width})\n"
         )
-        signal.alarm(20)  # a hang is a failure
-        met += starved(action, path, POLICIES[which], nth, width) == 0
-        if met == wanted:
+        signal.alarm(20)  # a test that hangs fails
+        failed_count += fail_allocations(action, path, policy, nth, width) == 0
+        if failed_count == target:
             return
-    raise AssertionError(f"of {2 * wanted} points only {met} were met")
+    raise AssertionError(f"of {2 * target} points, only {failed_count} failed")
 
 
 @each_count
 @each_action
-def test_any_allocation_fails(
+def test_failed_allocation_loses_no_acknowledged_record(
     action: Callable[[InterruptedLog], None], count: int, tmp_path: Path
 ) -> None:
-    """Runs in child processes, because a failed allocation may end the process."""
-    _, share = shares(action, count)
-    for first in range(0, share, BATCH):
+    """The allocations fail in child processes, because they may end a process."""
+    _, allocation_count = points_to_test(action, count)
+    for first in range(0, allocation_count, BATCH):
         output = in_child(
-            lambda tell, first=first: starve(
-                action, tmp_path / "data", 2 * first, min(BATCH, share - first), tell
+            lambda report, first=first: fail_allocations_at_points(
+                action,
+                tmp_path / "data",
+                2 * first,
+                min(BATCH, allocation_count - first),
+                report,
             )  # type: ignore[misc]
         )
         assert output is None, output
-    print(f"{share} failed allocations met in {action.__name__}")
+    print(f"{allocation_count} failed allocations in {action.__name__}")
 
 
 def in_child(work: Callable[[Callable[[str], object]], None]) -> str | None:
-    """Runs it in a child; if it failed, returns its last message."""
+    """Run `work` in a child process. Return its last message if it failed, or None."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,11 +1,9 @@
-"""Processes that die by SIGKILL at each change they make on disk, and system calls that
-fail: on the real library.
+"""Processes that are killed by SIGKILL at each change that they make on disk, and
+system calls that fail. `make check` kills at some of the places, and first at each kind
+of place. `make slow` kills at all places, with one seed after the other, until the
+count is reached. -s prints the figures and the seed.
 
-`make check` strikes at a choice of places, every kind of place first; `make slow` at all
-of them, under one seed after the other, until the count is reached. -s prints the
-figures and the seed.
-
-    LOGCORE_KILLS, LOGCORE_STRACES    how many
+    LOGCORE_KILLS, LOGCORE_STRACES    number of kills, and of faults in system calls
     LOGCORE_KILL_SECONDS              after which `make slow` is content with fewer
     LOGCORE_TEST_SEED                 to repeat
 """
@@ -54,8 +52,8 @@ SECONDS = float(os.environ.get("LOGCORE_KILL_SECONDS", "3000"))
 
 @pytest.fixture
 def ram(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, if the system has one: a kill loses nothing of the page
-    cache, so no disk is needed.
+    """Yield a directory in memory, if the system has one. A kill loses nothing of the
+    page cache, so that the tests need no disk.
     """
     shared = "/dev/shm"
     if not os.access(shared, os.W_OK):
@@ -67,7 +65,7 @@ def ram(tmp_path: Path) -> Iterator[Path]:
 
 @attrs.define
 class Campaign:
-    """Scenarios that are killed at many places, each in a directory of its own that is
+    """Scenarios that are killed at many places, each in another directory that is
     checked and removed.
 
     A scenario is a workload, a policy and a seed, on an empty disk or on the files that
@@ -76,7 +74,8 @@ class Campaign:
 
     root: Path
     kills: int = 0
-    again: int = 0  # of these in the recovery from another kill
+    #: The number of kills in the recovery from another kill.
+    kills_in_recovery: int = 0
     places: Counter[tuple[str, Site, bool]] = attrs.Factory(Counter)
     counts: Counter[str] = attrs.Factory(Counter)
     number: int = 0
@@ -94,17 +93,17 @@ class Campaign:
         shutil.rmtree(path)
 
     def strikes(self, scenario: Scenario) -> list[tuple[Strike, Site]]:
-        """Every place at which this scenario can be struck: before each change, and
-        inside each write.
+        """Return each place at which this scenario can be killed: before each change,
+        and inside each write.
         """
         with self.disk(scenario.before):
             outcome = scenario.run(None)
             scenario.witness_after(outcome).check(thorough=True)
-        found = []
+        strikes_and_sites = []
         for index, site in enumerate(outcome.sites):
-            found.append((Strike(index), site))
+            strikes_and_sites.append((Strike(index), site))
             if site.operation == "pwrite":
-                found.append(
+                strikes_and_sites.append(
                     (
                         Strike(
                             index,
@@ -115,37 +114,39 @@ class Campaign:
                         site,
                     )
                 )
-        return found
+        return strikes_and_sites
 
     def kill(self, scenario: Scenario, strike: Strike, site: Site) -> None:
-        with self.disk(scenario.before), told(scenario, strike, site):
+        with self.disk(scenario.before), note_on_error(scenario, strike, site):
             outcome = scenario.run(strike)
-            assert outcome.was_killed, "it came to its end"
+            assert outcome.was_killed, "the scenario ended before the kill"
             self.kills += 1
-            self.again += scenario.before is not None
+            self.kills_in_recovery += scenario.before is not None
             self.counts[scenario.workload.name] += 1
             self.places[scenario.workload.name, site, strike.part > 0] += 1
             scenario.witness_after(outcome).check(thorough=self.kills % 10 == 0)
 
-    def torn(self, scenario: Scenario, rng: random.Random) -> Scenario:
+    def recovery_scenario(self, scenario: Scenario, rng: random.Random) -> Scenario:
         """Return the scenario of the recovery from a first kill. The disk is not checked
         before that recovery.
         """
         strike, site = rng.choice(self.strikes(scenario))
         path = self.root / f"torn-{self.number}"
         path.mkdir()
-        with contextlib.chdir(path), told(scenario, strike, site):
+        with contextlib.chdir(path), note_on_error(scenario, strike, site):
             witness = scenario.witness_after(scenario.run(strike))
-        then = WORKLOADS[scenario.workload.then.__name__]
-        return Scenario(then, scenario.durability, scenario.seed + 1, path, witness)
+        workload_of_recovery = WORKLOADS[scenario.workload.then.__name__]
+        return Scenario(
+            workload_of_recovery, scenario.durability, scenario.seed + 1, path, witness
+        )
 
     def __str__(self) -> str:
-        each = ", ".join(
+        counts = ", ".join(
             f"{name} {count}" for name, count in sorted(self.counts.items())
         )
         return (
-            f"{self.kills} kills at {len(self.places)} places ({each}), {self.again} of them in the recovery from "
-            f"another kill: 0 acknowledged records lost, 0 changed, 0 invented; LOGCORE_TEST_SEED={SEED}"
+            f"{self.kills} kills at {len(self.places)} places ({counts}), {self.kills_in_recovery} of them in the "
+            f"recovery from another kill: 0 acknowledged records lost, 0 changed, 0 invented; LOGCORE_TEST_SEED={SEED}"
         )
 
 
@@ -170,20 +171,20 @@ class Scenario:
 
 
 @contextlib.contextmanager
-def told(scenario: Scenario, strike: Strike, site: Site) -> Iterator[None]:
+def note_on_error(scenario: Scenario, strike: Strike, site: Site) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         error.add_note(
             f"{scenario.workload.name} under {scenario.durability!r}, seed {scenario.seed}, "
-            f"{'after a kill, ' if scenario.before else ''}struck at {strike.at} ({strike.part:.0%} done): {site}"
+            f"{'after a kill, ' if scenario.before else ''}killed at {strike.at} ({strike.part:.0%} done): {site}"
         )
         raise
 
 
 def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
-    """Every workload, each under a policy, and for each workload the recovery from a
-    kill of it.
+    """Yield each workload under a policy, and for each workload its recovery from a
+    kill.
     """
     rng = random.Random(seed)
     for slot, workload in enumerate(WORKLOADS.values()):
@@ -191,35 +192,38 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
             workload, POLICIES[(slot + seed) % len(POLICIES)], rng.randrange(1 << 30)
         )
         yield scenario
-        yield campaign.torn(scenario, rng)
+        yield campaign.recovery_scenario(scenario, rng)
 
 
 @pytest.mark.long
-def test_kills_at_every_kind_of_place(ram: Path) -> None:
-    """First a kill at each distinct kind of place, then at random places."""
+def test_kills_at_each_kind_of_place_lose_no_acknowledged_record(ram: Path) -> None:
+    """Kill at each distinct kind of place first, and then at random places."""
     count = int(os.environ.get("LOGCORE_KILLS", "18"))
     campaign = Campaign(ram)
     rng = random.Random(SEED)
-    first: list[tuple[Scenario, Strike, Site]] = []
-    rest: list[tuple[Scenario, Strike, Site]] = []
+    of_new_kinds: list[tuple[Scenario, Strike, Site]] = []
+    of_known_kinds: list[tuple[Scenario, Strike, Site]] = []
     seen: set[tuple[Site, bool, bool]] = set()
     for scenario in scenarios(campaign, SEED):
         for strike, site in campaign.strikes(scenario):
-            place = site, strike.part > 0, scenario.before is not None
-            (rest if place in seen else first).append((scenario, strike, site))
-            seen.add(place)
-    rng.shuffle(first)
-    rng.shuffle(rest)
-    for scenario, strike, site in [*first, *rest][:count]:
+            kind_of_place = site, strike.part > 0, scenario.before is not None
+            (of_known_kinds if kind_of_place in seen else of_new_kinds).append(
+                (scenario, strike, site)
+            )
+            seen.add(kind_of_place)
+    rng.shuffle(of_new_kinds)
+    rng.shuffle(of_known_kinds)
+    for scenario, strike, site in [*of_new_kinds, *of_known_kinds][:count]:
         campaign.kill(scenario, strike, site)
     print(
-        campaign, f"of {len(first) + len(rest)} places, {len(first)} unlike any other"
+        campaign,
+        f"of {len(of_new_kinds) + len(of_known_kinds)} places of {len(of_new_kinds)} kinds",
     )
-    assert campaign.kills == min(count, len(first) + len(rest))
+    assert campaign.kills == min(count, len(of_new_kinds) + len(of_known_kinds))
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_kills(ram: Path) -> None:
+def test_hundred_thousand_kills_lose_no_acknowledged_record(ram: Path) -> None:
     count = int(os.environ.get("LOGCORE_KILLS", "100000"))
     campaign = Campaign(ram)
     began = time.monotonic()
@@ -237,12 +241,12 @@ def test_a_hundred_thousand_kills(ram: Path) -> None:
 def late_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each append writes the batch of the previous append."""
     write = Writer.write_locked
-    held = []
+    delayed = []
 
-    def write_locked(writer: Any, data: Any, last: int, *rest: Any) -> None:
-        held.append((bytes(data), last, *rest))
-        if len(held) > 1:
-            write(writer, *held.pop(0))
+    def write_locked(writer: Any, data: Any, last: int, *arguments: Any) -> None:
+        delayed.append((bytes(data), last, *arguments))
+        if len(delayed) > 1:
+            write(writer, *delayed.pop(0))
         writer.state.end = last + 1
 
     monkeypatch.setattr(Writer, "write_locked", write_locked)
@@ -263,12 +267,12 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
     def late_save(
         registry: Any, *changed: Any, deleting: Any = (), **others: Any
     ) -> None:
-        new = [
+        created = [
             entry
             for entry in deleting
             if not os.path.exists(os.path.join(registry.path, f"{entry.name}-0"))
         ]
-        registry.make_partitions((topic, topic.numbers) for topic in new)
+        registry.make_partitions((topic, topic.numbers) for topic in created)
         save(registry, *changed, deleting=deleting, **others)
 
     monkeypatch.setattr(TopicRegistry, "save", late_save)
@@ -276,7 +280,7 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("workload", "lie"),
+    ("workload", "seed_bug"),
     [
         ("appends", late_write),
         ("deletes", no_checkpoint),
@@ -284,22 +288,24 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
         ("topics", save_topics_last),
     ],
 )
-def test_kills_reveal_a_log_with_a_seeded_bug(
-    ram: Path, workload: str, lie: Any, monkeypatch: pytest.MonkeyPatch
+def test_kills_reveal_a_seeded_bug(
+    ram: Path, workload: str, seed_bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check of the tests: each bug shows only after a crash, and some kill finds it."""
-    lie(monkeypatch)
+    """A check of the tests: each bug has an effect only after a crash, and a kill must
+    reveal it.
+    """
+    seed_bug(monkeypatch)
     campaign = Campaign(ram)
     scenario = Scenario(WORKLOADS[workload], "os", SEED)
-    with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
-        # An order that soon reaches the middle.
-        for at in sorted(range(200), key=lambda at: (at % 7, at)):
+    with pytest.raises((AssertionError, logcore.LogcoreError)) as caught:
+        # The middle of the run comes early in this order.
+        for index in sorted(range(200), key=lambda index: (index % 7, index)):
             with campaign.disk():
-                outcome = scenario.run(Strike(at, 0.5))
+                outcome = scenario.run(Strike(index, 0.5))
                 if not outcome.was_killed:
                     continue
                 scenario.witness_after(outcome).check(thorough=False)
-    print(f"{lie.__name__}: {met.value!r}"[:200])
+    print(f"{seed_bug.__name__}: {caught.value!r}"[:200])
 
 
 # -- system calls of a spawned process that fail, or kill ------------------------------
@@ -310,7 +316,7 @@ FAULTS = ("signal=KILL", "error=EIO", "error=ENOSPC")
 
 
 def spawn(workload: str, durability: str, seed: int, *options: str) -> Outcome:
-    """Runs a workload as a program of its own under strace."""
+    """Run a workload as a separate program under strace."""
     program = [sys.executable, real_faults.__file__, workload, durability, str(seed)]
     environment = {
         **os.environ,
@@ -334,8 +340,8 @@ def spawn(workload: str, durability: str, seed: int, *options: str) -> Outcome:
 
 @attrs.frozen
 class Call:
-    """The nth call of this name that a program makes; nth counts from 1, the start of
-    Python included.
+    """The nth call of a system call in a program. `nth` is counted from 1 and includes
+    the start of Python.
     """
 
     name: str
@@ -344,41 +350,41 @@ class Call:
 
 
 def calls_of(workload: str, durability: str, seed: int) -> list[Call]:
-    """The calls of an undisturbed run that change something on the disk."""
+    """Return the calls of a run without faults that change the disk."""
     spawn(workload, durability, seed, "-y", "-o", "trace", "-e", f"trace={CALLS}")
-    found = []
+    calls = []
     counts: Counter[str] = Counter()
     for line in Path("trace").read_text(errors="replace").splitlines():
-        if (met := LINE.match(line)) is None:
+        if (match := LINE.match(line)) is None:
             continue
-        name, rest = met.groups()
+        name, arguments = match.groups()
         counts[name] += 1
-        file = re.search(rf"(?:\./|{re.escape(os.getcwd())}/)([\w./-]+)", rest)
+        file = re.search(rf"(?:\./|{re.escape(os.getcwd())}/)([\w./-]+)", arguments)
         if (
             file
-            and (name != "openat" or "O_CREAT" in rest)
+            and (name != "openat" or "O_CREAT" in arguments)
             and not file[1].endswith(("trace", ".lock"))
         ):
-            found.append(
+            calls.append(
                 Call(name, counts[name], re.sub(r"\d+", "N", os.path.basename(file[1])))
             )
     os.unlink("trace")
-    return found
+    return calls
 
 
 @pytest.fixture
 def strace(ram: Path) -> Path:
     if shutil.which("strace") is None:
         pytest.skip("needs strace (Debian: apt install strace)")
-    done = subprocess.run(
+    result = subprocess.run(
         ["strace", "-o", ram / "probe", "true"],
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
+    if result.returncode:
         pytest.skip(
-            f"strace may not trace here: {done.stderr.strip().splitlines()[:1]}"
+            f"strace may not trace here: {result.stderr.strip().splitlines()[:1]}"
         )
     return ram
 
@@ -390,8 +396,10 @@ def inject(
     rng: random.Random,
     until: float,
 ) -> Counter[str]:
-    """Strikes at system calls, those of each kind first; returns how often with what."""
-    met: Counter[str] = Counter()
+    """Inject faults into system calls, first into each kind of call. Return the count
+    of each call and fault.
+    """
+    counts: Counter[str] = Counter()
     for name in names:
         policy = rng.choice(POLICIES)
         seed = rng.randrange(1 << 30)
@@ -401,9 +409,9 @@ def inject(
         rng.shuffle(calls)
         kinds = {(call.name, call.file): call for call in calls}
         for call, fault in zip([*kinds.values(), *calls], itertools.cycle(FAULTS)):
-            if met.total() == count or time.monotonic() > until:
-                return met
-            when = (
+            if counts.total() == count or time.monotonic() > until:
+                return counts
+            nth_call = (
                 f"{call.nth}{'+' if fault != FAULTS[0] and rng.random() < 0.3 else ''}"
             )
             options = (
@@ -412,7 +420,7 @@ def inject(
                 "-e",
                 f"trace={call.name}",
                 "-e",
-                f"inject={call.name}:{fault}:when={when}",
+                f"inject={call.name}:{fault}:when={nth_call}",
             )
             with campaign.disk():
                 try:
@@ -424,38 +432,42 @@ def inject(
                         f"{name} under {policy!r}, seed {seed}: {options[-1]} in {call}"
                     )
                     raise
-            met[f"{call.name} {fault}"] += 1
-    return met
+            counts[f"{call.name} {fault}"] += 1
+    return counts
 
 
-def test_system_calls_that_fail_or_kill(strace: Path) -> None:
+def test_failing_or_killing_system_call_loses_no_acknowledged_record(
+    strace: Path,
+) -> None:
     rng = random.Random(SEED)
-    met = inject(
+    counts = inject(
         Campaign(strace),
         int(os.environ.get("LOGCORE_STRACES", "1")),
         iter(["deletes"]),
         rng,
         float("inf"),
     )
-    print(f"{met.total()} injected: {dict(met)}; LOGCORE_TEST_SEED={SEED}")
+    print(f"{counts.total()} injected: {dict(counts)}; LOGCORE_TEST_SEED={SEED}")
 
 
 @pytest.mark.slow
-def test_many_system_calls_that_fail_or_kill(strace: Path) -> None:
+def test_failing_or_killing_system_calls_lose_no_acknowledged_record(
+    strace: Path,
+) -> None:
     rng = random.Random(SEED)
     count = int(os.environ.get("LOGCORE_STRACES", "200"))
-    each = [name for name in WORKLOADS if not name.startswith("continues")]
+    workloads = [name for name in WORKLOADS if not name.startswith("continues")]
     until = time.monotonic() + SECONDS
-    met: Counter[str] = Counter()
-    for name in itertools.cycle(each):
-        more = inject(
+    counts: Counter[str] = Counter()
+    for name in itertools.cycle(workloads):
+        new_counts = inject(
             Campaign(strace),
-            min(count - met.total(), count // len(each) + 1),
+            min(count - counts.total(), count // len(workloads) + 1),
             iter([name]),
             rng,
             until,
         )
-        met += more
-        if met.total() >= count or not more:
+        counts += new_counts
+        if counts.total() >= count or not new_counts:
             break
-    print(f"{met.total()} injected: {dict(met)}; LOGCORE_TEST_SEED={SEED}")
+    print(f"{counts.total()} injected: {dict(counts)}; LOGCORE_TEST_SEED={SEED}")

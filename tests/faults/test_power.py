@@ -1,17 +1,16 @@
 """Power cuts, failed syncs and full disks of real file systems: ext4 and xfs on loop
-devices, a small tmpfs.
+devices, and a small tmpfs. A power cut is FS_IOC_SHUTDOWN, which drops all data of a
+mounted file system that is not on its device, then SIGKILL, umount and mount. A failed
+sync is one that the device refuses: the test punches the blocks that the sync would
+write out of the image. Because the tmpfs under the image is full, no block can be
+allocated. Then the test frees space and restores the punched blocks. The sync fails
+once, as on a device with a temporary fault, and the page cache continues to show the
+data.
 
-A cut is FS_IOC_SHUTDOWN, which makes a mounted file system forget all data that is not
-on its device, then SIGKILL, umount and mount. A failed sync is one that the device
-refuses: the test punches the blocks that the sync would write out of the image. The
-tmpfs under the image is full, so the blocks have no place. Afterwards there is room, and
-the test restores the punched blocks. So the sync fails once, as on a device with a
-temporary fault, and the page cache continues to show the data.
+If root, loop devices, mkfs.ext4, mkfs.xfs or unshare are missing, tests are skipped
+with that reason.
 
-If something that the tests need is missing (root, loop devices, mkfs.ext4, mkfs.xfs,
-unshare), they are skipped and name it.
-
-    LOGCORE_POWER_CUTS     how many
+    LOGCORE_POWER_CUTS    number of power cuts
     LOGCORE_TEST_SEED      to repeat
 """
 
@@ -65,7 +64,7 @@ from support.seeded_recovery_bug import recover_from_memory
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 
 FS_IOC_SHUTDOWN = 0x8004587D  # XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN
-# the data that it writes first: the journal, or nothing
+# the data that the shutdown writes first: the journal, or nothing
 LOG_FLUSHED = 1
 NOTHING_FLUSHED = 2
 FITRIM = 0xC0185879
@@ -73,7 +72,7 @@ FS_IOC_FIEMAP = 0xC020660B
 KEEP_SIZE_AND_PUNCH = 3
 CLONE_NEWNS = 0x20000
 MS_REC_SLAVE = 0x84000
-#: Size of the image, and of its tmpfs; how it is made.
+#: Size of the image and of its tmpfs, and the command that creates the file system.
 SYSTEMS = {
     "ext4": (
         48 << 20,
@@ -81,36 +80,36 @@ SYSTEMS = {
     ),
     "xfs": (320 << 20, ["mkfs.xfs", "-q", "-f", "-K"]),
 }
-#: The policies that promise something when the power fails.
-PROMISING = ("always", "group", "every(3)")
+#: The policies under which acknowledged records survive a power cut.
+DURABLE_POLICIES = ("always", "group", "every(3)")
 
 
 @functools.cache
-def own_mounts() -> None:
-    """Give this process a private set of mounts. Otherwise a namespace that another
-    process creates while the test runs, as any container does, would copy the mounts,
-    and file systems that were unmounted here would remain mounted there.
+def use_private_mounts() -> None:
+    """Give this process a private set of mounts. Otherwise a mount namespace that
+    another process creates while the test runs, as for a container, would copy the
+    mounts, so that file systems that the test unmounts would remain mounted there.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC_SLAVE, None):
         pytest.skip(
-            f"no mounts of its own for this process: {os.strerror(ctypes.get_errno())}"
+            f"no private mounts for this process: {os.strerror(ctypes.get_errno())}"
         )
 
 
 class LoopDisk:
-    """A file system in an image in memory. `at` is its mount point."""
+    """A file system in an image in memory."""
 
     def __init__(self, root: Path, system: str) -> None:
         self.system = system
         self.count = 0
         self.size, self.make = SYSTEMS[system]
-        self.memory, self.at = root / "memory", root / "disk"
+        self.memory, self.mount_point = root / "memory", root / "disk"
         self.image, self.ballast = self.memory / "image", self.memory / "ballast"
         # Shared with child processes: whether the device has refused a sync.
         self.refused = mmap.mmap(-1, 1)
         self.memory.mkdir()
-        self.at.mkdir()
+        self.mount_point.mkdir()
 
     def __enter__(self) -> LoopDisk:
         if os.geteuid():
@@ -120,7 +119,7 @@ class LoopDisk:
                 pytest.skip(
                     f"needs {tool} (Debian: apt install mount e2fsprogs xfsprogs)"
                 )
-        own_mounts()
+        use_private_mounts()
         self._call(
             "mount",
             "-t",
@@ -145,51 +144,53 @@ class LoopDisk:
     def __exit__(self, *_: object) -> None:
         # Unmount lazily, because a failed test may hold a file open.
         for mounted in (
-            self.at,
+            self.mount_point,
             self.memory,
         ):
             self._call("umount", "-l", mounted)
 
     @staticmethod
     def _call(*command: str | Path) -> None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            what = f"{' '.join(map(str, command))}: {done.stderr.strip().partition(chr(10))[0]}"
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            failure = f"{' '.join(map(str, command))}: {result.stderr.strip().partition(chr(10))[0]}"
             if command[0] == "mount":
-                pytest.skip(f"no file systems can be mounted here: {what}")
-            raise AssertionError(what)
+                pytest.skip(f"no file systems can be mounted here: {failure}")
+            raise AssertionError(failure)
 
     def mount(self) -> None:
-        self._call("mount", "-o", "loop", self.image, self.at)
+        self._call("mount", "-o", "loop", self.image, self.mount_point)
 
     def umount(self) -> None:
-        self._call("umount", self.at)
+        self._call("umount", self.mount_point)
 
     def restart(self) -> None:
-        """Restart the file system: everything that was only in memory is lost."""
+        """Unmount and mount the file system, so that data that is only in memory is
+        lost.
+        """
         self.umount()
         self.mount()
 
     def directory(self) -> Path:
-        """A new one, durable."""
+        """Create a directory whose name is durable."""
         self.count += 1
-        path = self.at / str(self.count)
+        path = self.mount_point / str(self.count)
         path.mkdir()
-        for each in (path, self.at):
-            handle = os.open(each, os.O_RDONLY)
+        for path_to_sync in (path, self.mount_point):
+            handle = os.open(path_to_sync, os.O_RDONLY)
             os.fsync(handle)
             os.close(handle)
         return path
 
     def shut_down(self, mode: int = NOTHING_FLUSHED) -> None:
-        handle = os.open(self.at, os.O_RDONLY)
+        handle = os.open(self.mount_point, os.O_RDONLY)
         try:
             fcntl.ioctl(handle, FS_IOC_SHUTDOWN, struct.pack("I", mode))
         finally:
             os.close(handle)
 
     @contextlib.contextmanager
-    def cut(self, mode: int, operation: str, file: int | str) -> Iterator[None]:
+    def cut_power(self, mode: int, operation: str, file: int | str) -> Iterator[None]:
         """Cut the power, which also ends the process."""
         self.shut_down(mode)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -197,16 +198,18 @@ class LoopDisk:
 
     @contextlib.contextmanager
     def fail(self, operation: str, file: int | str) -> Iterator[None]:
-        """From here on each call fails."""
+        """Make all later calls of the disk fail."""
         self.shut_down()
         self.refused[0] = 1
         yield
 
     @contextlib.contextmanager
     def fail_once(self, operation: str, file: int | str) -> Iterator[None]:
-        """No data block can be written: not a free one, and none that the file has."""
+        """Make writes of all data blocks fail: of free blocks, and of blocks of the
+        file.
+        """
         assert isinstance(file, int)
-        handle = os.open(self.at, os.O_RDONLY)
+        handle = os.open(self.mount_point, os.O_RDONLY)
         image = os.open(self.image, os.O_RDWR)
         saved = []
         try:
@@ -219,7 +222,7 @@ class LoopDisk:
                 punch(image, position, size)
             with self.ballast.open("wb") as ballast:
                 full = 0
-                while full < 3:  # trimmed space becomes free bit by bit
+                while full < 3:  # trimmed space becomes free gradually
                     free = os.statvfs(self.memory)
                     if free.f_bavail:
                         os.posix_fallocate(
@@ -245,34 +248,35 @@ class LoopDisk:
 
 
 def extents(handle: int) -> list[tuple[int, int]]:
-    """(position on the device, size) of the blocks of a file that have a place."""
-    room = 32
-    answer = bytearray(
-        struct.pack("QQIIII", 0, (1 << 64) - 1, 0, 0, room, 0) + bytes(room * 56)
+    """Return (position on the device, size) of the allocated blocks of a file."""
+    max_extents = 32
+    buffer = bytearray(
+        struct.pack("QQIIII", 0, (1 << 64) - 1, 0, 0, max_extents, 0)
+        + bytes(max_extents * 56)
     )
-    fcntl.ioctl(handle, FS_IOC_FIEMAP, answer)
-    count = struct.unpack_from("I", answer, 20)[0]
-    found = []
+    fcntl.ioctl(handle, FS_IOC_FIEMAP, buffer)
+    count = struct.unpack_from("I", buffer, 20)[0]
+    blocks = []
     for number in range(count):
         _, physical, size, _, _, flags = struct.unpack_from(
-            "QQQQQI", answer, 32 + number * 56
+            "QQQQQI", buffer, 32 + number * 56
         )
-        if not flags & 0x6:  # unknown, delayed
-            found.append((physical, size))
-    return found
+        if not flags & 0x6:  # an unknown position, or not allocated yet
+            blocks.append((physical, size))
+    return blocks
 
 
 def punch(handle: int, position: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    where = ctypes.c_longlong(position), ctypes.c_longlong(size)
-    if libc.fallocate(handle, KEEP_SIZE_AND_PUNCH, *where):
+    bounds = ctypes.c_longlong(position), ctypes.c_longlong(size)
+    if libc.fallocate(handle, KEEP_SIZE_AND_PUNCH, *bounds):
         raise OSError(ctypes.get_errno(), "punching a hole")
 
 
 @pytest.fixture(params=sorted(SYSTEMS))
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDisk]:
-    with LoopDisk(tmp_path, request.param) as made:
-        yield made
+    with LoopDisk(tmp_path, request.param) as mounted:
+        yield mounted
 
 
 def checked_witness(
@@ -295,57 +299,58 @@ def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) 
     strike = Strike(
         rng.randrange(rng.choice([30, 150])),
         rng.choice([0, 0, 0.5]),
-        functools.partial(disk.cut, mode),
+        functools.partial(disk.cut_power, mode),
     )
-    place = disk.directory()
+    directory = disk.directory()
     try:
-        with contextlib.chdir(place):
+        with contextlib.chdir(directory):
             outcome = run_forked(workload, policy, seed, strike)
         if not outcome.was_killed:
             disk.shut_down(mode)
         disk.restart()
-        with contextlib.chdir(place):
+        with contextlib.chdir(directory):
             checked_witness(workload, policy, outcome)
     except BaseException as error:
         error.add_note(
             f"{workload.name} under {policy!r}, seed {seed}, {strike}, {disk.system}"
         )
         raise
-    shutil.rmtree(place)
+    shutil.rmtree(directory)
 
 
-def waiting(pipe: int) -> int:
-    """Bytes that can be read without waiting."""
+def readable_bytes(pipe: int) -> int:
+    """Return the number of bytes that can be read without waiting."""
     return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0])
 
 
-def endless(w: LogWorker) -> None:
-    """Runs until it is killed."""
+def run_workload_forever(worker: LogWorker) -> None:
+    """Run random operations until the process is killed."""
     while True:
-        choice = w.rng.random()
-        if choice < 0.8:
-            w.append(
-                w.rng.choice([1, 1, 2, 9]), w.rng.choice([None, None, "os", "disk"])
+        fraction = worker.rng.random()
+        if fraction < 0.8:
+            worker.append(
+                worker.rng.choice([1, 1, 2, 9]),
+                worker.rng.choice([None, None, "os", "disk"]),
             )
-        elif choice < 0.87:
-            w.flush()
-        elif choice < 0.92:
-            w.tick()
-        elif choice < 0.97:
-            w.roll()
+        elif fraction < 0.87:
+            worker.flush()
+        elif fraction < 0.92:
+            worker.tick()
+        elif fraction < 0.97:
+            worker.roll()
         else:
-            w.delete(0.5)
+            worker.delete(0.5)
 
 
 def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
-    """Cut the power at any point of a running process; return how many answers the
-    process had received.
+    """Cut the power at any point of a running process. Return the number of operations
+    that were acknowledged before.
     """
     seed = rng.randrange(1 << 30)
-    after = rng.randrange(1, 120)
-    place = disk.directory()
-    with contextlib.chdir(place):
-        workload = Workload(endless)
+    min_acknowledged = rng.randrange(1, 120)
+    directory = disk.directory()
+    with contextlib.chdir(directory):
+        workload = Workload(run_workload_forever)
         fs = real_faults.RealDisk
         child, pipe = fork(
             lambda out: real_faults.conduct(
@@ -355,63 +360,75 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
     with pipe:
         witness = workload.witness(policy, "power")
         output = b""
-        while (answered := len(list(read_messages(io.BytesIO(output))))) < after:
+        while (
+            acknowledged_count := len(list(read_messages(io.BytesIO(output))))
+        ) < min_acknowledged:
             more = os.read(pipe.fileno(), 1 << 16)
             assert more, "the process has ended early"
             output += more
-        # Messages that are in the pipe by now were sent before the cut. A sync that runs
-        # during the cut may report a false success.
-        output += os.read(pipe.fileno(), waiting(pipe.fileno()))
+        # Messages that are in the pipe at this point were sent before the cut. A sync
+        # that runs during the cut may report a false success.
+        output += os.read(pipe.fileno(), readable_bytes(pipe.fileno()))
         disk.shut_down(rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED]))
         os.kill(child, signal.SIGKILL)
-        answered = len(list(read_messages(io.BytesIO(output))))
+        acknowledged_count = len(list(read_messages(io.BytesIO(output))))
         for index, message in enumerate(
             read_messages(io.BytesIO(output + pipe.read()))
         ):
-            (witness.receive if index < answered else witness.receive_late)(*message)
+            (witness.receive if index < acknowledged_count else witness.receive_late)(
+                *message
+            )
     os.waitpid(child, 0)
     disk.restart()
-    with contextlib.chdir(place):
+    with contextlib.chdir(directory):
         witness.check(thorough=True)
-    shutil.rmtree(place)
-    return answered
+    shutil.rmtree(directory)
+    return acknowledged_count
 
 
-def cuts(disk: LoopDisk, count: int) -> str:
+def cut_power_repeatedly(disk: LoopDisk, count: int) -> str:
     rng = random.Random(f"{SEED}-{disk.system}")
-    answered = 0
+    acknowledged_count = 0
     for number in range(count):
         policy = POLICIES[number % len(POLICIES)]
         if number % 2:
-            answered += cut_from_outside(disk, policy, rng)
+            acknowledged_count += cut_from_outside(disk, policy, rng)
         else:
             cut_at(disk, rng.choice(list(WORKLOADS.values())), policy, rng)
     return (
-        f"{count} power cuts on {disk.system}, {count // 2} of them from outside after {answered} answers: "
-        f"0 acknowledged records lost; LOGCORE_TEST_SEED={SEED}"
+        f"{count} power cuts on {disk.system}, {count // 2} of them from outside after {acknowledged_count} "
+        f"acknowledgements: 0 acknowledged records lost; LOGCORE_TEST_SEED={SEED}"
     )
 
 
-def test_power_cuts(disk: LoopDisk) -> None:
-    print(cuts(disk, int(os.environ.get("LOGCORE_POWER_CUTS", "16")) // 2))
+def test_power_cuts_lose_no_acknowledged_record(disk: LoopDisk) -> None:
+    print(
+        cut_power_repeatedly(disk, int(os.environ.get("LOGCORE_POWER_CUTS", "16")) // 2)
+    )
 
 
 @pytest.mark.slow
-def test_thousands_of_power_cuts(disk: LoopDisk) -> None:
-    print(cuts(disk, int(os.environ.get("LOGCORE_POWER_CUTS", "5000")) // 2))
+def test_thousands_of_power_cuts_lose_no_acknowledged_record(disk: LoopDisk) -> None:
+    print(
+        cut_power_repeatedly(
+            disk, int(os.environ.get("LOGCORE_POWER_CUTS", "5000")) // 2
+        )
+    )
 
 
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)
-def test_power_cuts_reveal_syncs_that_do_nothing(
+def test_power_cut_reveals_syncs_without_effect(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The canary: a cut loses unsynced data, and the check fails."""
+    """A check of the tests: if no sync writes data, a power cut loses acknowledged
+    records.
+    """
     monkeypatch.setattr(OsFS, "fdatasync", lambda *_: None)
     rng = random.Random(SEED)
-    with pytest.raises((AssertionError, LogcoreError)) as met:
+    with pytest.raises((AssertionError, LogcoreError)) as caught:
         for _ in range(20):
             cut_from_outside(disk, "group", rng)
-    print(f"{met.value!r}"[:200])
+    print(f"{caught.value!r}"[:200])
 
 
 # -- syncs that fail -------------------------------------------------------------------
@@ -419,134 +436,146 @@ def test_power_cuts_reveal_syncs_that_do_nothing(
 SYNCS = ("fdatasync", "fsync", "sync_dir")
 
 
-def torn_starts(
+def starting_points(
     disk: LoopDisk, workload: Workload, policy: str
 ) -> Iterator[tuple[Workload, Path | None, Any, int]]:
-    """Yield (workload, directory it starts from, witness of its content, seed): an
-    empty directory, and openings of files that a kill left.
+    """Yield (workload, files at its start, witness of their content, seed): first no
+    files, and then files that a kill left.
     """
     yield workload, None, None, SEED
     with contextlib.chdir(disk.directory()):
         sites = run_forked(workload, policy, SEED).sites
-    # Half a batch at the end; a segment that nothing was written to; one sealed above
+    # A kill leaves half a batch at the end, an empty segment, or a sealed segment above
     # the recovery point.
-    point = "recovery-point-offset-checkpoint.tmp"
+    recovery_point_file = "recovery-point-offset-checkpoint.tmp"
     for operation, file in (
         ("pwrite", "N.log"),
         ("create", "N.log"),
-        ("create", point),
+        ("create", recovery_point_file),
     ):
-        places = [
+        site_indexes = [
             index
             for index, site in enumerate(sites)
             if (site.operation, site.file) == (operation, file)
         ]
-        if not places:
+        if not site_indexes:
             continue
-        torn = disk.directory()
-        with contextlib.chdir(torn):
-            outcome = run_forked(workload, policy, SEED, Strike(places[-1], 0.5))
+        torn_files = disk.directory()
+        with contextlib.chdir(torn_files):
+            outcome = run_forked(workload, policy, SEED, Strike(site_indexes[-1], 0.5))
         witness = workload.witness(policy, "power")
         for message in outcome.messages:
             witness.receive(*message)
-        yield WORKLOADS[workload.then.__name__], torn, witness, SEED + 1
+        yield WORKLOADS[workload.then.__name__], torn_files, witness, SEED + 1
 
 
-def fail_syncs(disk: LoopDisk, way: str) -> tuple[int, set[str]]:
+def fail_syncs(disk: LoopDisk, failure: str) -> tuple[int, set[str]]:
     """Fail each sync site of the workloads once, then open the remaining files, restart,
     and open them again.
 
-    Return the number of failed sites, and the sites that had nothing to write whenever
-    their sync should have failed.
+    Return the number of failed sites, and the sites that had no data to write when
+    their sync should fail.
     """
     failed: set[Site] = set()
-    idle: set[Site] = set()
-    poisoned = 0
-    for workload, policy in itertools.product(WORKLOADS.values(), PROMISING):
-        for then, torn, before, seed in list(torn_starts(disk, workload, policy)):
-            for index, site in enumerate(calm(disk, then, policy, seed, torn)):
+    unneeded: set[Site] = set()
+    failed_log_count = 0
+    for workload, policy in itertools.product(WORKLOADS.values(), DURABLE_POLICIES):
+        for workload_of_start, torn_files, witness_of_start, seed in list(
+            starting_points(disk, workload, policy)
+        ):
+            for index, site in enumerate(
+                sites_without_faults(disk, workload_of_start, policy, seed, torn_files)
+            ):
                 if (
                     site.operation not in SYNCS
                     or site in failed
-                    or (way, site.operation) == ("fail_once", "sync_dir")
+                    or (failure, site.operation) == ("fail_once", "sync_dir")
                 ):
                     continue
-                place = disk.directory()
-                if torn is not None:
-                    shutil.copytree(torn, place, dirs_exist_ok=True)
+                directory = disk.directory()
+                if torn_files is not None:
+                    shutil.copytree(torn_files, directory, dirs_exist_ok=True)
                     os.sync()
                 disk.refused[0] = 0
                 try:
-                    with contextlib.chdir(place):
+                    with contextlib.chdir(directory):
                         outcome = run_forked(
-                            then,
+                            workload_of_start,
                             policy,
                             seed,
-                            Strike(index, trouble=getattr(disk, way)),
+                            Strike(index, trouble=getattr(disk, failure)),
                         )
                         if not disk.refused[0]:
-                            idle.add(site)
+                            unneeded.add(site)
                             continue
                         failed.add(site)
                         # The page cache still shows data that the device lacks.
-                        if way == "fail_once":
+                        if failure == "fail_once":
                             witness = checked_witness(
-                                then, policy, outcome, copy.deepcopy(before)
+                                workload_of_start,
+                                policy,
+                                outcome,
+                                copy.deepcopy(witness_of_start),
                             )
                     disk.restart()
-                    with contextlib.chdir(place):
-                        if way == "fail":
+                    with contextlib.chdir(directory):
+                        if failure == "fail":
                             witness = checked_witness(
-                                then, policy, outcome, copy.deepcopy(before)
+                                workload_of_start,
+                                policy,
+                                outcome,
+                                copy.deepcopy(witness_of_start),
                             )
-                        # Records that were served still exist.
+                        # Records that readers got still exist.
                         witness.check(thorough=True)
                         if site.file == "N.log" and site.caller.startswith(
                             ("log", "segment.seal")
                         ):
-                            assert witness.failed[1], "not poisoned"
+                            assert witness.failed[1], "the log did not fail"
                 except BaseException as error:
                     error.add_note(
-                        f"{then.name} under {policy!r}, seed {seed}, at {index}: {site} on {disk.system}"
+                        f"{workload_of_start.name} under {policy!r}, seed {seed}, at {index}: {site} on {disk.system}"
                     )
                     raise
-                poisoned += witness.failed is not None and witness.failed[1]
-    idle -= failed
+                failed_log_count += witness.failed is not None and witness.failed[1]
+    unneeded -= failed
     print(
-        f"{len(failed)} sync sites failed on {disk.system} ({way}), {poisoned} times the log was poisoned; "
-        f"{len(idle)} had nothing to write: 0 acknowledged records lost, 0 invented"
+        f"{len(failed)} sync sites failed on {disk.system} ({failure}), {failed_log_count} logs failed; "
+        f"{len(unneeded)} had no data to write: 0 acknowledged records lost, 0 invented"
     )
-    return len(failed), {site.caller.split(":")[0] for site in idle}
+    return len(failed), {site.caller.split(":")[0] for site in unneeded}
 
 
-def calm(
-    disk: LoopDisk, workload: Workload, policy: str, seed: int, torn: Path | None
+def sites_without_faults(
+    disk: LoopDisk, workload: Workload, policy: str, seed: int, torn_files: Path | None
 ) -> list[Site]:
-    place = disk.directory()
-    if torn is not None:
-        shutil.copytree(torn, place, dirs_exist_ok=True)
-    with contextlib.chdir(place):
+    directory = disk.directory()
+    if torn_files is not None:
+        shutil.copytree(torn_files, directory, dirs_exist_ok=True)
+    with contextlib.chdir(directory):
         sites = run_forked(workload, policy, seed).sites
-    shutil.rmtree(place)
+    shutil.rmtree(directory)
     return sites
 
 
 @pytest.mark.slow
-def test_each_sync_fails_forever(disk: LoopDisk) -> None:
+def test_permanently_failing_sync_loses_no_acknowledged_record(disk: LoopDisk) -> None:
     assert fail_syncs(disk, "fail")[0] > 30
 
 
 @pytest.mark.slow
-def test_each_sync_of_a_file_fails_once(disk: LoopDisk) -> None:
-    failed, idle = fail_syncs(disk, "fail_once")
+def test_sync_that_fails_once_loses_no_acknowledged_record(disk: LoopDisk) -> None:
+    failed, unneeded = fail_syncs(disk, "fail_once")
     assert failed > 15
     # The files were copied and synced before this sync.
-    assert idle <= {"recovery._sync_and_reread"}
+    assert unneeded <= {"recovery._sync_and_reread"}
 
 
-def test_a_sync_that_failed_once_then_succeeds_without_the_data(disk: LoopDisk) -> None:
-    """The reason why a failed sync is not retried: the tests above rely on this behavior
-    of real file systems.
+def test_second_sync_after_a_failed_one_succeeds_without_the_data(
+    disk: LoopDisk,
+) -> None:
+    """This behavior of real file systems is the reason why a failed sync is not
+    retried.
     """
     path = disk.directory() / "file"
     fs = OsFS()
@@ -563,46 +592,46 @@ def test_a_sync_that_failed_once_then_succeeds_without_the_data(disk: LoopDisk) 
     assert path.read_bytes() in (b"old", b"old\0\0\0")
 
 
-class RefusingFS(OsFS):
-    """Its disk refuses the next fdatasync."""
+class FailingSyncFS(OsFS):
+    """A file system that fails the next fdatasync."""
 
-    refusing: LoopDisk | None = None
+    failing_disk: LoopDisk | None = None
 
     def fdatasync(self, handle: int) -> None:
-        refusing = self.refusing
-        self.refusing = None
+        failing_disk = self.failing_disk
+        self.failing_disk = None
         with (
-            refusing.fail_once("fdatasync", handle)
-            if refusing
+            failing_disk.fail_once("fdatasync", handle)
+            if failing_disk
             else contextlib.nullcontext()
         ):
             super().fdatasync(handle)
 
 
 def fail_under_an_append(disk: LoopDisk) -> None:
-    """A sync over several pages fails once; the log is opened again from the page
-    cache, and continues.
+    """Fail a sync of several pages once, and open the log again, which reads the page
+    cache. Check the records after a power cut.
     """
     path = disk.directory() / "t-0"
-    fs = RefusingFS()
+    fs = FailingSyncFS()
     log = open_log(path, create=True, fs=fs)
     log.append(b"acknowledged" * 500)
-    fs.refusing = disk
+    fs.failing_disk = disk
     with pytest.raises(logcore.DurabilityUnknownError):
         log.append(b"perhaps" * 5_000)
     with pytest.raises(logcore.LogFailedError):
         log.append(b"refused")
     log.close()
-    with logcore.open(path) as again:
-        found = [record.value for record in again.read(0)]
-        assert found in (
+    with logcore.open(path) as reopened:
+        served = [record.value for record in reopened.read(0)]
+        assert served in (
             [b"acknowledged" * 500],
             [b"acknowledged" * 500, b"perhaps" * 5_000],
         )
-        again.append(b"next")
+        reopened.append(b"next")
     disk.restart()
-    with logcore.open(path) as again:
-        assert [record.value for record in again.read(0)] == [*found, b"next"]
+    with logcore.open(path) as reopened:
+        assert [record.value for record in reopened.read(0)] == [*served, b"next"]
 
 
 def test_records_served_after_failed_sync_are_durable(disk: LoopDisk) -> None:
@@ -612,49 +641,47 @@ def test_records_served_after_failed_sync_are_durable(disk: LoopDisk) -> None:
 def test_power_cut_reveals_a_recovery_that_trusts_the_page_cache(
     disk: LoopDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check of the tests: the recovery syncs the old file, and trusts the content in
+    """A check of the tests: this recovery syncs the old file, and trusts its content in
     memory.
     """
     monkeypatch.setattr(recovery, "_sync_and_reread", recover_from_memory)
-    with pytest.raises((AssertionError, LogcoreError)) as met:
+    with pytest.raises((AssertionError, LogcoreError)) as caught:
         fail_under_an_append(disk)
-    print(f"{met.value!r}"[:200])
+    print(f"{caught.value!r}"[:200])
 
 
 # -- full disks ------------------------------------------------------------------------
 
 
 def on_small_disk(path: Path, options: str, *arguments: str) -> str:
-    """Run real_faults.py on its own tmpfs, in its own mount namespace; return its
-    output.
-    """
+    """Run real_faults.py on a new tmpfs in a new mount namespace. Return its output."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare (Debian: apt install util-linux)")
-    enter = (
+    unshare_command = (
         ["unshare", "--mount"]
         if os.geteuid() == 0
         else ["unshare", "--user", "--map-root-user", "--mount"]
     )
-    mount = [
+    mount_command = [
         "sh",
         "-c",
         'mount -t tmpfs -o "$1" logcore-test "$2" && cd "$2" || exit 77; shift 2; exec "$@"',
         "sh",
     ]
     program = [sys.executable, real_faults.__file__, *arguments]
-    done = subprocess.run(
-        [*enter, *mount, options, path, *program],
+    result = subprocess.run(
+        [*unshare_command, *mount_command, options, path, *program],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    if done.returncode == 77 or "unshare failed" in done.stderr:
+    if result.returncode == 77 or "unshare failed" in result.stderr:
         pytest.skip(
-            f"no tmpfs can be mounted here: {done.stderr.strip().partition(chr(10))[0]}"
+            f"no tmpfs can be mounted here: {result.stderr.strip().partition(chr(10))[0]}"
         )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 BYTES = "size=1m"
@@ -677,24 +704,26 @@ NAMES = "size=1m,nr_inodes=40"
         ),
     ],
 )
-def test_a_disk_that_is_full_to_the_brim(
+def test_full_disk_loses_no_acknowledged_record(
     tmp_path: Path, policy: str, options: str
 ) -> None:
-    """The disk is filled, emptied by deleting, and filled again; by bytes, and by names."""
+    """The disk is filled, emptied by deletions, and filled again, with bytes or with
+    file names.
+    """
     print(policy, options, on_small_disk(tmp_path, options, "fill", policy, str(SEED)))
 
 
 @pytest.mark.parametrize("policy", ["always", "group", "os"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_file_size_limit_at_every_byte_of_an_append(
+def test_file_size_limit_at_every_byte_of_an_append_undoes_it(
     tmp_path: Path, policy: str, count: int
 ) -> None:
-    """RLIMIT_FSIZE: the kernel writes up to the limit and then refuses. No byte remains,
-    and once there is room the log is as if the append had never been tried.
+    """With RLIMIT_FSIZE, the kernel writes up to the limit and then refuses writes. No
+    byte of the append remains, and a later append succeeds.
     """
 
     def run(pipe: int) -> int:
-        # "always" writes batch by batch, and keeps the first batches.
+        # "always" writes each batch alone, and keeps the first batches.
         config = {} if policy == "always" else {"batch.size": 80}
         log = logcore.open(
             tmp_path / "t-0", create=True, durability=policy, config=config
@@ -705,8 +734,8 @@ def test_a_file_size_limit_at_every_byte_of_an_append(
         size = file.stat().st_size
         end = log.log_end_offset
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        for room in itertools.count():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, hard))
+        for limit in itertools.count():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + limit, hard))
             try:
                 log.append_many(rows)
                 break
@@ -715,11 +744,11 @@ def test_a_file_size_limit_at_every_byte_of_an_append(
                 assert log.log_end_offset == end
                 assert file.stat().st_size == size
         grown = file.stat().st_size - size
-        assert room == grown, "it fits to the byte"
+        assert limit == grown, "the append must succeed once exactly its bytes fit"
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         log.append(b"last")
         log.close()
-        os.write(pipe, pickle.dumps(("room", room)))
+        os.write(pipe, pickle.dumps(("limit", limit)))
         return 0
 
     child, pipe = fork(run)

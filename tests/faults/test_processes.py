@@ -1,5 +1,5 @@
-"""Several processes on one log: one writer, many readers, crashes, forks, and a lock
-that a Java broker respects.
+"""Several processes with one log: one writer, many readers, crashes, forks, and a lock
+that excludes a Java broker.
 """
 
 from __future__ import annotations
@@ -35,76 +35,79 @@ def run(program: str, *args: object) -> subprocess.Popen[str]:
     )
 
 
-HOLD = """
+HOLD_LOCK = """
 import sys, logcore
 with logcore.open(sys.argv[1], create=True) as log:
-    log.append(b"theirs")
+    log.append(b"first")
     print("open", flush=True)
     sys.stdin.readline()
 """
 
 
 def test_second_writer_error_names_the_lock_holder(partition: Path) -> None:
-    holder = run(HOLD, partition)
+    holder = run(HOLD_LOCK, partition)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "open\n"
-    for name in ("orders-0", "orders-1"):  # the lock is the directory's, as Kafka's is
-        with pytest.raises(logcore.LogLockedError) as met:
+    for name in ("orders-0", "orders-1"):  # one lock for the directory, as in Kafka
+        with pytest.raises(logcore.LogLockedError) as caught:
             logcore.open(partition.parent / name, create=True)
-        assert (met.value.pid, met.value.host) == (holder.pid, os.uname().nodename)
-        assert str(holder.pid) in str(met.value)
-        assert met.value.retriable
+        assert (caught.value.pid, caught.value.host) == (
+            holder.pid,
+            os.uname().nodename,
+        )
+        assert str(holder.pid) in str(caught.value)
+        assert caught.value.retriable
     with logcore.open(partition, read_only=True) as log:
-        assert [record.value for record in log.read(0)] == [b"theirs"]
+        assert [record.value for record in log.read(0)] == [b"first"]
     holder.communicate("\n")
     with logcore.open(partition) as log:
-        assert log.append(b"ours").offset == 1
+        assert log.append(b"second").offset == 1
 
 
-def test_a_killed_writer_leaves_no_lock(partition: Path) -> None:
-    holder = run(HOLD, partition)
+def test_lock_of_a_killed_writer_is_released(partition: Path) -> None:
+    holder = run(HOLD_LOCK, partition)
     assert holder.stdout is not None
     holder.stdout.readline()
     holder.kill()
     holder.communicate()
     with logcore.open(partition) as log:
-        assert [record.value for record in log.read(0)] == [b"theirs"]
+        assert [record.value for record in log.read(0)] == [b"first"]
 
 
-def test_one_process_may_write_several_partitions_but_each_once(
+def test_process_opens_each_of_several_partitions_for_writing_once(
     partition: Path,
 ) -> None:
     with (
         logcore.open(partition, create=True) as first,
-        logcore.open(partition.parent / "orders-1", create=True) as two,
+        logcore.open(partition.parent / "orders-1", create=True) as second,
     ):
         first.append(b"1")
-        two.append(b"2")
-        with pytest.raises(logcore.LogLockedError) as met:
+        second.append(b"2")
+        with pytest.raises(logcore.LogLockedError) as caught:
             logcore.open(partition)
-        assert met.value.pid == os.getpid()
+        assert caught.value.pid == os.getpid()
     points = (partition.parent / "recovery-point-offset-checkpoint").read_text()
     assert points == "0\n2\norders 0 1\norders 1 1\n"
     with logcore.open(partition):
         pass
 
 
-def test_another_file_descriptor_on_the_lock_does_not_drop_it(partition: Path) -> None:
+def test_lock_remains_after_its_file_was_opened_and_closed(partition: Path) -> None:
     with logcore.open(partition, create=True):
         (
             partition.parent / ".lock"
         ).read_bytes()  # opens and closes: drops a POSIX record lock, not ours
-        other = [
+        command = [
             sys.executable,
             "-c",
             "import sys, logcore; logcore.open(sys.argv[1])",
             str(partition),
         ]
-        done = subprocess.run(other, capture_output=True, text=True, check=False)
-        assert "LogLockedError" in done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "LogLockedError" in result.stderr
 
 
-def test_a_forked_child_cannot_write_and_harms_nothing(partition: Path) -> None:
+def test_forked_child_cannot_append(partition: Path) -> None:
     with logcore.open(partition, create=True) as log:
         log.append(b"parent")
         child = os.fork()
@@ -123,33 +126,29 @@ def test_a_forked_child_cannot_write_and_harms_nothing(partition: Path) -> None:
             open_log(partition, fs=OsFS())
 
 
-def test_B37_a_forked_child_that_writes_is_found(
+def test_B37_append_in_a_forked_child_is_detected(
     partition: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test_a_forked_child_cannot_write_and_harms_nothing(partition)
+    test_forked_child_cannot_append(partition)
     monkeypatch.setattr(
         OsFS, "forks", property(lambda self: 0, lambda self, count: None), raising=False
     )
     with pytest.raises(AssertionError):
-        test_a_forked_child_cannot_write_and_harms_nothing(
-            partition.with_name("other-0")
-        )
+        test_forked_child_cannot_append(partition.with_name("other-0"))
 
 
 @pytest.mark.long
-def test_B38_lock_that_another_close_releases_is_found(
+def test_B38_lock_that_another_close_releases_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test_another_file_descriptor_on_the_lock_does_not_drop_it(tmp_path / "a" / "t-0")
+    test_lock_remains_after_its_file_was_opened_and_closed(tmp_path / "a" / "t-0")
     monkeypatch.setattr(
         fs_module,
         "_lock_file",
         lambda handle: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB),
     )
     with pytest.raises(AssertionError):
-        test_another_file_descriptor_on_the_lock_does_not_drop_it(
-            tmp_path / "b" / "t-0"
-        )
+        test_lock_remains_after_its_file_was_opened_and_closed(tmp_path / "b" / "t-0")
 
 
 @pytest.mark.long
@@ -164,11 +163,11 @@ def test_B38_lock_that_another_close_releases_is_found(
         ),
     ],
 )
-def test_a_killed_writer_loses_nothing_acknowledged(
+def test_killed_writer_loses_no_acknowledged_record(
     partition: Path, policy: str
 ) -> None:
-    """SIGKILL while it appends: every record that it had reported over a pipe must be in
-    the log, and no record that was never sent.
+    """A writer is killed by SIGKILL while it appends. Each record that it reported
+    through a pipe must be in the log, and no other record.
     """
     program = """
 import sys, logcore
@@ -187,19 +186,21 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
         for _ in range(200 + 100 * round_):
             acknowledged = int(writer.stdout.readline())
         writer.send_signal(signal.SIGKILL)
-        rest = writer.communicate()[0].split("\n")
-        acknowledged = max([acknowledged, *(int(line) for line in rest[:-1] if line)])
+        remaining_lines = writer.communicate()[0].split("\n")
+        acknowledged = max(
+            [acknowledged, *(int(line) for line in remaining_lines[:-1] if line)]
+        )
         with logcore.open(partition, read_only=True) as reader:
             seen = [record.value for record in reader.read(0)]
             assert len(seen) >= acknowledged
         with logcore.open(partition, config={"segment.bytes": 20_000}) as log:
-            found = list(log.read(0))
-            assert len(found) >= acknowledged
-            assert [record.value for record in found] == [
-                b"value %d" % number for number in range(len(found))
+            records = list(log.read(0))
+            assert len(records) >= acknowledged
+            assert [record.value for record in records] == [
+                b"value %d" % number for number in range(len(records))
             ]
-            assert [record.value for record in found[: len(seen)]] == seen, (
-                "visible records are not withdrawn"
+            assert [record.value for record in records[: len(seen)]] == seen, (
+                "visible records remain visible"
             )
 
 
@@ -215,7 +216,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
 @pytest.mark.long
 @pytest.mark.parametrize("policy", ["group", "os"])
 @pytest.mark.parametrize("watch", [Inotify, Polling])
-def test_tail_wakes_for_another_process_and_sees_each_record_once(
+def test_tail_returns_each_record_of_another_process_once(
     partition: Path, policy: str, watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OsFS, "watch", lambda self, *directories: watch(directories))
@@ -241,7 +242,7 @@ def open_files() -> set[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is a part of Linux")
 @pytest.mark.parametrize("missing", ["eventfd", "directory"])
-def test_a_watch_that_cannot_be_made_leaves_no_open_file(
+def test_watch_that_cannot_be_created_leaves_no_open_file(
     tmp_path: Path, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
@@ -281,10 +282,10 @@ def test_tail_wakes_in_its_own_process(partition: Path) -> None:
         ]
         thread.join()
         assert list(log.tail(timeout=0.01)) == []
-        ended = threading.Thread(target=lambda: list(log.tail(20)))
-        ended.start()
-    ended.join(30)
-    assert not ended.is_alive(), "closing the log ends the tail"
+        waiting_thread = threading.Thread(target=lambda: list(log.tail(20)))
+        waiting_thread.start()
+    waiting_thread.join(30)
+    assert not waiting_thread.is_alive(), "closing the log ends the tail"
 
 
 def test_readers_in_another_process_see_only_durable_records(partition: Path) -> None:
@@ -310,25 +311,25 @@ def test_reader_follows_log_with_deleted_segments(partition: Path) -> None:
             log.append(b"%d" % number * 32)
         with (
             logcore.open(partition, read_only=True) as reader,
-            logcore.open(partition, read_only=True) as late,
+            logcore.open(partition, read_only=True) as late_reader,
         ):
             log.delete_records(5)
             assert [record.offset for record in reader.read(0)] == list(range(8)), (
-                "the files wait for their readers"
+                "deleted files remain for their readers"
             )
             log.tick()
             with pytest.raises(logcore.OffsetOutOfRangeError):
-                list(late.read(0))
+                list(late_reader.read(0))
             reader.refresh()
             assert reader.log_start_offset == 5
             assert [record.offset for record in reader.read(5)] == [5, 6, 7]
 
 
 @pytest.mark.interop
-def test_the_lock_excludes_a_java_broker_both_ways(
+def test_lock_excludes_a_java_broker_in_both_directions(
     partition: Path, tmp_path: Path
 ) -> None:
-    """Kafka acquires FileChannel.tryLock on .lock, and so does this program."""
+    """Kafka acquires FileChannel.tryLock on .lock, as this Java program does."""
     if shutil.which("javac") is None:
         pytest.skip("needs a JDK: apt-get install default-jdk-headless")
     (tmp_path / "Lock.java").write_text(
@@ -347,18 +348,18 @@ public class Lock {
     subprocess.run(["javac", "Lock.java"], cwd=tmp_path, check=True)
     java = ["java", "-cp", str(tmp_path), "Lock", str(partition.parent / ".lock")]
     with logcore.open(partition, create=True):
-        done = subprocess.run(
+        result = subprocess.run(
             java, input="\n", capture_output=True, text=True, check=True
         )
-        assert done.stdout == "refused\n"
+        assert result.stdout == "refused\n"
     broker = subprocess.Popen(
         java, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert broker.stdout is not None
     assert broker.stdout.readline() == "locked\n"
-    with pytest.raises(logcore.LogLockedError) as met:
+    with pytest.raises(logcore.LogLockedError) as caught:
         logcore.open(partition)
-    assert met.value.pid == broker.pid
+    assert caught.value.pid == broker.pid
     broker.communicate("\n")
     with logcore.open(partition):
         pass
@@ -366,17 +367,17 @@ public class Lock {
 
 def test_lock_file_content_is_only_informative(partition: Path) -> None:
     with logcore.open(partition, create=True):
-        note = partition.parent / "logcore.owner"
-        assert json.loads(note.read_text())["pid"] == os.getpid()
+        owner_file = partition.parent / "logcore.owner"
+        assert json.loads(owner_file.read_text())["pid"] == os.getpid()
         for content in (b"", b"{", b"[]", b'{"pid": "x"}', b"\xff"):
-            note.write_bytes(content)
+            owner_file.write_bytes(content)
             with pytest.raises(logcore.LogLockedError, match=f"process {os.getpid()} "):
                 open_log(partition, fs=OsFS())
-    assert not note.exists()
+    assert not owner_file.exists()
 
 
 @pytest.mark.long
-def test_errors_and_info_name_all_processes_that_share_a_directory(
+def test_errors_and_info_list_all_processes_that_share_a_directory(
     tmp_path: Path,
 ) -> None:
     program = """
@@ -391,22 +392,22 @@ with logcore.open_dir(sys.argv[1], create=True, shared=True) as logdir:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
     pids = sorted(holder.pid for holder in holders)
-    found = lock_holders(str(tmp_path))
-    assert [(lock_holder.pid, lock_holder.is_shared) for lock_holder in found] == [
-        (pid, True) for pid in pids
-    ]
-    with pytest.raises(logcore.LogLockedError) as met:
+    holders_found = lock_holders(str(tmp_path))
+    assert [
+        (lock_holder.pid, lock_holder.is_shared) for lock_holder in holders_found
+    ] == [(pid, True) for pid in pids]
+    with pytest.raises(logcore.LogLockedError) as caught:
         logcore.open_dir(tmp_path)
-    assert all(f"process {pid} " in str(met.value) for pid in pids)
+    assert all(f"process {pid} " in str(caught.value) for pid in pids)
     command = [sys.executable, "-m", "logcore", "info", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["writers"] == pids
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["writers"] == pids
     for holder in holders:
         holder.communicate("\n")
     assert lock_holders(str(tmp_path)) == ()
     with logcore.open_dir(tmp_path):
-        (alone,) = lock_holders(str(tmp_path))
-        assert (alone.pid, alone.is_shared) == (os.getpid(), False)
+        (holder_found,) = lock_holders(str(tmp_path))
+        assert (holder_found.pid, holder_found.is_shared) == (os.getpid(), False)
 
 
 def test_reader_follows_truncated_log_that_continues(partition: Path) -> None:
@@ -421,10 +422,10 @@ def test_reader_follows_truncated_log_that_continues(partition: Path) -> None:
             ]
             log.append_many([(None, b"new %d" % number) for number in range(11, 60)])
             reader.refresh()
-            want = [b"old %d" % number for number in range(11)] + [
+            expected = [b"old %d" % number for number in range(11)] + [
                 b"new %d" % number for number in range(11, 60)
             ]
-            assert [record.value for record in reader.read(0)] == want
+            assert [record.value for record in reader.read(0)] == expected
 
 
 CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
@@ -451,21 +452,23 @@ CALLS: dict[str, Callable[[logcore.LogDir, logcore.Log], object]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CALLS)
-def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) -> None:
-    """The thread that holds a lock at the moment of a fork does not exist in the child,
-    so it cannot release the lock there.
+def test_forked_child_does_not_wait_for_locks_of_its_parent(
+    tmp_path: Path, name: str
+) -> None:
+    """A thread that holds a lock during a fork does not exist in the child, so that it
+    cannot release the lock there.
     """
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t", 2)
         log = logdir.partition("t", 0)
         log.append(b"parent", key=b"k")
-        kept = log.table()
+        table = log.table()
         locks = [
             log._state.lock,
             log._state.listening,
             log._state.scanning,
             log.host.writer.commit._mutex,
-            kept._lock,
+            table._lock,
         ]
         locks += [
             logdir.host.lock,
@@ -474,14 +477,14 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
         ]
         locks += [log.host.writer.claim._mutex, log.host.writer.claim.checkpoints._lock]
         is_held = threading.Barrier(len(locks) + 1)
-        may_go = threading.Event()
+        may_release = threading.Event()
 
-        def hold(lock: Any) -> None:
+        def hold_lock(lock: Any) -> None:
             with lock:
                 is_held.wait()
-                may_go.wait()
+                may_release.wait()
 
-        threads = [threading.Thread(target=hold, args=(lock,)) for lock in locks]
+        threads = [threading.Thread(target=hold_lock, args=(lock,)) for lock in locks]
         for thread in threads:
             thread.start()
         is_held.wait()
@@ -492,14 +495,14 @@ def test_a_child_waits_for_no_thread_of_its_parent(tmp_path: Path, name: str) ->
                 CALLS[name](logdir, log)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        may_go.set()
+        may_release.set()
         for thread in threads:
             thread.join()
         assert os.waitstatus_to_exitcode(status) == 0
         assert log.append(b"parent").offset == 1
 
 
-ABANDONS = """
+FORK_AND_WAIT = """
 import os, signal, sys, time
 import logcore
 log = logcore.open(sys.argv[1], create=True)
@@ -512,11 +515,11 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(
+def test_forked_child_does_not_hold_the_lock_of_a_killed_parent(
     partition: Path,
 ) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", ABANDONS, str(partition)],
+        [sys.executable, "-c", FORK_AND_WAIT, str(partition)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -527,7 +530,7 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(
             logcore.open(partition)
         parent.kill()
         parent.wait()
-        os.kill(child, 0)  # it is there still
+        os.kill(child, 0)  # the child still exists
         with logcore.open(partition) as log:
             assert [record.value for record in log.read(0)] == [b"parent"]
     finally:

@@ -1,5 +1,5 @@
-"""What takes minutes: real sizes, many crashes. Run by `make slow`; a failure names its
-seed.
+"""Tests that take minutes: real sizes, and many crashes. `make slow` runs them. A
+failure prints its seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or random.SystemRandom().ra
 
 
 @pytest.fixture(autouse=True)
-def tell_the_seed() -> None:
+def print_the_seed() -> None:
     print(f"repeat with LOGCORE_TEST_SEED={SEED}")
 
 
@@ -52,7 +52,7 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config=confi
 
 
 @pytest.mark.parametrize("policy", ["always", "group", "every(5)", "interval(3)", "os"])
-def test_hundreds_of_kills_lose_nothing_acknowledged(
+def test_hundreds_of_kills_lose_no_acknowledged_record(
     partition: Path, policy: str
 ) -> None:
     rng = random.Random(SEED)
@@ -76,15 +76,15 @@ def test_hundreds_of_kills_lose_nothing_acknowledged(
         with logcore.open(partition, config={"segment.bytes": 8_000}) as log:
             assert log.log_end_offset >= acknowledged, f"round {round_}"
             start = max(0, acknowledged - 2_000)
-            found = [record.value for record in log.read(start)]
-            assert found == [
+            values = [record.value for record in log.read(start)]
+            assert values == [
                 b"value %d" % number for number in range(start, log.log_end_offset)
             ], f"round {round_}"
 
 
-def test_gigabytes_survive_a_round_trip(partition: Path) -> None:
-    """3 GB in segments of 512 MiB: 25 million records, read back as columns, by offset,
-    by time, after reopening.
+def test_gigabytes_are_read_back_unchanged(partition: Path) -> None:
+    """Append 25 million records (3 GB) in segments of 512 MiB, and read them as
+    columns, by offset and by time, also after reopening.
     """
     rows = 100_000
     data = np.random.default_rng(SEED).integers(0, 256, rows * 100, np.uint8)
@@ -92,9 +92,9 @@ def test_gigabytes_survive_a_round_trip(partition: Path) -> None:
     with logcore.open(
         partition, create=True, config={"segment.bytes": 1 << 29}, durability="os"
     ) as log:
-        for part in range(250):
+        for chunk in range(250):
             log.append_columns(
-                values=(data, offsets), timestamps_ms=np.arange(rows) + part * rows
+                values=(data, offsets), timestamps_ms=np.arange(rows) + chunk * rows
             )
         check_gigabytes(log, rows, data)
     with logcore.open(partition) as log:

@@ -1,9 +1,7 @@
-"""Schedules of simulated processes that share a directory, a registry and groups, all
-kinds in turn.
-
-`make slow` continues towards 1,000,000 from its last stop (build/schedules.json);
-LOGCORE_SCHEDULES sets another goal, LOGCORE_SCHEDULES_SECONDS limits the time. A failure
-names the kind and the seed: support.schedules.run() repeats it.
+"""Schedules of simulated processes that share a directory, a registry and groups. `make
+slow` continues from its last stop (build/schedules.json) up to 1,000,000 schedules.
+LOGCORE_SCHEDULES sets another goal, and LOGCORE_SCHEDULES_SECONDS limits the time. A
+failure prints the kind and the seed, with which support.schedules.run() repeats it.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ from support import schedules
 GOAL = int(os.environ.get("LOGCORE_SCHEDULES", "1000000"))
 SECONDS = float(os.environ.get("LOGCORE_SCHEDULES_SECONDS", "1800"))
 FILE = Path(os.environ.get("LOGCORE_SCHEDULES_FILE", "build/schedules.json"))
-#: Of `make check`, and of each of its tests. 15 to 30 of them take a second of a core.
+#: Number of schedules in `make check`, and in each of its tests. A core runs 15 to 30
+#: schedules in a second.
 SOME = 200
 SHARE = 100
-#: They once removed members that were paused in the middle of a rebalance: by the
-#: deadline of those who join, and by that of those who ask for their share, which runs
-#: on while the group is stable.
+#: Schedules that once removed members that were paused in the middle of a rebalance,
+#: because of the deadline of JoinGroup or of SyncGroup.
 PAUSED_IN_A_REBALANCE = (("groups clocks", 10_000_338), ("groups clocks", 10_000_373))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, SOME, SHARE))
-def test_some_schedules_of_each_world_keep_all_invariants(first: int) -> None:
+def test_schedules_of_each_kind_keep_all_invariants(first: int) -> None:
     worlds = Counter(
-        kind.split()[0] for kind in map(of_number, range(first, first + SHARE))
+        kind.split()[0] for kind in map(kind_of_number, range(first, first + SHARE))
     )
     assert set(worlds) == {kind.split()[0] for kind in schedules.KINDS}
     for number in range(first, first + SHARE):
@@ -46,21 +44,21 @@ def test_pause_in_a_rebalance_removes_no_member(kind: str, seed: int) -> None:
     schedules.run(kind, seed)
 
 
-def of_number(number: int) -> str:
+def kind_of_number(number: int) -> str:
     kind, _ = schedules.numbered(number)
     return kind
 
 
 @pytest.mark.slow
-def test_a_million_schedules_keep_all_invariants() -> None:
-    done = 0
+def test_million_schedules_keep_all_invariants() -> None:
+    count = 0
     if FILE.exists():
-        done = json.loads(FILE.read_text("utf-8"))["schedules"]
-    until = time.monotonic() + SECONDS
-    while done < GOAL and time.monotonic() < until:
-        schedules.run(*schedules.numbered(done))
-        done += 1
-        if done % 1_000 == 0:
+        count = json.loads(FILE.read_text("utf-8"))["schedules"]
+    deadline = time.monotonic() + SECONDS
+    while count < GOAL and time.monotonic() < deadline:
+        schedules.run(*schedules.numbered(count))
+        count += 1
+        if count % 1_000 == 0:
             FILE.parent.mkdir(exist_ok=True)
-            FILE.write_text(json.dumps({"schedules": done}), "utf-8")
-    print(f"{done} of {GOAL} schedules")
+            FILE.write_text(json.dumps({"schedules": count}), "utf-8")
+    print(f"{count} of {GOAL} schedules")

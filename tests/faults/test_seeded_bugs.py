@@ -1,15 +1,13 @@
-"""The log is broken on purpose, and what explores its disks has to find that; the sound
-log is not accused.
+"""Seeded bugs: a test changes the log so that it breaks one rule, and the exploration of
+its disks must find the bug. It must find no bug in the unchanged log.
 
-Each breaks one rule of writing or of recovery, by the number it has in the list of bugs
-that tests are measured by, and must be found within a minute. B10 to B12, B41 and B44
-are in tests/log/test_compaction_crashes.py, B37 and B38 in
-tests/faults/test_processes.py. Not here, and why:
-- B17: a segment was synced before the next one was made; where a disk lied about that,
-  readers meet the hole.
-- B23, B24: an index is entries_from_file only where a batch bears it out, so one that is too
-  long is harmless.
-- B45: what groups have committed is in a log; there is no file of offsets.
+Each bug breaks one rule of writing or of recovery, and must be found within a minute.
+Each bug has a number in a list of bugs that the tests must find. B10 to B12, B41 and
+B44 are in tests/log/test_compaction_crashes.py, B37 and B38 in
+tests/faults/test_processes.py. These bugs have no test:
+- B17: a segment is synced before the next one is created. If the disk reports a sync
+  that it did not make, readers raise an error at the gap.
+- B45: committed offsets are stored in a log. There is no file of offsets.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ Seeder = Callable[[pytest.MonkeyPatch], None]
 
 
 class SkippingDisk(SimulatedDisk):
-    """Loses some calls before they reach the disk, as if the program did not make them."""
+    """A disk that skips some calls, as if the program did not make them."""
 
     def __init__(self, skips: Callable[[SimulatedDisk, str, str], bool]) -> None:
         super().__init__()
@@ -96,15 +94,15 @@ class SkippingDisk(SimulatedDisk):
             super().unlink(path)
 
 
-def ran(disk: SimulatedDisk, count: int, *operations: str) -> bool:
-    """Whether one of the last operations was one of these."""
+def has_run(disk: SimulatedDisk, count: int, *operations: str) -> bool:
+    """Return whether one of the last `count` operations is one of `operations`."""
     return any(operation.name in operations for operation in disk.operations[-count:])
 
 
-SKIPS: dict[str, Callable[[SimulatedDisk, str, str], bool]] = {
+SKIPPED_CALLS: dict[str, Callable[[SimulatedDisk, str, str], bool]] = {
     "B01 acknowledged before fdatasync": lambda disk, name, path: name == "fdatasync",
     "B03 no sync_dir at create": lambda disk, name, path: (
-        name == "sync_dir" and path == "/t-0" and ran(disk, 3, "create")
+        name == "sync_dir" and path == "/t-0" and has_run(disk, 3, "create")
     ),
     "B04 no sync_dir of the parent at mkdir": lambda disk, name, path: (
         name == "sync_dir"
@@ -121,26 +119,26 @@ SKIPS: dict[str, Callable[[SimulatedDisk, str, str], bool]] = {
         name == "fsync" and path.endswith(".tmp")
     ),
     "B09 no sync_dir after rename": lambda disk, name, path: (
-        name == "sync_dir" and ran(disk, 1, "rename")
+        name == "sync_dir" and has_run(disk, 1, "rename")
     ),
-    "B33 marker of a clean shutdown left": lambda disk, name, path: (
+    "B33 clean shutdown marker not removed": lambda disk, name, path: (
         name == "unlink" and path.endswith("cleanshutdown")
     ),
 }
 
 
 def b02_acknowledged_before_write(patch: pytest.MonkeyPatch) -> None:
-    late: list[tuple[Any, ...]] = []
+    delayed: list[tuple[Any, ...]] = []
 
     def pwrite(disk: SimulatedDisk, handle: int, data: Any, position: int) -> None:
         if disk.observer is not None and is_log(disk._handles[handle][1]):
-            late.append((disk, handle, bytes(data), position))
-            if len(late) < 2:
+            delayed.append((disk, handle, bytes(data), position))
+            if len(delayed) < 2:
                 return
-            disk, handle, data, position = late.pop(0)
-        real(disk, handle, data, position)
+            disk, handle, data, position = delayed.pop(0)
+        original(disk, handle, data, position)
 
-    real = SimulatedDisk.pwrite
+    original = SimulatedDisk.pwrite
     patch.setattr(SimulatedDisk, "pwrite", pwrite)
 
 
@@ -165,49 +163,53 @@ def b07_checkpoint_in_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def b13_recovery_trusts_the_size(patch: pytest.MonkeyPatch) -> None:
-    def take(segment: Any, start: int, stop: int, **options: Any) -> tuple[None, int]:
-        real(segment, start, stop, **options)
+    def accept_all(
+        segment: Any, start: int, stop: int, **options: Any
+    ) -> tuple[None, int]:
+        original(segment, start, stop, **options)
         return None, 0
 
-    real = recovery._index_valid_batches
-    patch.setattr(recovery, "_index_valid_batches", take)
+    original = recovery._index_valid_batches
+    patch.setattr(recovery, "_index_valid_batches", accept_all)
 
 
 def b14_no_crc_check(patch: pytest.MonkeyPatch) -> None:
-    real = recovery._index_valid_batches
+    original = recovery._index_valid_batches
     patch.setattr(
         recovery,
         "_index_valid_batches",
-        lambda *args, crc, dense_from: real(*args, crc=False, dense_from=dense_from),
+        lambda *args, crc, dense_from: original(
+            *args, crc=False, dense_from=dense_from
+        ),
     )
 
 
-def b20_sync_tried_again(patch: pytest.MonkeyPatch) -> None:
-    def lead(commit: GroupCommit) -> None:
+def b20_failed_sync_retried(patch: pytest.MonkeyPatch) -> None:
+    def lead_with_retry(commit: GroupCommit) -> None:
         sync = commit._sync
 
-        def twice() -> None:
+        def sync_with_retry() -> None:
             try:
                 sync()
             except logcore.StorageWriteError:
                 sync()
 
-        commit._sync = twice
+        commit._sync = sync_with_retry
         try:
-            real(commit)
+            original(commit)
         finally:
             commit._sync = sync
 
-    real = GroupCommit._lead_sync
-    patch.setattr(GroupCommit, "_lead_sync", lead)
+    original = GroupCommit._lead_sync
+    patch.setattr(GroupCommit, "_lead_sync", lead_with_retry)
 
 
-def b21_partial_batch_left(patch: pytest.MonkeyPatch) -> None:
+def b21_partial_batch_not_truncated(patch: pytest.MonkeyPatch) -> None:
     def append(self: ActiveSegment, *args: Any) -> None:
         truncate, self.fs.truncate = self.fs.truncate, lambda handle, size: None  # type: ignore[method-assign]
         size = self._size
         try:
-            real(self, *args)
+            original(self, *args)
         except logcore.DiskFullError:
             self._size = self.fs.size(self.handle)
             raise
@@ -215,7 +217,7 @@ def b21_partial_batch_left(patch: pytest.MonkeyPatch) -> None:
             self.fs.truncate = truncate  # type: ignore[method-assign]
             del size
 
-    real = ActiveSegment.append
+    original = ActiveSegment.append
     patch.setattr(ActiveSegment, "append", append)
 
 
@@ -229,30 +231,32 @@ def b22_index_trusted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Segment, "read_one", lambda self, *args: 0)
 
 
-def leave_uncut(
-    patch: pytest.MonkeyPatch, kind: type[OffsetIndex] | type[TimeIndex]
+def leave_untruncated(
+    patch: pytest.MonkeyPatch, index_type: type[OffsetIndex] | type[TimeIndex]
 ) -> None:
-    real = kind._matching_bytes
+    original = index_type._matching_bytes
     patch.setattr(
-        kind,
+        index_type,
         "_matching_bytes",
-        lambda self, fs, keeps_other_entries: real(self, fs, True),
+        lambda self, fs, keeps_other_entries: original(self, fs, True),
     )
 
 
-def b23_index_not_cut(patch: pytest.MonkeyPatch) -> None:
-    leave_uncut(patch, OffsetIndex)
+def b23_index_not_truncated(patch: pytest.MonkeyPatch) -> None:
+    leave_untruncated(patch, OffsetIndex)
 
 
-def b24_time_index_not_cut(patch: pytest.MonkeyPatch) -> None:
-    leave_uncut(patch, TimeIndex)
+def b24_time_index_not_truncated(patch: pytest.MonkeyPatch) -> None:
+    leave_untruncated(patch, TimeIndex)
 
 
 def b28_page_cache_trusted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_sync_and_reread", recover_from_memory)
 
 
-def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
+def b29_segments_removed_before_the_log_start_is_durable(
+    patch: pytest.MonkeyPatch,
+) -> None:
     def delete_records(self: Log, before: int) -> int:
         writer = self.host.writer
         state = writer.state
@@ -273,9 +277,9 @@ def b29_removed_before_the_start_is_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "delete_records", delete_records)
 
 
-def b30_retention_takes_the_active(patch: pytest.MonkeyPatch) -> None:
+def b30_retention_deletes_the_active_segment(patch: pytest.MonkeyPatch) -> None:
     def delete_records(self: Log, before: int) -> int:
-        start = real(self, before)
+        start = original(self, before)
         writer = self.host.writer
         if before == writer.state.end and writer.active.size_bytes:
             for path in writer.files._rename_to_deleted(
@@ -285,7 +289,7 @@ def b30_retention_takes_the_active(patch: pytest.MonkeyPatch) -> None:
             writer.fs.sync_dir(writer.path)
         return start
 
-    real = Log.delete_records
+    original = Log.delete_records
     patch.setattr(Log, "delete_records", delete_records)
 
 
@@ -294,26 +298,26 @@ def b31_recovery_not_idempotent(patch: pytest.MonkeyPatch) -> None:
         handle = fs.open(segment.path + ".recovered", write=True, create=True)
         fs.pwrite(handle, b"once more\n", fs.size(handle))
         fs.close(handle)
-        return real(fs, segment, **options)
+        return original(fs, segment, **options)
 
-    real = recovery.recover
+    original = recovery.recover
     patch.setattr(recovery, "recover", recover)
 
 
-def b32_served_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
+def b32_records_served_before_they_are_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_sync_and_reread", lambda fs, segment, position: True)
 
 
 def b34_clean_marker_before_sync(patch: pytest.MonkeyPatch) -> None:
     def finish(self: Writer) -> None:
         self.claim.leave()
-        real(self)
+        original(self)
 
-    real = Writer._finish_locked
+    original = Writer._finish_locked
     patch.setattr(Writer, "_finish_locked", finish)
 
 
-def b36_target_read_after_sync(patch: pytest.MonkeyPatch) -> None:
+def b36_sync_target_read_after_sync(patch: pytest.MonkeyPatch) -> None:
     def lead(commit: GroupCommit) -> None:
         commit._sync()
         written_bytes, target = commit._written()
@@ -322,20 +326,20 @@ def b36_target_read_after_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupCommit, "_lead_sync", lead)
 
 
-def b39_read_error_cuts(patch: pytest.MonkeyPatch) -> None:
+def b39_read_error_truncates(patch: pytest.MonkeyPatch) -> None:
     def recover(fs: Any, segment: Any, **options: Any) -> Any:
         try:
-            return real(fs, segment, **options)
+            return original(fs, segment, **options)
         except logcore.StorageReadError:
             segment.cut(0)
             segment.reset()
             return recovery.RecoveryReport(segment.path, 0)
 
-    real = recovery.recover
+    original = recovery.recover
     patch.setattr(recovery, "recover", recover)
 
 
-def b40_nothing_put_aside(patch: pytest.MonkeyPatch) -> None:
+def b40_tail_not_quarantined(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         recovery,
         "decide",
@@ -349,11 +353,11 @@ def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
             module, "first_fault", lambda facts, *args, **options: (len(facts), None)
         )
-    real = recovery._index_valid_batches
+    original = recovery._index_valid_batches
     patch.setattr(
         recovery,
         "_index_valid_batches",
-        lambda *args, crc, dense_from: real(*args, crc=crc, dense_from=NEVER),
+        lambda *args, crc, dense_from: original(*args, crc=crc, dense_from=NEVER),
     )
     patch.setattr(
         scan.LogRange,
@@ -362,31 +366,31 @@ def b15_no_base_offset_check(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def b16_scan_continues_past_bad(patch: pytest.MonkeyPatch) -> None:
+def b16_scan_continues_after_damage(patch: pytest.MonkeyPatch) -> None:
     def take(
         segment: Any, start: int, stop: int, **options: Any
     ) -> tuple[int | None, int]:
-        bad, why = real(segment, start, stop, **options)
+        bad, why = original(segment, start, stop, **options)
         for number in range(stop if bad is None else bad + 1, stop):
             facts, _, _ = next(segment.walk(number, crc=True))
             if len(facts):
-                return real(segment, number, stop, crc=True, dense_from=NEVER)
+                return original(segment, number, stop, crc=True, dense_from=NEVER)
         return bad, why
 
-    real = recovery._index_valid_batches
+    original = recovery._index_valid_batches
     patch.setattr(recovery, "_index_valid_batches", take)
 
 
 def b25_snapshot_ahead_trusted(patch: pytest.MonkeyPatch) -> None:
-    real = ProducerState._loaded
+    original = ProducerState._loaded
     patch.setattr(
-        ProducerState, "_loaded", lambda self, low, high: real(self, low, 1 << 40)
+        ProducerState, "_loaded", lambda self, low, high: original(self, low, 1 << 40)
     )
     patch.setattr(ProducerState, "_remove_all_but", lambda self, kept: None)
     patch.setattr(opening, "remove_snapshots_above", lambda fs, path, offset: None)
 
 
-def b26_epochs_not_cut(patch: pytest.MonkeyPatch) -> None:
+def b26_epochs_not_truncated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "truncate_end", lambda entries, end: entries)
 
 
@@ -409,71 +413,93 @@ def b43_transaction_index_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(aborted_transactions, "index_aborted", lambda active, segments: None)
 
 
-#: These take two seconds or more to be found.
+#: Bugs that the exploration finds only after two seconds or more.
 SLOW_SKIPS = ("B08", "B09")
 SLOW = (
-    b06_recovery_point_ahead, b07_checkpoint_in_place, b24_time_index_not_cut, b25_snapshot_ahead_trusted,
-    b29_removed_before_the_start_is_durable, b30_retention_takes_the_active, b32_served_before_it_is_synced,
-    b28_page_cache_trusted, b36_target_read_after_sync, b39_read_error_cuts, b43_transaction_index_not_rebuilt,
-)  # fmt: skip
+    b06_recovery_point_ahead,
+    b07_checkpoint_in_place,
+    b24_time_index_not_truncated,
+    b25_snapshot_ahead_trusted,
+    b29_segments_removed_before_the_log_start_is_durable,
+    b30_retention_deletes_the_active_segment,
+    b32_records_served_before_they_are_synced,
+    b28_page_cache_trusted,
+    b36_sync_target_read_after_sync,
+    b39_read_error_truncates,
+    b43_transaction_index_not_rebuilt,
+)
 CRASH_BUGS: tuple[Seeder, ...] = (
-    b02_acknowledged_before_write, b06_recovery_point_ahead, b07_checkpoint_in_place, b13_recovery_trusts_the_size,
-    b14_no_crc_check, b29_removed_before_the_start_is_durable,
-    b30_retention_takes_the_active, b31_recovery_not_idempotent, b32_served_before_it_is_synced,
-    b34_clean_marker_before_sync, b36_target_read_after_sync, b40_nothing_put_aside,
-)  # fmt: skip
+    b02_acknowledged_before_write,
+    b06_recovery_point_ahead,
+    b07_checkpoint_in_place,
+    b13_recovery_trusts_the_size,
+    b14_no_crc_check,
+    b29_segments_removed_before_the_log_start_is_durable,
+    b30_retention_deletes_the_active_segment,
+    b31_recovery_not_idempotent,
+    b32_records_served_before_they_are_synced,
+    b34_clean_marker_before_sync,
+    b36_sync_target_read_after_sync,
+    b40_tail_not_quarantined,
+)
 #: Bugs that only some calls reveal, with the calls and settings to explore.
 LIFE_BUGS: dict[Seeder, tuple[Sequence[str], dict[str, Any]]] = {
-    b16_scan_continues_past_bad: (
+    b16_scan_continues_after_damage: (
         ("append_big", "append", "append_os"),
         {**CONFIG, "segment.bytes": 4_000},
     ),
-    b23_index_not_cut: (("append", "append_os"), {**CONFIG, "index.interval.bytes": 0}),
-    b24_time_index_not_cut: (
+    b23_index_not_truncated: (
+        ("append", "append_os"),
+        {**CONFIG, "index.interval.bytes": 0},
+    ),
+    b24_time_index_not_truncated: (
         ("append", "append_os"),
         {**CONFIG, "index.interval.bytes": 0},
     ),
     b25_snapshot_ahead_trusted: ((*LIVES, "epoch", "epoch", "roll"), CONFIG),
-    b26_epochs_not_cut: (("epoch", "append", "reopen", "truncate"), CONFIG),
+    b26_epochs_not_truncated: (("epoch", "append", "reopen", "truncate"), CONFIG),
     b43_transaction_index_not_rebuilt: (
         ("transact", "abort", "append", "kill", "truncate"),
         CONFIG,
     ),
 }
 FAULT_BUGS: tuple[Seeder, ...] = (
-    b20_sync_tried_again, b21_partial_batch_left, b28_page_cache_trusted, b39_read_error_cuts,
-)  # fmt: skip
+    b20_failed_sync_retried,
+    b21_partial_batch_not_truncated,
+    b28_page_cache_trusted,
+    b39_read_error_truncates,
+)
 
 
-#: With these seeds one of the first programs shows the bug; with 1, the seed of the
-#: others, that takes many.
+#: Seeds with which one of the first programs reveals the bug. With seed 1, the seed of
+#: the other bugs, the exploration needs many programs.
 SEEDS: dict[Any, int] = {
     "B03 no sync_dir at create": 5,
     "B05 old segment not synced at roll": 2,
     "B08 temporary file not synced": 5,
-    "B33 marker of a clean shutdown left": 2,
+    "B33 clean shutdown marker not removed": 2,
     b34_clean_marker_before_sync: 2,
 }
 
 
-def hunt(
-    disk: Callable[[], SimulatedDisk | None],
+def explore_until_failure(
+    make_disk: Callable[[], SimulatedDisk | None],
     calls: Sequence[str] = LARGE,
     config: dict[str, Any] = CONFIG,
     *,
     seed: int = 1,
     programs: int = 200,
 ) -> None:
-    """Explores random programs until something is wrong."""
+    """Explore random programs until a check fails."""
     rng = random.Random(seed)
-    met = {durability: Met() for durability in POLICIES}
+    seen_by_durability = {durability: Met() for durability in POLICIES}
     for _ in range(programs):
         actions = rng.choices(calls, k=rng.randrange(1, 12))
         durability = rng.choice(POLICIES)
         options: dict[str, Any] = {
             "limit": rng.choice([8, 24]),
-            "disk": disk(),
-            "met": met[durability],
+            "disk": make_disk(),
+            "met": seen_by_durability[durability],
         }
         explored(actions, durability, config=config, thorough_every=2, **options)
 
@@ -483,13 +509,15 @@ def hunt(
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] * name.startswith(SLOW_SKIPS))
-        for name in SKIPS
+        for name in SKIPPED_CALLS
     ],
 )
-def test_a_skipped_sync_is_found(name: str) -> None:
-    with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
-        hunt(lambda: SkippingDisk(SKIPS[name]), seed=SEEDS.get(name, 1))
-    print(met.value)
+def test_exploration_finds_a_skipped_call(name: str) -> None:
+    with pytest.raises((AssertionError, logcore.LogcoreError)) as caught:
+        explore_until_failure(
+            lambda: SkippingDisk(SKIPPED_CALLS[name]), seed=SEEDS.get(name, 1)
+        )
+    print(caught.value)
 
 
 def parameters(bugs: tuple[Seeder, ...]) -> list[Any]:
@@ -500,29 +528,29 @@ def parameters(bugs: tuple[Seeder, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed_bug", parameters(CRASH_BUGS))
-def test_a_seeded_bug_is_found(
+def test_exploration_finds_a_seeded_bug(
     seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed_bug(monkeypatch)
-    with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
-        hunt(lambda: None, seed=SEEDS.get(seed_bug, 1))
-    assert "still open" not in str(met.value), "found for another reason"
-    print(met.value)
+    with pytest.raises((AssertionError, logcore.LogcoreError)) as caught:
+        explore_until_failure(lambda: None, seed=SEEDS.get(seed_bug, 1))
+    assert "still open" not in str(caught.value), "the check failed for another reason"
+    print(caught.value)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed_bug", parameters(tuple(LIFE_BUGS)))
-def test_seeded_bug_after_reopening_is_found(
+def test_exploration_finds_a_seeded_bug_of_later_calls(
     seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed_bug(monkeypatch)
-    with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
-        hunt(lambda: None, *LIFE_BUGS[seed_bug])
-    print(met.value)
+    with pytest.raises((AssertionError, logcore.LogcoreError)) as caught:
+        explore_until_failure(lambda: None, *LIFE_BUGS[seed_bug])
+    print(caught.value)
 
 
-@pytest.mark.slow  # `make check` finds others of its kind
-def test_B42_a_marker_written_before_its_data_is_found(
+@pytest.mark.slow  # `make check` tests similar bugs
+def test_exploration_finds_B42_marker_removed_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     actions = ["transact", "commit", "append", "compact", "append", "compact", "append"]
@@ -534,12 +562,12 @@ def test_B42_a_marker_written_before_its_data_is_found(
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_B18_a_cut_that_is_not_synced_is_found(
+def test_crash_reveals_B18_truncation_without_sync(
     is_synced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of three batches was torn, so two were cut. The next append is as long
-    as the second. A crash that keeps the append and not the cut would restore the third
-    batch after it.
+    """The second of three batches is torn, so that recovery truncates two batches. The
+    next append has the size of the second batch. A crash that keeps the append but not
+    the truncation would restore the third batch after it.
     """
     with logcore.open(
         "t-0", create=True, fs=(disk := SimulatedDisk()), durability="os"
@@ -563,12 +591,12 @@ def test_B18_a_cut_that_is_not_synced_is_found(
     log.append(b"other")
     states = list(disk.crash_states())
     disk.crash()
-    found = set()
+    possible_logs = set()
     for state in states:
         with logcore.open("t-0", fs=state.disk(), durability="os") as log:
-            found.add(tuple(record.value for record in log.read(0)))
-    assert ((b"first", b"other", b"third") in found) != is_synced
-    assert {(b"first",), (b"first", b"other")} <= found
+            possible_logs.add(tuple(record.value for record in log.read(0)))
+    assert ((b"first", b"other", b"third") in possible_logs) != is_synced
+    assert {(b"first",), (b"first", b"other")} <= possible_logs
 
 
 @pytest.mark.long
@@ -580,23 +608,21 @@ def test_txnindex_is_durable_before_the_next_segment(
     explored(actions, "group", config=CONFIG, limit=limit, thorough_every=1)
 
 
-# Bugs that no crash of an honest disk reveals: this disk reports a sync that it did not
-# make, or flips bits.
+# Bugs that a crash reveals only on a disk that reports syncs without making them, or
+# that flips bits.
 
 
-def lying(glob: str) -> Callable[[], SimulatedDisk]:
+def lying_disk(glob: str) -> Callable[[], SimulatedDisk]:
     return lambda: SimulatedDisk(
         faults=FaultPlan(Fault("fsync", "lie", path=glob, times=None))
     )
 
 
-def outcomes(
+def crashed_disks(
     actions: Sequence[str], glob: str
 ) -> Iterator[tuple[LogHistory, SimulatedDisk]]:
-    """Disks that lied about the files that match; a log may refuse them, but not open
-    and be another.
-    """
-    program = Program("os", explore=False, disk=lying(glob)())
+    """Yield disks after a crash that lost the syncs of files that match `glob`."""
+    program = Program("os", explore=False, disk=lying_disk(glob)())
     for action in ["open", *actions]:
         getattr(program, action)()
     states = list(program.disk.crash_states(limit=150))
@@ -605,22 +631,24 @@ def outcomes(
         yield program.history, state.disk()
 
 
-def refuses_or_is_right(history: LogHistory, disk: SimulatedDisk) -> None:
+def check_log(history: LogHistory, disk: SimulatedDisk) -> None:
     try:
         log = logcore.open("t-0", create=True, config=CONFIG, durability="os", fs=disk)
     except logcore.CorruptLogError:
         return
     with log:
-        found = FoundLog.of(log)
-        assert found.records == history.between(found.start, found.end), "another log"
-        for record in found.records:
+        found_log = FoundLog.of(log)
+        assert found_log.records == history.between(found_log.start, found_log.end), (
+            "the log contains other records"
+        )
+        for record in found_log.records:
             assert log.get(record.offset) == record, (
                 "get() returns another record than read()"
             )
         check_memory(log)
 
 
-LIES: dict[str, tuple[Seeder, Sequence[str], str]] = {
+BUGS_OF_LYING_DISKS: dict[str, tuple[Seeder, Sequence[str], str]] = {
     "B22": (
         b22_index_trusted,
         ["append_big", "append_big", "append_big", "reopen", "append"],
@@ -635,22 +663,22 @@ LIES: dict[str, tuple[Seeder, Sequence[str], str]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param("B22", marks=pytest.mark.slow), "B27"])
-def test_bug_revealed_by_lying_disk_is_found(
+def test_lying_disk_reveals_a_seeded_bug(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed_bug, actions, glob = LIES[name]
-    for history, disk in outcomes(actions, glob):
-        refuses_or_is_right(history, disk)
+    seed_bug, actions, glob = BUGS_OF_LYING_DISKS[name]
+    for history, disk in crashed_disks(actions, glob):
+        check_log(history, disk)
     seed_bug(monkeypatch)
-    with pytest.raises((AssertionError, logcore.LogcoreError)) as met:
-        for history, disk in outcomes(actions, glob):
-            refuses_or_is_right(history, disk)
-    print(met.value)
+    with pytest.raises((AssertionError, logcore.LogcoreError)) as caught:
+        for history, disk in crashed_disks(actions, glob):
+            check_log(history, disk)
+    print(caught.value)
 
 
-def turned_offsets() -> None:
-    """Each bit of the base offset of each batch, which no CRC covers, turned on the
-    disk of a killed process.
+def check_flipped_offsets() -> None:
+    """Flip each bit of each base offset, which no CRC covers, on the disk of a killed
+    process, and check the log.
     """
     program = Program("os", explore=False)
     for action in ("open", "append", "append_two", "append_big"):
@@ -658,49 +686,61 @@ def turned_offsets() -> None:
     files = program.disk.files()
     program.disk.crash()
     path = next(path for path in files if is_log(path))
-    at = 0
-    while at < len(files[path]):
+    position = 0
+    while position < len(files[path]):
         for bit in range(64):
             disk = SimulatedDisk(files)
-            disk.flip(path, at + bit // 8, bit % 8)
-            with contextlib.suppress(logcore.CorruptBatchError):  # if the read meets it
-                refuses_or_is_right(program.history, disk)
-        at += 12 + int.from_bytes(files[path][at + 8 : at + 12], "big")
+            disk.flip(path, position + bit // 8, bit % 8)
+            with contextlib.suppress(
+                logcore.CorruptBatchError
+            ):  # if a read detects the flip
+                check_log(program.history, disk)
+        position += 12 + int.from_bytes(
+            files[path][position + 8 : position + 12], "big"
+        )
 
 
-def test_B15_no_base_offset_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    turned_offsets()
+def test_flipped_offsets_reveal_B15_no_base_offset_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_flipped_offsets()
     b15_no_base_offset_check(monkeypatch)
     with pytest.raises(AssertionError):
-        turned_offsets()
+        check_flipped_offsets()
 
 
-def test_B19_a_short_write_that_is_ignored_is_found(
+def test_read_reveals_B19_ignored_short_write(
     partition: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_and_look(path: Path) -> None:
+    def write_and_read(path: Path) -> None:
         with logcore.open(path, create=True, fs=OsFS()) as log:
             log.append_many([(None, b"x" * 50)] * 5)
             assert len(list(log.read(0))) == 5
 
-    real = os.pwrite
+    original = os.pwrite
     monkeypatch.setattr(
-        os, "pwrite", lambda handle, data, at: real(handle, memoryview(data)[:100], at)
+        os,
+        "pwrite",
+        lambda handle, data, position: original(
+            handle, memoryview(data)[:100], position
+        ),
     )
-    write_and_look(partition)
+    write_and_read(partition)
     monkeypatch.setattr(
-        OsFS, "pwrite", lambda self, handle, data, at: os.pwrite(handle, data, at)
+        OsFS,
+        "pwrite",
+        lambda self, handle, data, position: os.pwrite(handle, data, position),
     )
     with pytest.raises((AssertionError, logcore.LogcoreError)):
-        write_and_look(partition.with_name("other-0"))
+        write_and_read(partition.with_name("other-0"))
 
 
-def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
+def test_crash_reveals_B35_waiter_woken_by_an_earlier_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The waiter appended during a sync that does not cover its append."""
 
-    class Slow(SimulatedDisk):
+    class HookedDisk(SimulatedDisk):
         while_syncing: Callable[[], None] = staticmethod(lambda: None)
 
         def fdatasync(self, handle: int) -> None:
@@ -708,59 +748,61 @@ def test_B35_a_waiter_of_the_next_sync_that_is_woken_is_found(
             self.while_syncing()  # the range of the sync is fixed
 
     def two_appends() -> None:
-        disk = Slow()
-        began = threading.Event()
-        over = threading.Event()
+        disk = HookedDisk()
+        has_begun = threading.Event()
+        is_appended = threading.Event()
         log = logcore.open("t-0", create=True, fs=disk)
-        lost: list[int] = []
+        possible_sizes: list[int] = []
 
-        def second() -> None:
+        def append_second() -> None:
             log.append(b"second")
-            lost.extend(
+            possible_sizes.extend(
                 len(state.files[path])
                 for state in disk.crash_states()
                 for path in state.files
                 if is_log(path)
             )  # type: ignore[arg-type]
-            over.set()
+            is_appended.set()
 
         def while_syncing() -> None:
-            if not began.is_set():
-                began.set()
+            if not has_begun.is_set():
+                has_begun.set()
                 other.start()
                 while not log.host.writer.commit._blocked:
                     time.sleep(0)
 
-        other = threading.Thread(target=second)
+        other = threading.Thread(target=append_second)
         disk.while_syncing = while_syncing
         log.append(b"first")
-        over.wait()
+        is_appended.wait()
         size = len(disk.files()[next(filter(is_log, disk.files()))])
         other.join()
         log.close()
-        assert min(lost) == size, "acknowledged, and not on disk"
+        assert min(possible_sizes) == size, (
+            "the record is acknowledged, and not on disk"
+        )
 
-    def wait(commit: GroupCommit, target: int) -> None:
-        me = threading.get_ident()
+    def wait_for_any_sync(commit: GroupCommit, target: int) -> None:
+        own_thread = threading.get_ident()
         try:
             with commit._mutex:
-                if commit._leader not in (None, me):
+                if commit._leader not in (None, own_thread):
                     commit._block()
                     return
-                commit._leader = me
+                commit._leader = own_thread
             commit._lead_sync()
         finally:
-            commit._release(me)
+            commit._release(own_thread)
 
     two_appends()
-    monkeypatch.setattr(GroupCommit, "wait", wait)
+    monkeypatch.setattr(GroupCommit, "wait", wait_for_any_sync)
     with pytest.raises(AssertionError, match="not on disk"):
         two_appends()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed_bug", parameters(FAULT_BUGS))
-def test_a_seeded_bug_is_found_by_a_failing_disk(
+def test_failing_disk_reveals_a_seeded_bug(
     seed_bug: Seeder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed_bug(monkeypatch)
@@ -769,9 +811,9 @@ def test_a_seeded_bug_is_found_by_a_failing_disk(
     }
     with pytest.raises((AssertionError, logcore.LogcoreError)):
         for durability, operation in itertools.product(recoveries, FAILING):
-            for at, code in itertools.product(range(1, 40), (errno.EIO, errno.ENOSPC)):
+            for nth, code in itertools.product(range(1, 40), (errno.EIO, errno.ENOSPC)):
                 failing(
-                    Fault(operation, code, at=at), durability, recoveries[durability]
+                    Fault(operation, code, at=nth), durability, recoveries[durability]
                 )
 
 
@@ -780,10 +822,10 @@ def test_a_seeded_bug_is_found_by_a_failing_disk(
     "programs",
     [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_the_sound_log_is_not_accused(programs: int) -> None:
-    """The canary's other half: the search that finds the seeded bugs finds nothing in
-    the log without them.
-    """
-    hunt(lambda: None, programs=programs)
-    hunt(lambda: SkippingDisk(lambda disk, name, path: False), programs=programs)
-    hunt(lambda: None, LIVES, COMPACTED, programs=programs)
+def test_exploration_finds_no_bug_in_the_sound_log(programs: int) -> None:
+    """The same exploration finds no bug in a log without seeded bugs."""
+    explore_until_failure(lambda: None, programs=programs)
+    explore_until_failure(
+        lambda: SkippingDisk(lambda disk, name, path: False), programs=programs
+    )
+    explore_until_failure(lambda: None, LIVES, COMPACTED, programs=programs)

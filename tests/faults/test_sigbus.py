@@ -1,9 +1,7 @@
-"""Mapped files whose pages vanish, because another program shortened the file or the
-disk cannot read it.
-
-An access to such a page raises a signal that ends the process. The library must raise
-StorageReadError instead, and a broker must serve everything else. Each case runs in a
-child, because a failure ends it.
+"""Mapped files with lost pages, because another program shortened the file or the disk
+cannot read it. Access to such a page raises a signal that ends the process. The library
+must raise StorageReadError instead, and a broker must serve all other partitions. Each
+case runs in a child process, because a failure ends the process.
 """
 
 from __future__ import annotations
@@ -33,8 +31,10 @@ pytestmark = pytest.mark.skipif(
 T0 = 1_700_000_000_000
 
 
-def made(path: Path) -> Path:
-    """A log of sealed segments of some pages each; returns the file of the first."""
+def create_log(path: Path) -> Path:
+    """Create a log with sealed segments of some pages each, and return the file of the
+    first segment.
+    """
     with logcore.open(
         path, create=True, config={"segment.bytes": 1 << 16}, durability="os"
     ) as log:
@@ -43,7 +43,7 @@ def made(path: Path) -> Path:
     return min(path.glob("*.log"))
 
 
-READINGS: dict[str, Callable[[logcore.Log], Any]] = {
+READS: dict[str, Callable[[logcore.Log], Any]] = {
     "read": lambda log: list(log.read(0)),
     "committed": lambda log: list(log.read(0, isolation="read_committed")),
     "columns": lambda log: [len(part) for part in log.scan()],
@@ -73,20 +73,20 @@ def outcome(child: Callable[[], int]) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False])
-@pytest.mark.parametrize("name", READINGS)
-def test_a_file_that_was_shortened_is_an_error(
+@pytest.mark.parametrize("name", READS)
+def test_read_of_a_shortened_file_raises(
     tmp_path: Path, name: str, read_only: bool
 ) -> None:
-    first = made(tmp_path / "t-0")
+    first = create_log(tmp_path / "t-0")
 
     def child() -> int:
         with logcore.open(tmp_path / "t-0", read_only=read_only) as log:
-            list(log.read(0))  # all of it is mapped now
-            READINGS["get"](log)  # and each batch was checked once
+            list(log.read(0))  # the whole file is mapped now
+            READS["get"](log)  # each batch was checked once
             os.truncate(first, 4096)
-            with pytest.raises(logcore.StorageReadError) as met:
-                READINGS[name](log)
-            assert met.value.path == str(first)
+            with pytest.raises(logcore.StorageReadError) as caught:
+                READS[name](log)
+            assert caught.value.path == str(first)
         return 0
 
     assert outcome(child) == 0
@@ -96,11 +96,11 @@ def test_borrowed_memory_of_lost_pages_reads_as_zeros(tmp_path: Path) -> None:
     """Borrowed memory belongs to the file. Its lost pages cannot be read, but the
     process survives.
     """
-    first = made(tmp_path / "t-0")
+    first = create_log(tmp_path / "t-0")
 
     def child() -> int:
         with logcore.open(tmp_path / "t-0", read_only=True) as log:
-            columns = list(log.scan())[1]  # the first has one batch
+            columns = list(log.scan())[1]  # the first segment has one batch
             os.truncate(first, 4096)
             assert columns.values()[30] == bytes(600)
             with pytest.raises(logcore.StorageReadError):
@@ -108,15 +108,17 @@ def test_borrowed_memory_of_lost_pages_reads_as_zeros(tmp_path: Path) -> None:
         with logcore.open(tmp_path / "t-0", read_only=True) as log:
             assert [record.offset for record in log.read(200)] == list(
                 range(200, 300)
-            ), "other segments are read"
+            ), "other segments are readable"
         return 0
 
     assert outcome(child) == 0
 
 
 def test_sigbus_in_foreign_file_still_ends_the_process(tmp_path: Path) -> None:
-    """Only mappings of logs are guarded, so other libraries can rely on the signal."""
-    made(tmp_path / "t-0")
+    """Only mappings of logs are guarded, so that other libraries can rely on the
+    signal.
+    """
+    create_log(tmp_path / "t-0")
     other = tmp_path / "other"
     other.write_bytes(bytes(1 << 16))
 
@@ -132,7 +134,7 @@ def test_sigbus_in_foreign_file_still_ends_the_process(tmp_path: Path) -> None:
     assert outcome(child) == -signal.SIGBUS
 
 
-def test_closed_mapping_guards_nothing(tmp_path: Path) -> None:
+def test_closed_mapping_is_not_guarded(tmp_path: Path) -> None:
     guard = fs._guard
     handle = fs.OS.open(str(tmp_path / "file"), write=True, create=True)
     fs.OS.pwrite(handle, bytes(1 << 16), 0)
@@ -143,12 +145,12 @@ def test_closed_mapping_guards_nothing(tmp_path: Path) -> None:
     assert not fs.OS.is_readable(view, touch=True)
     assert guard.unreadable_pages(view) == 15
     assert bytes(view) == bytes(1 << 16)
-    again = fs.OS.map(handle, 4096)
-    assert fs.OS.is_readable(again, touch=True), "each mapping has its own count"
+    second_view = fs.OS.map(handle, 4096)
+    assert fs.OS.is_readable(second_view, touch=True), "each mapping has its own count"
     fs.OS.close(handle)
 
 
-SERVES = """
+SERVE = """
 import json, os, sys, socket, struct
 import logcore, netshim
 from netshim import wire
@@ -175,13 +177,13 @@ with netshim.serve(sys.argv[1]) as server:
 """
 
 
-def test_a_broker_serves_all_other_partitions(tmp_path: Path) -> None:
-    first = made(tmp_path / "data" / "bad-0")
-    made(tmp_path / "data" / "good-0")
-    command = [sys.executable, "-c", SERVES, str(tmp_path / "data"), str(first)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    before, after, again = json.loads(done.stdout)
+def test_broker_serves_all_other_partitions(tmp_path: Path) -> None:
+    first = create_log(tmp_path / "data" / "bad-0")
+    create_log(tmp_path / "data" / "good-0")
+    command = [sys.executable, "-c", SERVE, str(tmp_path / "data"), str(first)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    before, after, again = json.loads(result.stdout)
     storage_error = 56
     assert before["bad"][0] == before["good"][0] == 0
     for answers in (after, again):
@@ -190,8 +192,8 @@ def test_a_broker_serves_all_other_partitions(tmp_path: Path) -> None:
 
 @runs_compiled
 def test_lost_page_of_checked_batch_raises(tmp_path: Path) -> None:
-    """The batch is not checked again when one of its records is read, so records in the
-    lost pages must not be read as zeros.
+    """A read of a record does not check its batch again. Records in lost pages must not
+    be returned as zeros.
     """
     rows = [(b"%d" % number, b"v" * 120) for number in range(100)]
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
@@ -213,7 +215,7 @@ def test_lost_page_of_checked_batch_raises(tmp_path: Path) -> None:
             ]
             os.truncate(first, 4096)
             assert log.get(5).key == rows[5][0], (
-                "in pages that still exist, and checked before"
+                "the pages exist, and the batch was checked before"
             )
             for offset in (torn, 5):
                 with pytest.raises(logcore.StorageReadError):
