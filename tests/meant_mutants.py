@@ -444,7 +444,7 @@ MISTAKES: Final = (
     Mistake(
         "state_forgotten_before_its_manifest", "logcore/staging/publishing.py",
         "        with contextlib.suppress(FileNotFoundError):\n            self._fs.sync_dir(self.path)\n", "",
-        "spark/test_sink_crashes.py -k without_a_name",
+        "spark/test_sink_crashes.py -k unnamed_write",
     ),
     Mistake(
         "parts_of_a_write_are_shown", "logcore/partition/file_view.py",
@@ -537,7 +537,7 @@ MISTAKES: Final = (
         "duplicate_task_replaces_the_winner", "pyspark_logcore/local.py",
         "            if report is not None and report.run == self.run:\n                remove_directory(fs, part)",
         "            if report is None:\n                remove_directory(fs, part)",
-        "spark/test_local_plain.py -k first_of_two_attempts",
+        "spark/test_local_plain.py -k first_finished_attempt",
     ),
     # -- object stores
     Mistake(

@@ -1,5 +1,5 @@
-"""Tests of reads through a broker. The rows equal the rows of its directory, and
-changes of the broker or of its topics between plan and task are reported.
+"""Tests of reads through a broker. The rows equal the rows of its directory. Changes of
+the broker or of its topics between plan and task are errors.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ def source_through(servers: Kafka | str, **given: object) -> LogcoreDataSource:
 def rows_of(data_source: LogcoreDataSource) -> list[tuple[Any, ...]]:
     """Return the rows of a read. The plan and the tasks are pickled, as in Spark."""
     reader = data_source.reader(data_source.schema())
-    found: list[tuple[Any, ...]] = []
-    for part in reader.partitions():
-        task = pickle.loads(pickle.dumps((reader, part)))
+    rows: list[tuple[Any, ...]] = []
+    for input_partition in reader.partitions():
+        task = pickle.loads(pickle.dumps((reader, input_partition)))
         for batch in task[0].read(task[1]):
-            found += [tuple(row.values()) for row in batch.to_pylist()]
-    return found
+            rows += [tuple(row.values()) for row in batch.to_pylist()]
+    return rows
 
 
 def transaction(
     log: logcore.Log, producer_id: int, values: list[bytes], *, commit: bool
 ) -> None:
     records = [(None, value, (), T0) for value in values]
-    facts = {"producer_id": producer_id, "producer_epoch": 0}
+    producer = {"producer_id": producer_id, "producer_epoch": 0}
     log.append_batch(
         recordbatch.encode(
-            records, transactional=True, base_sequence=0, now_ms=T0, **facts
+            records, transactional=True, base_sequence=0, now_ms=T0, **producer
         )
     )
-    log.end_transaction(**facts, commit=commit)
+    log.end_transaction(**producer, commit=commit)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def source_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transactions.
     """
     path = tmp_path_factory.mktemp("brokers") / "data"
-    chance = random.Random(7)
+    rng = random.Random(7)
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("plain", partitions=3, config=KEPT)
         for number, codec in enumerate(("none", "zstd", "gzip")):
@@ -86,11 +86,11 @@ def source_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for first in range(0, 3_000, 100):
                 records = [
                     (
-                        None if chance.random() < 0.1 else b"k%d" % row,
+                        None if rng.random() < 0.1 else b"k%d" % row,
                         None
-                        if chance.random() < 0.1
-                        else chance.randbytes(chance.randrange(200)),
-                        [("h", b"1"), ("n", None)] if chance.random() < 0.2 else [],
+                        if rng.random() < 0.1
+                        else rng.randbytes(rng.randrange(200)),
+                        [("h", b"1"), ("n", None)] if rng.random() < 0.2 else [],
                         T0 + row,
                     )
                     for row in range(first, first + 100)
@@ -106,7 +106,7 @@ def source_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(source_directory: Path, tmp_path: Path) -> Path:
-    """Return a copy that the test may change."""
+    """Return a copy of the directory that the test may change."""
     return Path(shutil.copytree(source_directory, tmp_path / "data"))
 
 
@@ -122,13 +122,13 @@ def kafka(data: Path) -> Iterator[Kafka]:
 def test_rows_equal_the_rows_of_the_directory(
     kafka: Kafka, data: Path, topic: str, isolation: str
 ) -> None:
-    given = {
+    options = {
         "subscribe": topic,
         "includeHeaders": "true",
         "kafka.isolation.level": isolation,
     }
-    assert rows_of(source_through(kafka, **given)) == rows_of(
-        LogcoreDataSource({"path": str(data), **given})
+    assert rows_of(source_through(kafka, **options)) == rows_of(
+        LogcoreDataSource({"path": str(data), **options})
     )
 
 
@@ -178,7 +178,7 @@ def test_isolation_option_selects_committed_records(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"startingOffsets": json.dumps({"plain": {"0": 17, "1": -2, "2": 2_999}})},
         {"endingOffsets": json.dumps({"plain": {"0": 170, "1": -1, "2": 1}})},
@@ -198,14 +198,14 @@ def test_isolation_option_selects_committed_records(
     ],
 )
 def test_offsets_times_and_tasks_equal_those_of_a_directory(
-    kafka: Kafka, data: Path, given: dict[str, object]
+    kafka: Kafka, data: Path, options: dict[str, object]
 ) -> None:
-    texts = {name.lower(): str(value) for name, value in given.items()}
+    texts = {name.lower(): str(value) for name, value in options.items()}
     expected = rows_of(
         LogcoreDataSource({"path": str(data), "subscribe": "plain", **texts})
     )
     assert sorted(
-        rows_of(source_through(kafka, subscribe="plain", **given)), key=str
+        rows_of(source_through(kafka, subscribe="plain", **options)), key=str
     ) == sorted(expected, key=str)
 
 
@@ -239,18 +239,18 @@ def test_records_deleted_between_plan_and_task_are_reported(
 ) -> None:
     data_source = source_through(kafka, subscribe="stamped", failOnDataLoss=fails)
     reader = data_source.reader(data_source.schema())
-    parts = reader.partitions()
+    input_partitions = reader.partitions()
     kafka.logdir.partition("stamped", 0).delete_records(4)
     if fails == "true":
         with pytest.raises(
             DataLossError, match="offset 0 was planned, and the log begins at 4"
         ):
-            list(reader.read(parts[0]))
+            list(reader.read(input_partitions[0]))
     else:
         with pytest.warns(UserWarning, match="begins at 4"):
             assert [
                 row["offset"]
-                for batch in reader.read(parts[0])
+                for batch in reader.read(input_partitions[0])
                 for row in batch.to_pylist()
             ] == [4, 5, 6, 7, 8, 9]
 
@@ -261,23 +261,23 @@ def test_log_that_ends_before_the_plan_is_a_loss(
     monkeypatch.setattr(brokers, "_CATCH_UP_SECONDS", 0.0)
     data_source = source_through(kafka, subscribe="stamped")
     reader = data_source.reader(data_source.schema())
-    (part,) = reader.partitions()
-    assert isinstance(part, RangePartition)
+    (input_partition,) = reader.partitions()
+    assert isinstance(input_partition, RangePartition)
     kafka.logdir.partition("stamped", 0).truncate(6)
     with pytest.raises(DataLossError, match="topic stamped partition 0"):
-        list(reader.read(part))
+        list(reader.read(input_partition))
 
 
 def test_recreated_topic_is_a_loss(kafka: Kafka) -> None:
     data_source = source_through(kafka, subscribe="stamped")
     reader = data_source.reader(data_source.schema())
-    parts = reader.partitions()
+    input_partitions = reader.partitions()
     kafka.logdir.delete_topic("stamped")
     with pytest.raises(DataLossError, match="there is no topic"):
-        list(reader.read(parts[0]))
+        list(reader.read(input_partitions[0]))
     kafka.logdir.create_topic("stamped")
     with pytest.raises(DataLossError, match="deleted and made again"):
-        list(reader.read(parts[0]))
+        list(reader.read(input_partitions[0]))
 
 
 def test_another_cluster_at_the_address_is_always_an_error(
@@ -285,13 +285,13 @@ def test_another_cluster_at_the_address_is_always_an_error(
 ) -> None:
     data_source = source_through(kafka, subscribe="stamped", failOnDataLoss="false")
     reader = data_source.reader(data_source.schema())
-    parts = reader.partitions()
+    input_partitions = reader.partitions()
     other = start(tmp_path / "other")
     try:
         other.logdir.create_topic("stamped")
         reader.options = options_of_broker(other.bootstrap_servers)
         with pytest.raises(OtherClusterError, match="another cluster"):
-            list(reader.read(parts[0]))
+            list(reader.read(input_partitions[0]))
     finally:
         other.stop()
 
@@ -302,16 +302,16 @@ def options_of_broker(servers: str, **given: str) -> Any:
     )
 
 
-def test_error_names_the_address_if_no_broker_responds() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+def test_error_contains_the_address_if_no_broker_responds() -> None:
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound_socket.getsockname()[1]}"
     data_source = source_through(
         address, subscribe="t", **{"kafkaConsumer.pollTimeoutMs": "300"}
     )
-    with pytest.raises(BrokerError) as met:
+    with pytest.raises(BrokerError) as caught:
         data_source.reader(data_source.schema()).partitions()
-    assert address in str(met.value)
+    assert address in str(caught.value)
 
 
 @pytest.mark.long
@@ -320,32 +320,32 @@ def test_request_is_repeated_until_a_broker_responds(data: Path) -> None:
     port = broker.port
     data_source = source_through(broker, subscribe="plain")
     reader = data_source.reader(data_source.schema())
-    parts = reader.partitions()
-    expected = sum(batch.num_rows for batch in reader.read(parts[0]))
-    tasks = reader.read(parts[0])
+    input_partitions = reader.partitions()
+    expected = sum(batch.num_rows for batch in reader.read(input_partitions[0]))
+    tasks = reader.read(input_partitions[0])
     broker.stop()
-    back: list[Kafka] = []
-    timer = threading.Timer(0.3, lambda: back.append(start(data, port=port)))
+    restarted: list[Kafka] = []
+    timer = threading.Timer(0.3, lambda: restarted.append(start(data, port=port)))
     timer.start()
     try:
         assert sum(batch.num_rows for batch in tasks) == expected
     finally:
         timer.join()
-        back[0].stop()
+        restarted[0].stop()
 
 
 # -- settings --------------------------------------------------------------------------
 
 
 def settings(**given: str) -> Any:
-    found = options_of_broker(
+    parsed = options_of_broker(
         "broker:9093",
         **{f"kafka.{name.replace('_', '.')}": text for name, text in given.items()},
     )
-    return found.brokers.settings
+    return parsed.brokers.settings
 
 
-def test_security_settings_equal_those_of_kafkas_clients() -> None:
+def test_security_settings_have_the_names_of_kafka_clients() -> None:
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p w";'
     assert settings(
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=login
@@ -379,15 +379,15 @@ def test_unsupported_security_settings_are_errors(name: str, value: str) -> None
 
 def test_errors_contain_no_password() -> None:
     login = 'x.PlainLoginModule required username="ann" password="secret" bad'
-    with pytest.raises(InvalidConfigError) as met:
+    with pytest.raises(InvalidConfigError) as caught:
         settings(sasl_jaas_config=login)
-    assert "secret" not in str(met.value)
+    assert "secret" not in str(caught.value)
     assert "secret" not in repr(
         options_of_broker("broker:9093", **{"kafka.sasl.password": "secret"})
     )
 
 
-def test_security_options_of_a_directory_are_still_errors(tmp_path: Path) -> None:
+def test_security_options_with_a_directory_are_errors(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidConfigError, match="files, protected only by their permissions"
     ):

@@ -59,16 +59,16 @@ def test_spark_connect_reads_writes_and_streams(tmp_path: Path) -> None:
             directory.append("orders", value, key=value)
     # The server starts the Python of this variable.
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(data)],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == ["pyspark.sql.connect.session", 100]
+    assert result.returncode == 0, result.stderr[-2000:]
+    printed = json.loads(result.stdout.splitlines()[-1])
+    assert printed == ["pyspark.sql.connect.session", 100]
     with logcore.open_dir(data) as directory:
         for topic in ("copy", "streamed"):
             stored = sorted(record.value or b"" for record in directory.read(topic))

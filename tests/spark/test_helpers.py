@@ -47,8 +47,8 @@ def pairs(data: Path, name: str) -> list[tuple[bytes, bytes]]:
         return [(record.key or b"", record.value or b"") for record in log.read(0)]
 
 
-@pytest.mark.slow  # the same job with other options
-def test_kafka_job_is_migrated_by_two_edits(
+@pytest.mark.slow  # it runs the same job as another test, with other options
+def test_kafka_job_runs_after_two_edits(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
     text = inspect.getsource(kafka_job)
@@ -77,10 +77,14 @@ def test_alias_ends_with_its_block(data: Path) -> None:
 
 
 def test_security_options_are_ignored_only_on_request(data: Path) -> None:
-    given = {"path": str(data), "subscribe": "orders", "kafka.security.protocol": "SSL"}
+    options = {
+        "path": str(data),
+        "subscribe": "orders",
+        "kafka.security.protocol": "SSL",
+    }
     with pytest.raises(InvalidConfigError, match="protected only by their permissions"):
-        parse_read(given)
-    assert parse_read({**given, "ignoresecurityoptions": "true"}).subscribe == (
+        parse_read(options)
+    assert parse_read({**options, "ignoresecurityoptions": "true"}).subscribe == (
         "orders",
     )
 

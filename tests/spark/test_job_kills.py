@@ -1,10 +1,11 @@
 """Tests that kill a Spark job: its JVM, all of its processes, one of its Python processes,
 or the broker that has the directory open.
 
-The job (tests/support/killed_job.py) copies a topic twice, by a stream and by named batch
-writes. The job is killed at a chosen step of one copy, or at any moment, and started
-again. A Python process that survives its JVM continues its commit while the next JVM runs.
-At the end, both copies have each row once, in the order of its partition.
+The job (tests/support/killed_job.py) copies a topic twice, by a stream and by named
+batch writes. The job is killed at a chosen step of one copy, or at any moment, and
+started again. After a kill of the JVM alone, a Python process continues its commit
+while the next JVM runs. At the end, both copies have each row once, in the order of its
+partition.
 
 LOGCORE_TEST_SEED repeats the random choices, but not the moments of the kills.
 """
@@ -39,8 +40,8 @@ TESTS = Path(__file__).resolve().parents[1]
 PARTITIONS = 2
 ROWS = 300
 TOPICS = ("copy", "kept")
-VICTIMS = ("jvm", "all", "worker", "broker")
-MOMENTS = (*STEPS, "offsets", "any")
+KILLED_PROCESSES = ("jvm", "all", "worker", "broker")
+KILL_MOMENTS = (*STEPS, "offsets", "any")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
@@ -98,21 +99,21 @@ class Job:
 
     def _processes(self) -> list[tuple[int, str]]:
         """Return the id and name of each process in the session of the job."""
-        found = []
+        processes = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if (
                     entry.name.isdigit()
                     and os.getsid(int(entry.name)) == self.process.pid
                 ):
-                    found.append(
+                    processes.append(
                         (int(entry.name), (entry / "comm").read_text().strip())
                     )
-        return found
+        return processes
 
 
 class Broker:
-    """A netshim broker that holds the directory."""
+    """A netshim broker that has the directory open."""
 
     def __init__(self, path: Path) -> None:
         command = [sys.executable, "-m", "netshim", "serve", str(path), "--port", "0"]
@@ -125,7 +126,7 @@ class Broker:
         self.process.wait()
 
 
-class Round:
+class KillRound:
     """The state of the test: the directory, its records, and the running processes."""
 
     def __init__(self, tmp_path: Path) -> None:
@@ -138,26 +139,26 @@ class Round:
                 directory.create_topic(topic, PARTITIONS)
 
     def append(self) -> None:
-        """Append rows to copy. Retry while a process that survived a kill holds the
-        directory.
+        """Append rows to copy. Retry while a process that survived a kill has the
+        directory open.
         """
         deadline = time.monotonic() + 120
         while True:
             try:
                 with logcore.open_dir(self.path) as directory:
                     for partition, values in enumerate(self.expected):
-                        new = [
+                        new_values = [
                             b"%d-%d" % (partition, len(values) + number)
                             for number in range(ROWS)
                         ]
                         directory.partition("orders", partition).append_many(
-                            [(None, value) for value in new]
+                            [(None, value) for value in new_values]
                         )
-                        values += new
+                        values += new_values
                     return
             except LogLockedError:
                 assert time.monotonic() < deadline, (
-                    "a process holds the directory permanently"
+                    "a process does not close the directory"
                 )
                 time.sleep(0.05)
 
@@ -166,9 +167,9 @@ class Round:
         topic = rng.choice(TOPICS)
         before = self._unfinished(topic)
         until = time.monotonic() + rng.uniform(0, 30)
-        wanted = job.steps / f"wanted.{topic}.{moment}"
+        requested_step = job.steps / f"wanted.{topic}.{moment}"
         if moment in STEPS:
-            wanted.touch()
+            requested_step.touch()
         while not job.has_ended():
             if moment in STEPS and list(job.steps.glob(f"{topic}.{moment}.*")):
                 break
@@ -177,30 +178,32 @@ class Round:
             if moment == "any" and time.monotonic() > until:
                 break
             time.sleep(0.002)
-        wanted.unlink(missing_ok=True)
+        requested_step.unlink(missing_ok=True)
 
     def _unfinished(self, topic: str) -> set[str]:
         """Return the batches that are planned and not committed."""
         planned = {path.name for path in (self.work / topic / "offsets").glob("[0-9]*")}
-        done = {path.name for path in (self.work / topic / "commits").glob("[0-9]*")}
-        return planned - done
+        committed = {
+            path.name for path in (self.work / topic / "commits").glob("[0-9]*")
+        }
+        return planned - committed
 
     def check(self) -> None:
         with logcore.open_dir(self.path) as directory:
             for topic in TOPICS:
-                for partition, values in enumerate(self.expected):
-                    found = [
+                for partition, expected in enumerate(self.expected):
+                    values = [
                         record.value
                         for record in directory.partition(topic, partition).read(0)
                     ]
                     twice = [
-                        value for value, count in Counter(found).items() if count > 1
+                        value for value, count in Counter(values).items() if count > 1
                     ]
                     assert not twice, (
                         f"{topic}-{partition}: {len(twice)} rows twice, such as {twice[:3]}"
                     )
-                    assert found == values, (
-                        f"{topic}-{partition}: {len(found)} rows of {len(values)}"
+                    assert values == expected, (
+                        f"{topic}-{partition}: {len(values)} rows of {len(expected)}"
                     )
         assert not [
             verdict for verdict in verify(str(self.path)) if verdict.status == "damaged"
@@ -208,45 +211,45 @@ class Round:
 
 
 @pytest.fixture
-def kill_round(tmp_path: Path) -> Iterator[Round]:
+def kill_round(tmp_path: Path) -> Iterator[KillRound]:
     try:
         pyspark_logcore.ensure_java()
     except pyspark_logcore.JavaNotFoundError as error:
         pytest.skip(str(error))
-    yield Round(tmp_path)
+    yield KillRound(tmp_path)
 
 
-def test_killed_jobs_copy_each_row_once(kill_round: Round) -> None:
+def test_killed_jobs_copy_each_row_once(kill_round: KillRound) -> None:
     rng = random.Random(SEED)
     kills: Counter[tuple[str, str]] = Counter()
-    wanted = int(os.environ.get("LOGCORE_TEST_KILLS", "50"))
+    kill_target = int(os.environ.get("LOGCORE_TEST_KILLS", "50"))
     job: Job | None = None
     broker: Broker | None = None
     try:
-        while kills.total() < wanted:
-            victim = rng.choice(VICTIMS)
-            moment = rng.choice(MOMENTS)
+        while kills.total() < kill_target:
+            killed_process = rng.choice(KILLED_PROCESSES)
+            moment = rng.choice(KILL_MOMENTS)
             if job is None or job.has_ended():
                 if broker is not None:
                     broker.kill()
                     broker = None
                 kill_round.append()
                 job = Job(kill_round.path, kill_round.work)
-            if victim == "broker" and broker is None:
+            if killed_process == "broker" and broker is None:
                 broker = Broker(kill_round.path)
             kill_round.wait_for(moment, job, rng)
             if job.has_ended():
                 continue
-            if victim == "jvm":
+            if killed_process == "jvm":
                 job.kill_jvm()
-            elif victim == "all":
+            elif killed_process == "all":
                 job.kill_all()
-            elif victim == "worker":
+            elif killed_process == "worker":
                 job.kill_worker(rng)
             elif broker is not None:
                 broker.kill()
                 broker = None
-            kills[victim, moment] += 1
+            kills[killed_process, moment] += 1
             for reported in job.steps.glob("*.*.[0-9]*"):
                 reported.unlink(missing_ok=True)
     finally:
@@ -257,13 +260,15 @@ def test_killed_jobs_copy_each_row_once(kill_round: Round) -> None:
     kill_round.append()
     # Spark occasionally ends a query if two queries of one session send tasks at the same
     # moment.
-    ends = (Job(kill_round.path, kill_round.work).process.wait() == 0 for _ in range(5))
-    assert any(ends), (kill_round.work / "said.txt").read_text()[-4000:]
+    ended = (
+        Job(kill_round.path, kill_round.work).process.wait() == 0 for _ in range(5)
+    )
+    assert any(ended), (kill_round.work / "said.txt").read_text()[-4000:]
     kill_round.check()
     print(
         f"seed {SEED}:",
         *(
-            f"{victim} at {moment}: {count}"
-            for (victim, moment), count in sorted(kills.items())
+            f"{killed_process} at {moment}: {count}"
+            for (killed_process, moment), count in sorted(kills.items())
         ),
     )

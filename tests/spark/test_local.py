@@ -21,7 +21,7 @@ from support.simulated_local_writes import values
 
 
 @pytest.mark.slow
-def test_local_writes_of_stream_and_batch_job_are_gathered_once(
+def test_local_writes_of_a_stream_and_a_batch_job_are_gathered_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
@@ -39,8 +39,10 @@ def test_local_writes_of_stream_and_batch_job_are_gathered_once(
     def sink(frame: Any, batch_id: int) -> None:
         with pytest.raises(InvalidConfigError, match="leave job and batch out"):
             write_local(frame, str(tmp_path / "local"), "t", job="mine")
-        shaky = frame.mapInArrow(failing(task=1), frame.schema)
-        rows = write_local(shaky, str(tmp_path / "local"), "t", partitions=2).collect()
+        fail_first_attempt = frame.mapInArrow(failing(task=1), frame.schema)
+        rows = write_local(
+            fail_first_attempt, str(tmp_path / "local"), "t", partitions=2
+        ).collect()
         seen.append(
             [
                 (row["batch"], row["task"], row["tasks"], row["records"], row["host"])

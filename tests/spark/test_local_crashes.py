@@ -31,7 +31,7 @@ BATCHES = 2
 #: The number of rows of each task, and their size: the first task sends its rows in a
 #: message, and the second task leaves a segment that gather() moves.
 SHARES = ((4, 20), (12, 60))
-WHOLE = [
+COMPLETE_STATES = [
     [
         value
         for batch in range(end)
@@ -58,7 +58,7 @@ def same_names(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def gathered(
+def gather_all(
     disk: SimulatedDisk, receipts: list[WriteReceipt], *, remove: bool = False
 ) -> None:
     Gathering(disk, "/into", None, None, 1.0).run(receipts, remove=remove)
@@ -73,7 +73,7 @@ def reopen(disk: SimulatedDisk) -> None:
 
 
 @attrs.frozen
-class Found:
+class RecoveredLog:
     """The content of the log before and after the repeated gather, of `batches` batches
     with receipts.
     """
@@ -83,21 +83,23 @@ class Found:
     batches: int
 
 
-def explored(*, names: Names, remove: bool, limit: int) -> Report:
+def explore_power_cuts(*, names: Names, remove: bool, limit: int) -> Report:
     receipts: list[WriteReceipt] = []
-    done = [0]
+    returned = [0]
 
-    def recover(disk: SimulatedDisk) -> Found:
-        shown = values("/into", fs=disk).get(0, [])
-        assert shown in WHOLE, f"a part of a batch is visible: {len(shown)}"
+    def recover(disk: SimulatedDisk) -> RecoveredLog:
+        visible = values("/into", fs=disk).get(0, [])
+        assert visible in COMPLETE_STATES, (
+            f"a part of a batch is visible: {len(visible)}"
+        )
         reopen(disk)
         before = values("/into", fs=disk).get(0, [])
         for receipt in receipts:
-            if receipt.batch >= WHOLE.index(before) or not remove:
+            if receipt.batch >= COMPLETE_STATES.index(before) or not remove:
                 assert values(receipt.path, fs=disk)[0] == rows(
                     receipt.batch, receipt.task, *SHARES[receipt.task]
                 ), "rows of a returned receipt are lost"
-        gathered(disk, receipts, remove=remove)
+        gather_all(disk, receipts, remove=remove)
         reopen(disk)
         after = values("/into", fs=disk).get(0, [])
         assert not disk.open_handles, f"still open: {disk.open_handles}"
@@ -106,36 +108,36 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
             for verdict in verify("/into", fs=disk)
             if verdict.status == "damaged"
         ]
-        return Found(before, after, len(receipts) // len(SHARES))
+        return RecoveredLog(before, after, len(receipts) // len(SHARES))
 
-    def check(found: Found, kind: Kind) -> None:
-        assert found.before in WHOLE, (
-            f"a part of a batch is stored: {len(found.before)}"
+    def check(recovered: RecoveredLog, kind: Kind) -> None:
+        assert recovered.before in COMPLETE_STATES, (
+            f"a part of a batch is stored: {len(recovered.before)}"
         )
-        assert WHOLE.index(found.before) >= done[0], (
-            f"batch {done[0] - 1} was gathered and is lost"
+        assert COMPLETE_STATES.index(recovered.before) >= returned[0], (
+            f"batch {returned[0] - 1} was gathered and is lost"
         )
-        assert found.after == WHOLE[found.batches], (
-            f"after the repeated gather: {len(found.after)}"
+        assert recovered.after == COMPLETE_STATES[recovered.batches], (
+            f"after the repeated gather: {len(recovered.after)}"
         )
 
-    live = SimulatedDisk(names=names)
+    run = SimulatedDisk(names=names)
     explorer = Explorer(recover, check, limit=limit, again_every=50, restart=reopen)
-    explorer.attach(live)
+    explorer.attach(run)
     try:
         for batch in range(BATCHES):
             shares = [
                 frame(value=rows(batch, task, *share))
                 for task, share in enumerate(SHARES)
             ]
-            receipts += write("/local", batch, shares, fs=live)
+            receipts += write("/local", batch, shares, fs=run)
             explorer.check_promises()
-            gathered(live, receipts[-len(SHARES) :], remove=remove)
-            done[0] = batch + 1
+            gather_all(run, receipts[-len(SHARES) :], remove=remove)
+            returned[0] = batch + 1
             explorer.check_promises()
         return explorer.finish()
     except BaseException:
-        live.crash()
+        run.crash()
         raise
 
 
@@ -156,6 +158,6 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
 def test_gather_is_repeated_after_a_power_cut_at_any_step(
     names: Names, limit: int, remove: bool
 ) -> None:
-    report = explored(names=names, remove=remove, limit=limit)
+    report = explore_power_cuts(names=names, remove=remove, limit=limit)
     print(report)
     assert report.states > 100

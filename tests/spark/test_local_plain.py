@@ -91,18 +91,18 @@ def test_local_write_stores_rows_like_the_sink(
     )
     gather(receipts, str(tmp_path / "into"))
     with logcore.open_dir(tmp_path / "into", read_only=True) as directory:
-        found = [directory.partition("t", number).get(0) for number in range(3)]
-    assert [(record.key, record.value) for record in found] == [
+        records = [directory.partition("t", number).get(0) for number in range(3)]
+    assert [(record.key, record.value) for record in records] == [
         (None, b"3"),
         (b"b", None),
         (b"a", b"1"),
     ]
-    assert [record.timestamp_ms for record in found] == [
+    assert [record.timestamp_ms for record in records] == [
         0,
         1_700_000_001_000,
         1_700_000_000_000,
     ]
-    assert found[2].headers == (("h", b"v"),)
+    assert records[2].headers == (("h", b"v"),)
 
 
 def test_retried_task_returns_its_receipt_and_writes_nothing(
@@ -111,14 +111,16 @@ def test_retried_task_returns_its_receipt_and_writes_nothing(
     planned = writer(tmp_path)
     first = planned.write(iter([frame(value=[b"a"])]), 0, 1)
     before = os.stat(first[0].path)
-    rest = iter([frame(value=[b"b"])])
-    assert planned.write(rest, 0, 2) == first
-    assert not list(rest), "Spark's worker requires that its input is read to the end"
+    remaining_input = iter([frame(value=[b"b"])])
+    assert planned.write(remaining_input, 0, 2) == first
+    assert not list(remaining_input), (
+        "the worker of Spark requires that its input is read to the end"
+    )
     assert os.stat(first[0].path).st_ino == before.st_ino
     assert values(first[0].path) == {0: [b"a"]}
 
 
-def test_first_of_two_attempts_to_finish_wins(tmp_path: Path) -> None:
+def test_receipt_of_the_first_finished_attempt_counts(tmp_path: Path) -> None:
     planned = writer(tmp_path)
     won: list[Any] = []
 
@@ -160,8 +162,8 @@ def test_gather_stores_batches_once_and_in_order(tmp_path: Path) -> None:
     receipts = [
         receipt for batch in (1, 0) for receipt in write(tmp_path / "local", batch)
     ]
-    done = gather(facts(receipts), str(tmp_path / "into"))
-    assert [(result.batch, result.records, result.is_new) for result in done] == [
+    results = gather(facts(receipts), str(tmp_path / "into"))
+    assert [(result.batch, result.records, result.is_new) for result in results] == [
         (0, 40, True),
         (1, 40, True),
     ]
@@ -205,13 +207,13 @@ def test_large_segments_are_sent_as_files(
         shares = [frame(value=rows(batch, task, 60, 30)) for task in range(2)]
         receipts += write(tmp_path / "local", batch, shares, config=config)
     gather(receipts, str(tmp_path / "into"))
-    wanted = [
+    expected = [
         value
         for batch in range(2)
         for task in range(2)
         for value in rows(batch, task, 60, 30)
     ]
-    assert values(tmp_path / "into") == {0: wanted}
+    assert values(tmp_path / "into") == {0: expected}
     assert not [
         verdict
         for verdict in verify(str(tmp_path / "into"))
@@ -238,12 +240,13 @@ def test_only_one_of_two_attempts_is_gathered(tmp_path: Path) -> None:
         planned, options=attrs.evolve(planned.options, path=str(tmp_path / "b"))
     )
     planned.write(iter([frame(value=[b"0"], partition=[0])]), 0, 1)
-    # A second attempt may get its rows in another order, and write them to other
-    # partitions.
+    # The rows of a second attempt may have another order and other partitions.
     other.write(iter([frame(value=[b"0"], partition=[1])]), 0, 2)
     gather([tmp_path / "b", tmp_path / "a"], str(tmp_path / "into"), tasks=1)
     assert [
-        value for found in values(tmp_path / "into").values() for value in found
+        value
+        for values_of_partition in values(tmp_path / "into").values()
+        for value in values_of_partition
     ] == [b"0"]
 
 
@@ -276,19 +279,19 @@ def test_gather_limits_the_memory_of_carried_rows(
     (tmp_path / "into").mkdir()
     staging.begin("x")
     shipment = shipping.Shipment(OS, str(tmp_path / "into"), "x")
-    kinds = []
+    chunk_types = []
     for receipt in receipts:
-        note = local.read_report(OS, receipt.path)
-        assert note is not None
-        kinds += [
-            type(made).__name__
-            for made in shipment.add(
-                f"{receipt.path}/t-0", note.partitions[0], "t", 0, str(receipt.task)
+        report = local.read_report(OS, receipt.path)
+        assert report is not None
+        chunk_types += [
+            type(chunk).__name__
+            for chunk in shipment.add(
+                f"{receipt.path}/t-0", report.partitions[0], "t", 0, str(receipt.task)
             )
         ]
     shipment.close()
-    assert kinds[0] == "Carried"
-    assert kinds[-1] == "StagedFile"
+    assert chunk_types[0] == "Carried"
+    assert chunk_types[-1] == "StagedFile"
 
 
 @pytest.mark.long
@@ -303,9 +306,9 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
     config = data.draw(st.sampled_from([{}, {"segment.bytes": 900, "batch.size": 200}]))
     carry_bytes = data.draw(st.sampled_from([0, 400, 1 << 20]))
     plain = shipping.Shipment
-    held: dict[int, list[WriteReceipt]] = {}
+    receipts_by_batch: dict[int, list[WriteReceipt]] = {}
     model: dict[int, list[bytes]] = {number: [] for number in range(partitions)}
-    done = 0
+    gathered_end = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             gathering,
@@ -316,7 +319,7 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
         for batch in range(rounds):
             for run in range(data.draw(st.integers(1, 2))):
                 shares = []
-                wanted: dict[int, list[bytes]] = {
+                expected: dict[int, list[bytes]] = {
                     number: [] for number in range(partitions)
                 }
                 for task in range(data.draw(st.integers(1, 3))):
@@ -325,19 +328,23 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
                             st.integers(0, 25), min_size=partitions, max_size=partitions
                         )
                     )
-                    numbers = [
+                    task_partitions = [
                         number
                         for number, count in enumerate(counts)
                         for _ in range(count)
                     ]
-                    made = [
+                    values_of_task = [
                         b"%d.%d.%d.%d" % (batch, run, task, row)
-                        for row in range(len(numbers))
+                        for row in range(len(task_partitions))
                     ]
-                    for number, value in zip(numbers, made, strict=True):
-                        wanted[number].append(value)
-                    shares.append(frame(value=made, partition=numbers))
-                held[batch] = write(
+                    for number, value in zip(
+                        task_partitions, values_of_task, strict=True
+                    ):
+                        expected[number].append(value)
+                    shares.append(
+                        frame(value=values_of_task, partition=task_partitions)
+                    )
+                receipts_by_batch[batch] = write(
                     "/local",
                     batch,
                     shares,
@@ -346,26 +353,27 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
                     config=config,
                 )
             for number in range(partitions):
-                model[number] += wanted[number]
+                model[number] += expected[number]
             if data.draw(st.booleans()) or batch == rounds - 1:
-                first = data.draw(st.integers(0, done))
+                first = data.draw(st.integers(0, gathered_end))
                 receipts = data.draw(
                     st.permutations(
                         [
                             receipt
-                            for which in range(first, batch + 1)
-                            for receipt in held[which]
+                            for number_of_batch in range(first, batch + 1)
+                            for receipt in receipts_by_batch[number_of_batch]
                         ]
                     )
                 )
-                found = Gathering(disk, "/into", None, None, 1.0).run(receipts)
-                assert [(result.batch, result.is_new) for result in found] == [
-                    (which, which >= done) for which in range(first, batch + 1)
+                results = Gathering(disk, "/into", None, None, 1.0).run(receipts)
+                assert [(result.batch, result.is_new) for result in results] == [
+                    (number_of_batch, number_of_batch >= gathered_end)
+                    for number_of_batch in range(first, batch + 1)
                 ]
-                done = batch + 1
-                shown = values("/into", fs=disk)
-                assert shown == {number: model[number] for number in shown}
-                assert sum(map(len, shown.values())) == sum(map(len, model.values()))
+                gathered_end = batch + 1
+                visible = values("/into", fs=disk)
+                assert visible == {number: model[number] for number in visible}
+                assert sum(map(len, visible.values())) == sum(map(len, model.values()))
     assert not disk.open_handles
 
 
@@ -385,7 +393,7 @@ def test_gather_refuses_incomplete_input(tmp_path: Path) -> None:
     assert values(into) == {}
 
 
-def test_gather_names_host_and_path_of_missing_files(tmp_path: Path) -> None:
+def test_gather_error_contains_host_and_path_of_missing_files(tmp_path: Path) -> None:
     receipts = [
         attrs.evolve(receipt, host="far") for receipt in write(tmp_path / "local")
     ]
@@ -393,10 +401,10 @@ def test_gather_names_host_and_path_of_missing_files(tmp_path: Path) -> None:
     with pytest.raises(LogNotFoundError, match=f"on far at {tmp_path}/local"):
         gather(receipts, str(tmp_path / "into"))
 
-    def located(receipt: WriteReceipt) -> str:
+    def move_to_host(receipt: WriteReceipt) -> str:
         return receipt.path.replace(str(tmp_path / "local"), str(tmp_path / "brought"))
 
-    gather(receipts, str(tmp_path / "into"), located=located)
+    gather(receipts, str(tmp_path / "into"), located=move_to_host)
     assert values(tmp_path / "into") == {0: all_values(1)}
 
 
@@ -440,9 +448,9 @@ def test_gathered_directories_are_removed_if_requested(tmp_path: Path) -> None:
     gather(receipts, into, remove=True)
     assert not any(os.path.exists(receipt.path) for receipt in receipts)
     gather(receipts, into, remove=True)
-    again = write(tmp_path / "local")
+    new_receipts = write(tmp_path / "local")
     gather(receipts, into, remove=True)
-    assert all(os.path.exists(receipt.path) for receipt in again), (
+    assert all(os.path.exists(receipt.path) for receipt in new_receipts), (
         "the directories belong to another run"
     )
     assert values(into) == {0: all_values(1)}
@@ -465,14 +473,14 @@ def test_compacted_topic_accepts_only_records_with_keys(
 
 
 def test_wrong_arguments_are_reported_before_any_task_runs(tmp_path: Path) -> None:
-    for wrong in (
+    for arguments in (
         {"topic": "a/b"},
         {"options": {"path": "x"}},
         {"options": {"nosuch": 1}},
         {"config": {"nosuch": 1}},
     ):
         with pytest.raises(logcore.LogcoreError):
-            writer(tmp_path, **wrong)
+            writer(tmp_path, **arguments)
     with pytest.raises(InvalidConfigError, match="value"):
         writer(tmp_path, like=frame(key=[b"a"]))
     with pytest.raises(InvalidConfigError, match="fewer partitions"):

@@ -1,10 +1,9 @@
 """Tests of power cuts during the writes of a stream, with every possible state of the
-disk. Each batch must be stored completely or not at all.
-
-The stream's writer runs on the simulated disk, and the test calls it like Spark. The rows
-of its tasks are sent in messages (carried), in staged files, or in both. After a power cut,
-the restarted query opens and reads the log. Then the test writes all batches again, with
-another number of tasks. Only the missing batches are added.
+disk. Each batch must be stored completely or not at all. The stream writer runs on the
+simulated disk, and the test calls it like Spark. The rows of its tasks are sent in
+messages (carried), in staged files, or in both. After a power cut, the restarted query
+opens and reads the log. Then the test writes all batches again, with another number of
+tasks. Only the missing batches are added.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from support.sinks import (
 
 
 @attrs.frozen
-class Found:
+class RecoveredPartitions:
     """The content of the partitions after the directory was opened, and after the
     stream was written again.
     """
@@ -45,46 +44,46 @@ class Found:
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    made = Stream("/d", monkeypatch)
-    made.count_names()
-    return made
+    simulated_stream = Stream("/d", monkeypatch)
+    simulated_stream.count_names()
+    return simulated_stream
 
 
-def explored(
+def explore_power_cuts(
     stream: Stream, config: str, *, names: Names, limit: int, again_every: int
 ) -> Report:
-    done = [0]
+    committed = [0]
 
-    def recover(disk: SimulatedDisk) -> Found:
+    def recover(disk: SimulatedDisk) -> RecoveredPartitions:
         before = stream.content(disk)
         stream.use(disk)
         try:
             for batch_id in range(len(BATCHES)):
                 stream.write(batch_id, 1 + (batch_id + 2) % 3)
         finally:
-            stream.use(live)
+            stream.use(run)
         after = stream.content(disk)
         assert not disk.open_handles, f"still open: {disk.open_handles}"
         damaged = [
             verdict for verdict in verify("/d", fs=disk) if verdict.status == "damaged"
         ]
         assert not damaged, damaged
-        return Found(before, after)
+        return RecoveredPartitions(before, after)
 
-    def check(found: Found, kind: Kind) -> None:
-        assert found.before in WHOLE, (
-            f"a part of a batch is stored: {[len(row) for row in found.before]}"
+    def check(recovered: RecoveredPartitions, kind: Kind) -> None:
+        assert recovered.before in WHOLE, (
+            f"a part of a batch is stored: {[len(row) for row in recovered.before]}"
         )
-        assert WHOLE.index(found.before) >= done[0], (
-            f"batch {done[0] - 1} was committed and is lost"
+        assert WHOLE.index(recovered.before) >= committed[0], (
+            f"batch {committed[0] - 1} was committed and is lost"
         )
-        assert found.after == WHOLE[-1], (
-            f"after the replay: {[len(row) for row in found.after]}"
+        assert recovered.after == WHOLE[-1], (
+            f"after the replay: {[len(row) for row in recovered.after]}"
         )
 
-    live = SimulatedDisk(names=names)
-    stream.create(live, CONFIGS[config])
-    stream.use(live)
+    run = SimulatedDisk(names=names)
+    stream.create(run, CONFIGS[config])
+    stream.use(run)
     explorer = Explorer(
         recover,
         check,
@@ -92,20 +91,20 @@ def explored(
         again_every=again_every,
         limit=limit,
     )
-    explorer.attach(live)
+    explorer.attach(run)
     try:
         for batch_id in range(len(BATCHES)):
             stream.write(batch_id, 2)
-            done[0] = batch_id + 1
+            committed[0] = batch_id + 1
             explorer.check_promises()
         return explorer.finish()
     except BaseException:
-        live.crash()
+        run.crash()
         raise
 
 
-#: The durability of names, the number of checked states of the disk at each moment, and n:
-#: in one of n openings, the power is cut again.
+#: The durability of file names, the number of checked states of the disk at each moment,
+#: and n. In one of n openings, the power is cut again.
 SLICE = ("posix", 1, 60)
 ALL = [("posix", 200, 5), ("journal", 200, 5)]
 LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -127,20 +126,22 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 def test_power_cut_during_a_stream_leaves_complete_batches(
     stream: Stream, config: str, names: Names, limit: int, again_every: int
 ) -> None:
-    report = explored(stream, config, names=names, limit=limit, again_every=again_every)
+    report = explore_power_cuts(
+        stream, config, names=names, limit=limit, again_every=again_every
+    )
     print(report)
     assert report.states > 150
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit", [1, pytest.param(2000, marks=pytest.mark.slow)])
-def test_power_cut_during_a_write_without_a_name_leaves_all_or_nothing(
+def test_power_cut_during_an_unnamed_write_leaves_all_rows_or_none(
     stream: Stream, limit: int
 ) -> None:
     """The state of a completed write is deleted. If a power cut then restored the manifest
     of the write, no log could be opened.
     """
-    done = [0]
+    committed = [0]
 
     def recover(disk: SimulatedDisk) -> Content:
         before = stream.content(disk)
@@ -154,29 +155,29 @@ def test_power_cut_during_a_write_without_a_name_leaves_all_or_nothing(
         assert found in WHOLE, (
             f"a part of a write is stored: {[len(row) for row in found]}"
         )
-        assert WHOLE.index(found) >= done[0], (
-            f"write {done[0] - 1} was committed and is lost"
+        assert WHOLE.index(found) >= committed[0], (
+            f"write {committed[0] - 1} was committed and is lost"
         )
 
-    live = SimulatedDisk()
-    stream.create(live, {})
-    stream.use(live)
+    run = SimulatedDisk()
+    stream.create(run, {})
+    stream.use(run)
     explorer = Explorer(
         recover,
         check,
         restart=lambda disk: stream.opening("/d", fs=disk).close(),
         limit=limit,
     )
-    explorer.attach(live)
+    explorer.attach(run)
     try:
         for batch_id in range(2):
             logcore_writer = source(
                 Path("/d"), topic="t", carryBytes=CARRY_BYTES
             ).writer(TYPES, False)
             logcore_writer.commit(stream.stage(logcore_writer.planned, batch_id, 2))
-            done[0] = batch_id + 1
+            committed[0] = batch_id + 1
             explorer.check_promises()
         print(explorer.finish())
     except BaseException:
-        live.crash()
+        run.crash()
         raise

@@ -1,10 +1,10 @@
 """Tests in which the driver of a stream is killed or stopped, or the disk becomes full, at
 each change of the disk. The files are on a real disk, and the kills are SIGKILL.
 
-Each driver is another process, which plans, stages and commits three batches like Spark.
-The driver reports over a pipe which batches are committed. The test checks the remaining
-files. Then another driver replays the batches that were not committed, with other tasks.
-At the end, every row is stored once, and in order.
+Each driver is another process, which plans, stages and commits three batches like
+Spark. The driver reports committed batches through a pipe. The test checks the
+remaining files. Then another driver replays the batches that were not committed, with
+other tasks. At the end, every row is stored once, and in order.
 
 `make check` tests some changes of the disk. `make slow` tests all of them, and random
 changes during several drivers in succession. LOGCORE_TEST_SEED repeats a run.
@@ -53,7 +53,7 @@ def ram(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def imported_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Import all modules of a batch before the forks. Otherwise, each fork would import
     them for seconds.
     """
@@ -75,29 +75,29 @@ class Driver:
         *,
         tasks: int = 2,
         query: str = QUERY,
-        wait: float = 60,
+        publish_timeout: float = 60,
     ) -> None:
         """Start the driver. The fault `strike` occurs at one change of the disk, each
-        batch has `tasks` tasks, and `wait` is publishTimeout.
+        batch has `tasks` tasks, and `publish_timeout` is publishTimeout.
         """
         self.done = first
-        reading, writing = os.pipe()
+        read_handle, write_handle = os.pipe()
         self.pid = os.fork()
         if self.pid:
-            os.close(writing)
-            self._pipe = os.fdopen(reading, "rb")
+            os.close(write_handle)
+            self._pipe = os.fdopen(read_handle, "rb")
             return
         status = 1
         try:
-            os.close(reading)
+            os.close(read_handle)
             os.chdir(path.parent)  # StrikingFS counts changes below this directory
             fs = StrikingFS(strike)
-            stream = Stream(path, query=query, publishTimeout=wait)
+            stream = Stream(path, query=query, publishTimeout=publish_timeout)
             stream.use(fs)
             for batch_id in range(first, len(BATCHES)):
                 stream.write(batch_id, tasks)
-                os.write(writing, b"+")
-            os.write(writing, b"%d." % len(fs.sites))
+                os.write(write_handle, b"+")
+            os.write(write_handle, b"%d." % len(fs.sites))
             status = 0
         except LogcoreError:
             status = FAILED
@@ -130,7 +130,7 @@ def create_directory(path: Path, config: str) -> Path:
     return path
 
 
-def check_partitions(path: Path, done: int) -> None:
+def check_partitions(path: Path, committed: int) -> None:
     """Check the partitions after a crash, before and after the directory is opened for
     writing.
 
@@ -139,24 +139,26 @@ def check_partitions(path: Path, done: int) -> None:
     number, until the directory is opened.
     """
     stream = Stream(path)
-    shown = []
-    for partition, found in enumerate(stream.content(OS, read_only=True)):
+    visible = []
+    for partition, values in enumerate(stream.content(OS, read_only=True)):
         states = [state[partition] for state in WHOLE]
-        assert found in states, (
-            f"a part of a batch is in partition {partition}: {len(found)} records"
+        assert values in states, (
+            f"a part of a batch is in partition {partition}: {len(values)} records"
         )
-        shown.append(states.index(found))
-    assert max(shown) - min(shown) <= 1, shown
-    whole = stream.content(OS)
-    assert whole in WHOLE, f"a partial batch is visible: {[len(row) for row in whole]}"
-    assert WHOLE.index(whole) >= max(done, *shown), (
-        f"batch {max(done, *shown) - 1} was committed or visible, and is missing"
+        visible.append(states.index(values))
+    assert max(visible) - min(visible) <= 1, visible
+    partitions = stream.content(OS)
+    assert partitions in WHOLE, (
+        f"a partial batch is visible: {[len(row) for row in partitions]}"
+    )
+    assert WHOLE.index(partitions) >= max(committed, *visible), (
+        f"batch {max(committed, *visible) - 1} was committed or visible, and is missing"
     )
 
 
-def finish(path: Path, done: int, tasks: int = 3) -> None:
+def finish(path: Path, committed: int, tasks: int = 3) -> None:
     """Run the query again without a fault, and check that every row is stored once."""
-    last = Driver(path, done, tasks=tasks)
+    last = Driver(path, committed, tasks=tasks)
     assert last.wait() == 0
     assert Stream(path).content(OS) == WHOLE[-1]
     assert not [verdict for verdict in verify(str(path)) if verdict.status == "damaged"]
@@ -203,15 +205,15 @@ def test_drivers_killed_in_succession_store_complete_batches(
         path = create_directory(
             ram / f"round{number}" / "data", rng.choice(list(CONFIGS))
         )
-        done = 0
+        committed = 0
         for _ in range(rng.randrange(2, 8)):
             driver = Driver(
-                path, done, Strike(rng.randrange(150)), tasks=rng.randrange(1, 4)
+                path, committed, Strike(rng.randrange(150)), tasks=rng.randrange(1, 4)
             )
             kills += driver.wait() == -signal.SIGKILL
-            done = driver.done
-            check_partitions(path, done)
-        finish(path, done)
+            committed = driver.done
+            check_partitions(path, committed)
+        finish(path, committed)
     print(f"{kills} kills, seed {SEED}")
     assert kills
 
@@ -227,25 +229,25 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
 def test_replaced_driver_that_continues_late_stores_no_row_twice(
     ram: Path, step: int
 ) -> None:
-    """A stopped driver releases no lock. Its successor succeeds or fails. Then the
-    stopped driver continues.
+    """A stopped driver releases no lock, so that its successor succeeds or fails. Then
+    the stopped driver continues.
     """
     count = count_changes(ram, "moved")
     outcomes = set()
     for number in range(5 % step, count, step):
         path = create_directory(ram / f"at{number}" / "data", "moved")
-        late = Driver(path, 0, Strike(number, trouble=stop))
-        assert late.wait_until_stopped(), number
-        successor = Driver(path, 0, tasks=1, wait=0.1)
+        replaced = Driver(path, 0, Strike(number, trouble=stop))
+        assert replaced.wait_until_stopped(), number
+        successor = Driver(path, 0, tasks=1, publish_timeout=0.1)
         status = successor.wait()
         assert status in (0, FAILED), number
         outcomes.add(status)
-        os.kill(late.pid, signal.SIGCONT)
-        assert late.wait() in (0, FAILED), number
-        check_partitions(path, max(late.done, successor.done))
-        finish(path, min(late.done, successor.done))
+        os.kill(replaced.pid, signal.SIGCONT)
+        assert replaced.wait() in (0, FAILED), number
+        check_partitions(path, max(replaced.done, successor.done))
+        finish(path, min(replaced.done, successor.done))
     assert outcomes == {0, FAILED}, (
-        "the stopped driver held the directory in some runs only"
+        "the successor must succeed in some runs and fail in others"
     )
 
 
@@ -263,10 +265,10 @@ class FullFS(StrikingFS):
 
     def _step(self, operation: str, file: int | str) -> AbstractContextManager[object]:
         step = super()._step(operation, file)
-        takes_room = operation in ("create", "mkdir") or (
+        needs_space = operation in ("create", "mkdir") or (
             operation == "pwrite" and self._grows
         )
-        if takes_room and len(self.sites) > self.full_from:
+        if needs_space and len(self.sites) > self.full_from:
             raise DiskFullError("no space left on the disk", path=str(file))
         return step
 
@@ -291,14 +293,14 @@ def test_full_disk_fails_the_batch_and_a_later_driver_writes_it(
             fs.full_from = number
             stream = Stream(path, patch)
             stream.use(fs)
-            done = 0
+            committed = 0
             with contextlib.suppress(LogcoreError):
                 for batch_id in range(len(BATCHES)):
                     stream.write(batch_id, 2)
-                    done += 1
-            failed += done < len(BATCHES)
-        check_partitions(path, done)
-        finish(path, done)
+                    committed += 1
+            failed += committed < len(BATCHES)
+        check_partitions(path, committed)
+        finish(path, committed)
     assert failed
 
 
@@ -307,27 +309,31 @@ def test_two_queries_write_one_topic_batch_by_batch(ram: Path) -> None:
     names = ("one", "two")
     drivers = [Driver(path, 0, query=name) for name in names]
     assert [driver.wait() for driver in drivers] == [0, 0]
-    found = Stream(path).content(OS)
-    for partition, values in enumerate(found):
+    partitions = Stream(path).content(OS)
+    for partition, values in enumerate(partitions):
         for name in names:
-            mine = [value for value in values if value.startswith(name.encode())]
-            assert mine == [
+            own_values = [value for value in values if value.startswith(name.encode())]
+            assert own_values == [
                 value
                 for batch in range(len(BATCHES))
                 for value in expected(batch, partition, name)
             ]
-        parts = [value.split(b"-")[:2] for value in values]
-        turns = 1 + sum(before != after for before, after in itertools.pairwise(parts))
-        assert turns == len(names) * len(BATCHES), "the rows of a batch are adjacent"
+        batch_keys = [value.split(b"-")[:2] for value in values]
+        run_count = 1 + sum(
+            before != after for before, after in itertools.pairwise(batch_keys)
+        )
+        assert run_count == len(names) * len(BATCHES), (
+            "the rows of a batch are adjacent"
+        )
 
 
-def test_program_that_holds_the_directory_applies_the_batches(ram: Path) -> None:
-    """The writer that holds the directory applies the batches in its tick(). Until
+def test_writer_that_has_the_directory_open_applies_the_batches(ram: Path) -> None:
+    """The writer that has the directory open applies the batches in its tick(). Until
     then, the query fails and leaves no files.
     """
     path = create_directory(ram / "disk" / "data", "appended")
     with logcore.open_dir(path) as holder:
-        driver = Driver(path, 0, wait=0.1)
+        driver = Driver(path, 0, publish_timeout=0.1)
         assert (driver.wait(), driver.done) == (FAILED, 0)
         holder.tick()
         assert holder.partition("t", 0).log_end_offset == 0

