@@ -1,4 +1,4 @@
-"""Fixtures: a directory, and a console of it on a port of its own."""
+"""Fixtures: a directory, and a console that shows it on a separate port."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from support.consoles import ConsoleClient, opened_console
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The path of a directory for logs."""
+    """Return the path of a directory for logs."""
     return tmp_path / "data"
 
 
 @pytest.fixture
 def console(data: Path) -> Generator[ConsoleClient, None, None]:
-    """A console of the directory. No page is partial because the machine is slow."""
+    """Open a console of the directory. Its time limit is so long that no page is
+    partial.
+    """
     with opened_console(data) as client:
         yield client
 
 
 @pytest.fixture
 def written(data: Path) -> Generator[logcore.LogDir, None, None]:
-    """The directory, open for writing."""
+    """Open the directory for writing."""
     with logcore.open_dir(data, create=True, durability="os") as logdir:
         yield logdir
 
 
 @pytest.fixture
 def consoles(tmp_path: Path) -> Generator[Callable[[Path], ConsoleClient], None, None]:
-    """A function that opens consoles of any directories."""
+    """Return a function that opens a console of any directory."""
     with contextlib.ExitStack() as stack:
         yield lambda path: stack.enter_context(opened_console(path))

@@ -1,7 +1,6 @@
-"""The console in headless Chromium: every page, keyboard, light and dark, axe-core.
-
-Skipped without the Python package playwright, which `make interop` installs, without a
-Chromium of playwright or of the system, or without npm, from which axe-core comes.
+"""The console in headless Chromium: every page, the keyboard, light and dark colors,
+and axe-core. The tests are skipped without the Python package playwright, which `make
+interop` installs, without Chromium, or without npm, which fetches axe-core.
 """
 
 from __future__ import annotations
@@ -77,19 +76,19 @@ NAME = "<img src=x onerror=alert(1)>\u202e" + 60 * "long-"
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The script of axe-core, from npm."""
+    """Return the script of axe-core, which npm fetches."""
     if shutil.which("npm") is None:
         pytest.skip("needs npm: apt-get install npm")
-    place = tmp_path_factory.mktemp("axe")
+    directory = tmp_path_factory.mktemp("axe")
     command = ["npm", "pack", "--silent", "axe-core@4"]
-    found = subprocess.run(
-        command, check=False, cwd=place, capture_output=True, text=True
+    result = subprocess.run(
+        command, check=False, cwd=directory, capture_output=True, text=True
     )
-    if found.returncode:
-        pytest.skip(f"npm cannot fetch axe-core: {found.stderr[-200:]}")
-    archive = place / found.stdout.split()[-1]
-    shutil.unpack_archive(archive, place)
-    return (place / "package" / "axe.min.js").read_text(encoding="utf-8")
+    if result.returncode:
+        pytest.skip(f"npm cannot fetch axe-core: {result.stderr[-200:]}")
+    archive = directory / result.stdout.split()[-1]
+    shutil.unpack_archive(archive, directory)
+    return (directory / "package" / "axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -97,30 +96,32 @@ def browser() -> Generator[Any, None, None]:
     with playwright.sync_playwright() as running:
         options: dict[str, Any] = {"args": ["--no-sandbox"]}
         if not Path(running.chromium.executable_path).exists():
-            found = shutil.which("chromium") or shutil.which("google-chrome")
-            if found is None:
+            executable = shutil.which("chromium") or shutil.which("google-chrome")
+            if executable is None:
                 pytest.skip("needs Chromium: apt-get install chromium")
-            options["executable_path"] = found
+            options["executable_path"] = executable
         opened = running.chromium.launch(**options)
         yield opened
         opened.close()
 
 
 def store_schemas(logdir: logcore.LogDir) -> None:
-    """Store two versions of a subject, as a registry does."""
+    """Store two versions of a subject, as a schema registry does."""
     logdir.create_topic("_schemas", 1, {"cleanup.policy": "compact"})
     for version in (1, 2):
         fields = [{"name": f"f{n}", "type": "string"} for n in range(version)]
         schema = json.dumps({"type": "record", "name": "Order", "fields": fields})
-        place = {"subject": "orders-value", "version": version}
-        key = json.dumps({"keytype": "SCHEMA", **place, "magic": 1})
-        value = json.dumps({**place, "id": version, "schema": schema, "deleted": False})
+        subject_version = {"subject": "orders-value", "version": version}
+        key = json.dumps({"keytype": "SCHEMA", **subject_version, "magic": 1})
+        value = json.dumps(
+            {**subject_version, "id": version, "schema": schema, "deleted": False}
+        )
         logdir.append("_schemas", value.encode(), key=key.encode())
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
-    """A directory with something on every page, and its console."""
+    """Create a directory with content for every page, and open its console."""
     data = tmp_path_factory.mktemp("shop") / "data"
     with logcore.open_dir(data, create=True, durability="os") as logdir:
         logdir.create_topic("damaged", 1, {"segment.bytes": 10_000})
@@ -167,7 +168,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]
 def tab(
     browser: Any, shop: tuple[ConsoleClient, Any], request: pytest.FixtureRequest
 ) -> Generator[Any, None, None]:
-    """A tab whose scripts, requests and messages are checked."""
+    """Open a tab, and check its scripts, requests and messages at the end."""
     context = browser.new_context(
         color_scheme=request.param,
         base_url=shop[0].url,
@@ -205,15 +206,16 @@ def test_page_has_no_violations(tab: Any, axe: str, path: str) -> None:
 
 def check(tab: Any, axe: str) -> list[Any]:
     """Return the violations that axe-core finds in a page."""
-    # The policy of the page forbids inline scripts. This one runs outside of it.
+    # The policy of the page forbids inline scripts. evaluate() runs outside of the
+    # policy.
     tab.evaluate(f"() => {{ {axe} }}" if "module" not in axe[:50] else axe)
-    found = tab.evaluate(
+    violations = tab.evaluate(
         "() => axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa',"
         " 'wcag22aa', 'best-practice']})"
     )
     return [
         (entry["id"], [node["html"][:200] for node in entry["nodes"][:3]])
-        for entry in found["violations"]
+        for entry in violations["violations"]
     ]
 
 
@@ -246,7 +248,7 @@ def test_keyboard_reaches_the_content_and_submits_a_search(tab: Any) -> None:
     assert tab.get_by_label("Contains").input_value() == '"value": [7,'
 
 
-def test_segments_are_reached_by_keyboard_and_name_their_facts(tab: Any) -> None:
+def test_segments_have_titles_and_are_reached_by_keyboard(tab: Any) -> None:
     tab.goto("/topics/orders/segments/0")
     segment = tab.locator("svg.map a").first
     segment.focus()
@@ -260,9 +262,11 @@ def test_segments_are_reached_by_keyboard_and_name_their_facts(tab: Any) -> None
 def test_times_are_in_the_zone_of_the_viewer_with_utc_on_hover(tab: Any) -> None:
     tab.goto("/topics/orders/messages/0/3")
     time = tab.locator("aside time").first
-    shown, utc = time.inner_text(), time.get_attribute("title")
+    local_time, utc = time.inner_text(), time.get_attribute("title")
     assert utc.endswith(" UTC")
-    minutes = [int(entry[11:13]) * 60 + int(entry[14:16]) for entry in (shown, utc)]
+    minutes = [
+        int(entry[11:13]) * 60 + int(entry[14:16]) for entry in (local_time, utc)
+    ]
     assert (minutes[0] - minutes[1]) % (24 * 60) == 330  # Kolkata
 
 
@@ -303,7 +307,7 @@ def test_pages_work_without_scripts(
 def filled(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Generator[tuple[int, ConsoleClient], None, None]:
-    """A console of a topic with this number of records."""
+    """Open a console of a topic with the number of records of the parameter."""
     data = tmp_path_factory.mktemp("filled") / "data"
     with logcore.open_dir(data, create=True, durability="os") as logdir:
         logdir.create_topic("orders", 1, {"segment.bytes": 1 << 20})
@@ -385,7 +389,7 @@ def test_offsets_are_reset_by_keyboard(browser: Any, tmp_path: Path, axe: str) -
         tab.wait_for_url("**/group?**done=reset")
         assert "The offsets were set." in tab.locator("main").inner_text()
         assert check(tab, axe) == []
-        tab.reload()  # repeats no change
+        tab.reload()  # a reload does not repeat the change
         tab.go_back()
         assert "orders-0" in tab.locator("main").inner_text()
         context.close()

@@ -28,7 +28,7 @@ RESET = "/group/reset?name=billing&to=earliest"
 
 
 def fill(logdir: logcore.LogDir) -> None:
-    """Write two partitions of ten records, and offsets of a group."""
+    """Write two partitions of 10 records, and offsets of a group."""
     logdir.create_topic("orders", 2, {"retention.ms": -1})
     for number in range(2):
         log = logdir.partition("orders", number)
@@ -38,11 +38,11 @@ def fill(logdir: logcore.LogDir) -> None:
 
 @pytest.fixture
 def client(data: Path) -> Generator[ConsoleClient, None, None]:
-    """A console with changes of a directory that no process has open."""
+    """Open a console with changes of a directory that no process has open."""
     with logcore.open_dir(data, create=True) as logdir:
         fill(logdir)
-    with opened_console(data, changes=DirectoryChanges(str(data))) as found:
-        yield found
+    with opened_console(data, changes=DirectoryChanges(str(data))) as opened:
+        yield opened
 
 
 def offsets(data: Path) -> dict[int, GroupOffset]:
@@ -58,7 +58,7 @@ def committed(data: Path) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", FORMS)
-def test_console_without_changes_has_no_such_page(
+def test_console_without_changes_has_no_pages_of_changes(
     data: Path, client: ConsoleClient, path: str
 ) -> None:
     with opened_console(data) as reader:
@@ -70,7 +70,7 @@ def test_console_without_changes_has_no_such_page(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "after"),
+    ("target", "after"),
     [
         ("earliest", [0, 0]),
         ("latest", [10, 10]),
@@ -79,10 +79,10 @@ def test_console_without_changes_has_no_such_page(
         ("1970-01-01T00:00:03Z", [2, 2]),
     ],
 )
-def test_reset_of_offsets_is_shown_first(
-    data: Path, client: ConsoleClient, place: str, after: list[int]
+def test_reset_of_offsets_is_previewed_first(
+    data: Path, client: ConsoleClient, target: str, after: list[int]
 ) -> None:
-    page = client.page(f"/group/reset?name=billing&to={place}")
+    page = client.page(f"/group/reset?name=billing&to={target}")
     rows = [
         [f"orders-{n}", str(now), str(new), str(new - now), str(10 - new)]
         for n, (now, new) in enumerate(zip([4, 10], after))
@@ -92,8 +92,8 @@ def test_reset_of_offsets_is_shown_first(
     result = client.submit(page, "/group/reset")
     assert result.status == 303
     assert committed(data) == after
-    shown = client.page(result.headers["location"])
-    assert "The offsets were set." in shown.text
+    page_after_change = client.page(result.headers["location"])
+    assert "The offsets were set." in page_after_change.text
 
 
 def test_reset_that_changes_nothing_has_no_form(client: ConsoleClient) -> None:
@@ -114,7 +114,9 @@ def test_reset_makes_the_change_that_was_shown(
     assert committed(data) == [10, 10]
 
 
-def test_deletion_of_records_needs_the_name(data: Path, client: ConsoleClient) -> None:
+def test_deletion_of_records_needs_the_name_of_the_topic(
+    data: Path, client: ConsoleClient
+) -> None:
     path = "/topics/orders/delete-records"
     page = client.page(f"{path}?before=6&partition=1")
     assert page.rows() == [["orders-1", "0", "6", "6", "4"]]
@@ -127,7 +129,7 @@ def test_deletion_of_records_needs_the_name(data: Path, client: ConsoleClient) -
     assert starts == [0, 6]
 
 
-def test_deletion_of_a_topic_needs_the_name(data: Path, client: ConsoleClient) -> None:
+def test_deletion_of_a_topic_needs_its_name(data: Path, client: ConsoleClient) -> None:
     path = "/topics/orders/delete"
     page = client.page(path)
     assert [row[:2] for row in page.rows()] == [["orders-0", "10"], ["orders-1", "10"]]
@@ -139,7 +141,7 @@ def test_deletion_of_a_topic_needs_the_name(data: Path, client: ConsoleClient) -
         assert not logdir.groups()
 
 
-#: A process that ends in the middle of a transaction.
+#: A program that ends in the middle of a transaction.
 ABANDON = """
 import os, sys, logcore
 logdir = logcore.open_dir(sys.argv[1])
@@ -172,7 +174,7 @@ def test_abort_of_a_transaction_whose_process_has_ended(
     assert client.get("/transactions/abort?id=%3Cscript%3E").status == 404
 
 
-#: A process that writes a directory until its input ends.
+#: A program that has a directory open for writing until its input ends.
 WRITER = """
 import sys, logcore
 with logcore.open_dir(sys.argv[1]):
@@ -181,7 +183,7 @@ with logcore.open_dir(sys.argv[1]):
 """
 
 
-def test_change_of_a_locked_directory_names_its_writer(
+def test_error_of_a_change_contains_the_writer_of_the_directory(
     data: Path, client: ConsoleClient
 ) -> None:
     page = client.page(RESET)
@@ -268,7 +270,7 @@ def test_malformed_form_changes_nothing(
         "/topics/orders/delete-records?before=x&partition=0",
     ],
 )
-def test_preview_of_an_invalid_place_is_refused(
+def test_preview_of_an_invalid_position_is_refused(
     client: ConsoleClient, path: str
 ) -> None:
     assert client.get(path).status == 400
@@ -278,10 +280,10 @@ def test_preview_of_an_invalid_place_is_refused(
 
 
 @pytest.fixture
-def served(
+def broker_and_console(
     tmp_path: Path,
 ) -> Generator[tuple[ServerThread, ConsoleClient], None, None]:
-    """A broker, and a console with changes that the broker makes."""
+    """Start a broker, and open a console with changes that the broker makes."""
     data = tmp_path / "served"
     with logcore.open_dir(data, create=True) as logdir:
         fill(logdir)
@@ -298,11 +300,11 @@ def submit(client: ConsoleClient, path: str, query: str, **typed: str) -> Consol
 
 
 def test_broker_resets_offsets_of_a_group_without_members(
-    served: tuple[ServerThread, ConsoleClient],
+    broker_and_console: tuple[ServerThread, ConsoleClient],
 ) -> None:
     from confluent_kafka import Consumer
 
-    server, client = served
+    server, client = broker_and_console
     config = {
         "bootstrap.servers": server.bootstrap_servers,
         "group.id": "billing",
@@ -317,8 +319,8 @@ def test_broker_resets_offsets_of_a_group_without_members(
     assert refused.status == 409
     assert "The group has members" in refused.text
     consumer.close()
-    done = submit(client, "/group/reset", "?name=billing&to=earliest")
-    assert done.status == 303
+    result = submit(client, "/group/reset", "?name=billing&to=earliest")
+    assert result.status == 303
     groups = server.logdir.groups()
     assert [offset.committed for offset in groups["billing"].offsets] == [0, 0]
     consumer = Consumer(config)
@@ -330,9 +332,9 @@ def test_broker_resets_offsets_of_a_group_without_members(
 
 
 def test_broker_deletes_records_and_a_topic(
-    served: tuple[ServerThread, ConsoleClient],
+    broker_and_console: tuple[ServerThread, ConsoleClient],
 ) -> None:
-    server, client = served
+    server, client = broker_and_console
     path = "/topics/orders/delete-records"
     assert submit(client, path, "?before=3", confirm="orders").status == 303
     assert server.logdir.partition("orders", 0).log_start_offset == 3
@@ -344,11 +346,11 @@ def test_broker_deletes_records_and_a_topic(
 
 
 def test_broker_aborts_a_transaction_and_fences_its_producer(
-    served: tuple[ServerThread, ConsoleClient],
+    broker_and_console: tuple[ServerThread, ConsoleClient],
 ) -> None:
     from confluent_kafka import KafkaException, Producer
 
-    server, client = served
+    server, client = broker_and_console
     producer = Producer(
         {
             "bootstrap.servers": server.bootstrap_servers,
@@ -369,10 +371,10 @@ def test_broker_aborts_a_transaction_and_fences_its_producer(
     assert log.last_stable_offset == log.log_end_offset
 
 
-def test_broker_that_has_stopped_is_named(
-    served: tuple[ServerThread, ConsoleClient],
+def test_change_through_a_stopped_broker_is_an_error(
+    broker_and_console: tuple[ServerThread, ConsoleClient],
 ) -> None:
-    server, client = served
+    server, client = broker_and_console
     page = client.page(RESET)
     server.stop()
     stopped = client.submit(page, "/group/reset")

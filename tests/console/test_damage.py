@@ -1,4 +1,6 @@
-"""Directories that are damaged, foreign or half copied: intact parts are shown."""
+"""Directories that are damaged, foreign or incompletely copied: the console shows their
+intact parts.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ PAGES = (
 
 @pytest.fixture
 def orders(data: Path) -> Path:
-    """Two partitions with some segments of 20 batches, closed cleanly."""
+    """Create two partitions with some segments of 20 batches, and close them
+    cleanly.
+    """
     with logcore.open_dir(data, create=True) as logdir:
         logdir.create_topic("orders", 2, {"segment.bytes": 10_000})
         for number in range(2):
@@ -52,7 +56,7 @@ def write_at(path: Path, position: int, data: bytes) -> None:
 
 
 @pytest.mark.long
-def test_changed_byte_of_a_value_is_named_and_the_rest_is_shown(
+def test_damaged_batch_is_reported_and_other_batches_are_shown(
     orders: Path, consoles: Consoles
 ) -> None:
     path = logs(orders)[1]
@@ -62,17 +66,17 @@ def test_changed_byte_of_a_value_is_named_and_the_rest_is_shown(
     assert "Not everything can be read" in page.text
     assert "CRC" in page.text
     assert path.name in page.text
-    shown = {int(row[1]) for row in page.rows()}
+    shown_offsets = {int(row[1]) for row in page.rows()}
     with logcore.open(orders / "orders-0", read_only=True) as log:
         batches = list(log.batches(0, 1_000))
     damaged = [batch for batch in batches if batch.path == str(path)][-1]
-    lost = set(range(damaged.base_offset, damaged.next_offset))
-    assert shown == set(range(1_000 + len(lost))) - lost
+    lost_offsets = set(range(damaged.base_offset, damaged.next_offset))
+    assert shown_offsets == set(range(1_000 + len(lost_offsets))) - lost_offsets
     page = client.page("/topics/orders/segments/0?check=1")
     assert "CRC does not match at byte" in page.text
     assert "logcore recover" in page.text
     assert 'class="damage"' in page.source
-    # Only a check reads all bytes.
+    # Only the check of the page reads all bytes.
     assert 'class="damage"' not in client.page("/topics/orders/segments/0").source
 
 
@@ -101,7 +105,7 @@ def test_estimate_of_a_compaction(data: Path, consoles: Consoles) -> None:
 
 
 @pytest.mark.long
-def test_changed_head_is_damage_on_the_map_without_a_check(
+def test_changed_batch_header_is_damage_on_the_map_without_a_check(
     orders: Path, consoles: Consoles
 ) -> None:
     write_at(logs(orders)[1], 16, b"\x07")  # the magic of the first batch
@@ -113,7 +117,9 @@ def test_changed_head_is_damage_on_the_map_without_a_check(
 
 
 @pytest.mark.long
-def test_missing_segments_are_named(orders: Path, consoles: Consoles) -> None:
+def test_missing_segments_are_reported_with_their_offsets(
+    orders: Path, consoles: Consoles
+) -> None:
     first, middle = logs(orders)[:2]
     last = logs(orders, 1)[-1]
     for path in (first, middle, last):
@@ -141,8 +147,8 @@ def test_segment_missing_in_the_middle_is_a_loss(
 def test_truncated_segments_are_shown(
     orders: Path, consoles: Consoles, size: int
 ) -> None:
-    whole = logs(orders)[-1].stat().st_size
-    os.truncate(logs(orders)[-1], min(size, whole - 1))
+    full_size = logs(orders)[-1].stat().st_size
+    os.truncate(logs(orders)[-1], min(size, full_size - 1))
     os.truncate(logs(orders, 1)[1], size)
     client = consoles(orders)
     for path in PAGES:
@@ -169,7 +175,7 @@ def test_directory_of_one_partition_is_shown(orders: Path, consoles: Consoles) -
     assert len(client.page("/topics/orders/messages").rows()) == 50
 
 
-def test_half_copied_directory_is_shown(
+def test_incompletely_copied_directory_is_shown(
     orders: Path, consoles: Consoles, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
@@ -211,7 +217,9 @@ def test_directory_that_vanishes_is_an_error_page(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_partition_without_rights_is_named(orders: Path, consoles: Consoles) -> None:
+def test_partition_without_permissions_is_reported(
+    orders: Path, consoles: Consoles
+) -> None:
     (orders / "orders-0").chmod(0)
     client = consoles(orders)
     try:

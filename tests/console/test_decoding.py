@@ -34,7 +34,7 @@ def test_values_are_shown_by_their_schemas(
     assert "not decoded: unknown schema id 7" in page.text
     page = console.get("/topics/orders/messages/0/2")
     assert "not decoded: the value does not have its schema" in page.text
-    # The schemas are read again when there are new ones.
+    # The console reads new schemas.
     add_schema(written, 7, 2)
     page = console.get("/topics/orders/messages/0/1")
     assert "Avro schema 7" in page.text
@@ -43,7 +43,9 @@ def test_values_are_shown_by_their_schemas(
 def test_half_of_a_surrogate_pair_is_shown_as_an_escape(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    """UTF-8 cannot encode it, and the page of the message failed."""
+    """UTF-8 cannot encode half of a surrogate pair, so that the page of the message
+    failed.
+    """
     written.create_topic("orders")
     written.create_topic("_schemas")
     key = {"keytype": "SCHEMA", "subject": "orders-value", "version": 1, "magic": 1}

@@ -29,7 +29,7 @@ HOSTILE = (
 
 @pytest.fixture
 def hostile(written: logcore.LogDir) -> logcore.LogDir:
-    """A topic with hostile keys, values and headers."""
+    """Create a topic with hostile keys, values and headers."""
     written.create_topic("orders", 1, {"max.message.bytes": 8 << 20})
     for data in HOSTILE:
         name = data[:100].decode("utf-8", "surrogateescape")
@@ -129,7 +129,7 @@ def test_value_is_not_rendered_as_a_template(
     assert "{{ 7 * 7 }}{% raw %}" in console.page("/topics/orders/messages/0/4").text
 
 
-def test_file_of_a_value_is_never_shown_as_a_page(
+def test_browser_downloads_the_file_of_a_value(
     hostile: logcore.LogDir, console: ConsoleClient
 ) -> None:
     page = console.get("/topics/orders/messages/0/0/value")
@@ -155,7 +155,9 @@ def test_responses_forbid_other_hosts_and_frames(
 def test_other_host_is_refused(
     written: logcore.LogDir, console: ConsoleClient, host: str
 ) -> None:
-    """A web page whose name was bound to this address cannot read the directory."""
+    """A foreign web page must not read the directory after its host name was bound to
+    this address.
+    """
     assert console.get("/", Host=host).status == 403
 
 
@@ -163,10 +165,12 @@ def test_other_host_is_refused(
     ("name", "value"),
     [("X-Forwarded-Proto", "https"), ("X-Forwarded-For", "127.0.0.1")],
 )
-def test_headers_of_a_proxy_change_nothing(
+def test_headers_of_a_proxy_are_ignored(
     written: logcore.LogDir, console: ConsoleClient, name: str, value: str
 ) -> None:
-    """A page whose name was bound to this address may set these headers."""
+    """A foreign page may set these headers after its host name was bound to this
+    address.
+    """
     headers = {"Host": "evil.example", name: value}
     assert console.get("/", **headers).status == 403
 
@@ -192,13 +196,13 @@ def test_own_origin_and_localhost_are_accepted(
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_only_get_is_answered(
+def test_other_methods_than_get_are_refused(
     written: logcore.LogDir, console: ConsoleClient, method: str
 ) -> None:
     assert console.get("/", method).status == 403
 
 
-def test_pages_change_nothing(
+def test_pages_change_no_file(
     hostile: logcore.LogDir, console: ConsoleClient, data: Path
 ) -> None:
     hostile.close()
@@ -230,9 +234,9 @@ def test_all_links_of_all_pages_lead_to_pages(
         written.append("orders", data)
     written.alter_group_offsets("a/b?c", {("orders", 0): 1})
     seen: set[str] = set()
-    left = ["/"]
-    while left:
-        path = left.pop()
+    unvisited = ["/"]
+    while unvisited:
+        path = unvisited.pop()
         page = console.get(path)
         assert page.status == 200, path
         if not page.headers["content-type"].startswith("text/html"):
@@ -241,6 +245,6 @@ def test_all_links_of_all_pages_lead_to_pages(
             link = link.partition("#")[0]
             if link and link not in seen:
                 seen.add(link)
-                left.append(link)
+                unvisited.append(link)
         assert len(seen) < 300
     assert any(link.startswith("/group?") for link in seen)

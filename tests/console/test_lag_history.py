@@ -30,14 +30,14 @@ def test_lag_over_time_is_drawn_for_each_partition(
     assert "Lag over 10 minutes, from 0 to 0, at most 0" in page.source
     page = console.page("/groups")
     assert "from 0 to 3, at most 3" in page.source
-    for points in re.findall(r'points="([^"]*)"', page.source):
-        for point in points.split():
-            x, y = map(float, point.split(","))
+    for polyline in re.findall(r'points="([^"]*)"', page.source):
+        for x_and_y in polyline.split():
+            x, y = map(float, x_and_y.split(","))
             assert 0 <= x <= 120
             assert 0 <= y <= 24
 
 
-def test_samples_are_bounded_and_end_with_their_group() -> None:
+def test_number_of_samples_is_limited_and_ends_with_the_group() -> None:
     history = LagHistory()
     for number in range(3 * MAX_SAMPLES):
         history.add(number, {("g", "t", 0): number, ("h", "t", 0): 1})
@@ -48,10 +48,10 @@ def test_samples_are_bounded_and_end_with_their_group() -> None:
     assert history.of_group("g", ["other"]) == []
 
 
-def test_line_shows_ten_minutes() -> None:
-    drawn = lag_picture([(0, 9), (500_000, 4), (1_000_000, 0)], 1_000_000)
-    assert (drawn.first, drawn.last, drawn.most) == (4, 0, 4)
-    assert drawn.line == "20.0,2.0 120.0,22.0"
+def test_lag_picture_shows_the_last_ten_minutes() -> None:
+    picture = lag_picture([(0, 9), (500_000, 4), (1_000_000, 0)], 1_000_000)
+    assert (picture.first, picture.last, picture.most) == (4, 0, 4)
+    assert picture.line == "20.0,2.0 120.0,22.0"
     assert lag_picture([], 0).line == ""
     assert lag_picture([(0, 1)], 0).line == ""
 
@@ -79,7 +79,7 @@ def test_members_of_a_shared_directory_are_counted(data: Path) -> None:
         consumer.close()
 
 
-def test_groups_of_a_broker_have_their_present_state(tmp_path: Path) -> None:
+def test_groups_of_a_broker_show_their_current_state(tmp_path: Path) -> None:
     from confluent_kafka import Consumer, Producer
 
     with netshim.serve(tmp_path / "data", rebalance_delay_ms=0) as server:

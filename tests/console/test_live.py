@@ -17,7 +17,7 @@ from support.consoles import DEADLINE_S, ConsoleClient, PageParser
 
 
 @contextlib.contextmanager
-def followed(
+def follow_events(
     client: ConsoleClient, path: str
 ) -> Generator[Iterator[tuple[str, Any]], None, None]:
     """Open a stream of events, and return them as names and values."""
@@ -47,10 +47,10 @@ def test_new_records_arrive_as_escaped_rows(
 ) -> None:
     written.create_topic("orders", 2)
     written.append("orders", b"old", partition=0)
-    with followed(console, "/topics/orders/events") as arriving:
+    with follow_events(console, "/topics/orders/events") as stream:
         for number in range(3):
             written.append("orders", b"<b>%d</b>" % number, partition=1)
-            name, value = next(arriving)
+            name, value = next(stream)
             assert name == "rows"
             assert value["skipped"] == 0
             assert f"&lt;b&gt;{number}&lt;/b&gt;" in value["html"]
@@ -61,34 +61,34 @@ def test_new_records_arrive_as_escaped_rows(
 
 
 @pytest.mark.long
-def test_one_partition_is_followed(
+def test_events_of_one_partition_can_be_selected(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 2)
-    with followed(console, "/topics/orders/events?partition=1") as arriving:
+    with follow_events(console, "/topics/orders/events?partition=1") as stream:
         written.append("orders", b"other", partition=0)
         written.append("orders", b"mine", partition=1)
-        html = next(arriving)[1]["html"]
+        html = next(stream)[1]["html"]
         assert "mine" in html
         assert "other" not in html
 
 
-def test_too_many_records_are_counted_and_left_out(
+def test_records_above_the_limit_are_counted_and_omitted(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)
     with console.view.open_directory(ConsoleViewer()) as directory:
         tail = LiveTail.open(directory, "orders", (0,))
     written.partition("orders", 0).append_many([(None, b"v")] * (MAX_ROWS + 7))
-    found, skipped = tail.poll()
-    assert len(found) == MAX_ROWS
+    shown, skipped = tail.poll()
+    assert len(shown) == MAX_ROWS
     assert skipped == 7
-    assert found[-1].record.offset == MAX_ROWS + 6
+    assert shown[-1].record.offset == MAX_ROWS + 6
     assert tail.poll() == ([], 0)
     tail.close()
 
 
-def test_truncated_partition_is_followed_from_its_end(
+def test_events_continue_at_the_end_of_a_truncated_partition(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)
@@ -107,12 +107,12 @@ def test_deleted_topic_ends_the_events_with_the_reason(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)
-    with followed(console, "/topics/orders/events") as arriving:
+    with follow_events(console, "/topics/orders/events") as stream:
         written.delete_topic("orders")
-        name, value = next(arriving)
+        name, value = next(stream)
         assert name == "problem"
         assert value["text"]
-        assert list(arriving) == []
+        assert list(stream) == []
 
 
 def test_number_of_followers_is_limited(
@@ -120,7 +120,7 @@ def test_number_of_followers_is_limited(
 ) -> None:
     monkeypatch.setattr("netshim.console.pages.MAX_TAILS", 1)
     written.create_topic("orders", 1)
-    with followed(console, "/topics/orders/events"):
+    with follow_events(console, "/topics/orders/events"):
         page = console.get("/topics/orders/events")
         assert page.status == 503
         assert "are open already" in page.text

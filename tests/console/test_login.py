@@ -27,7 +27,7 @@ PASSWORD = "correct horse"
 
 
 class MovedClock(OsFS):
-    """Files whose clock a test moves."""
+    """A file system whose clock the test moves."""
 
     moved_ms = 0
 
@@ -59,28 +59,28 @@ class LoginSetup:
             store.add_acls([rule])
 
     def access(self, **options: object) -> ConsoleAccess:
-        facts = StoredSecurity(str(self.data), self.clock)
-        return ConsoleAccess(read_snapshot=facts, needs_login=True, **options)  # type: ignore[arg-type]
+        security = StoredSecurity(str(self.data), self.clock)
+        return ConsoleAccess(read_snapshot=security, needs_login=True, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def users(data: Path, written: logcore.LogDir) -> LoginSetup:
-    found = LoginSetup(data)
+    setup = LoginSetup(data)
     for name in ("alice", "bob"):
-        found.set_password(name, PASSWORD)
+        setup.set_password(name, PASSWORD)
     written.create_topic("orders", 1)
     written.create_topic("salaries", 1)
     written.append("orders", b"apples", key=b"k")
     written.append("salaries", b"secret")
     written.alter_group_offsets("billing", {("orders", 0): 0, ("salaries", 0): 0})
-    return found
+    return setup
 
 
 @pytest.fixture
 def client(users: LoginSetup) -> Generator[ConsoleClient, None, None]:
-    """A console that needs a login, without a session."""
-    with opened_console(users.data, access=users.access(), fs=users.clock) as found:
-        yield found
+    """Open a console that needs a login, without a session."""
+    with opened_console(users.data, access=users.access(), fs=users.clock) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_no_page_is_shown_without_a_login(client: ConsoleClient, path: str) -> N
     assert page.body == b"log in first\n"
     page = client.get(path, Accept="text/html")
     assert page.status == 303
-    place = urllib.parse.quote(path, safe="")
-    assert page.headers["location"] == f"/login?next={place}"
+    quoted_path = urllib.parse.quote(path, safe="")
+    assert page.headers["location"] == f"/login?next={quoted_path}"
 
 
-def test_login_page_and_its_style_are_public_and_name_no_directory(
+def test_public_login_page_does_not_show_the_directory(
     client: ConsoleClient, users: LoginSetup
 ) -> None:
     page = client.page("/login?next=/groups")
@@ -120,7 +120,7 @@ def test_login_page_and_its_style_are_public_and_name_no_directory(
     assert client.get("/static/console.css").status == 200
 
 
-def test_login_leads_to_the_wanted_page_and_logout_ends_it(
+def test_login_leads_to_the_requested_page_until_logout(
     client: ConsoleClient,
 ) -> None:
     page = client.log_in("alice", PASSWORD, "/topics/orders/messages?from=0")
@@ -135,12 +135,12 @@ def test_login_leads_to_the_wanted_page_and_logout_ends_it(
     page = client.page("/topics/orders/messages")
     assert "apples" in page.text
     assert "alice" in page.text
-    kept = dict(client.cookies)
+    cookies_before = dict(client.cookies)
     token = page.source.partition('name="token" value="')[2].partition('"')[0]
     assert client.post("/logout", {"token": "0" * 64}).status == 403
     assert client.post("/logout", {"token": token}).status == 303
     assert client.get("/").status == 401
-    client.cookies = kept
+    client.cookies = cookies_before
     assert client.get("/").status == 401
 
 
@@ -214,7 +214,7 @@ def test_session_ends_when_the_password_is_changed_or_the_user_removed(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "place",
+    "target",
     [
         "https://evil.example/",
         "//evil.example/",
@@ -225,8 +225,10 @@ def test_session_ends_when_the_password_is_changed_or_the_user_removed(
         "",
     ],
 )
-def test_login_leads_to_no_other_site(client: ConsoleClient, place: str) -> None:
-    page = client.log_in("alice", PASSWORD, place)
+def test_login_never_redirects_to_another_site(
+    client: ConsoleClient, target: str
+) -> None:
+    page = client.log_in("alice", PASSWORD, target)
     assert page.headers["location"] == "/"
 
 
@@ -259,13 +261,15 @@ def test_damaged_registry_shows_no_page(
 
 @pytest.fixture
 def limited(users: LoginSetup) -> Generator[ConsoleClient, None, None]:
-    """A console with rules. alice may read orders, and admin may do everything."""
+    """Open a console with access control lists: alice may read orders, and admin may do
+    everything.
+    """
     users.allow("alice", AclOperation.READ, "orders")
     users.allow("bob", AclOperation.DESCRIBE, "orders")
     users.set_password("admin", PASSWORD)
     access = users.access(enforces_acls=True, super_users=("User:admin",))
-    with opened_console(users.data, access=access, fs=users.clock) as found:
-        yield found
+    with opened_console(users.data, access=access, fs=users.clock) as opened:
+        yield opened
 
 
 def test_user_sees_only_allowed_resources(limited: ConsoleClient) -> None:
@@ -304,8 +308,8 @@ def test_damaged_rules_of_a_topic_hide_it(
     assert limited.get("/topics/orders").status == 200
     registry = users.data.with_name(users.data.name + ".registry")
     (file,) = registry.rglob("Topic/orders.node")
-    whole = file.read_bytes()
-    file.write_bytes(whole.replace(b"User:alice", b"User:a\xff\xffce"))
+    undamaged = file.read_bytes()
+    file.write_bytes(undamaged.replace(b"User:alice", b"User:a\xff\xffce"))
     users.clock.moved_ms += 2_000
     assert limited.get("/topics/orders").status == 404
     assert limited.get("/").status == 200
@@ -383,6 +387,6 @@ def test_console_with_tls_has_a_secure_cookie(
         assert client.page("/").rows()[0][0] == "orders"
         page = client.get("/", Origin=client.url.replace("https", "http"))
         assert page.status == 403
-        # The cookie of a console without TLS is no session here.
+        # A console with TLS does not accept the cookie of a console without TLS.
         client.cookies = {"netshim": client.cookies["__Host-netshim"]}
         assert client.get("/").status == 401

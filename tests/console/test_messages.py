@@ -1,4 +1,4 @@
-"""Pages of messages: places, search, one message, exports."""
+"""Pages of messages: positions, searches, single messages and exports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def offsets(client: ConsoleClient, path: str) -> list[int]:
 
 @pytest.fixture
 def orders(written: logcore.LogDir) -> logcore.LogDir:
-    """100,000 records in three partitions, one each 10 ms, in small segments."""
+    """Append 100,000 records to three partitions, one record every 10 ms, in small
+    segments.
+    """
     written.create_topic("orders", 3, {"segment.bytes": 500_000})
     for number in range(3):
         rows = [
@@ -86,7 +88,7 @@ def test_links_walk_through_all_messages_in_both_directions(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "first"),
+    ("position", "first"),
     [
         ("33333", 33_333),
         ("0", 0),
@@ -99,34 +101,38 @@ def test_links_walk_through_all_messages_in_both_directions(
     ],
 )
 def test_page_begins_at_an_offset_or_a_time(
-    orders: logcore.LogDir, console: ConsoleClient, place: str, first: int | None
+    orders: logcore.LogDir, console: ConsoleClient, position: str, first: int | None
 ) -> None:
-    found = (
-        offsets(console, f"/topics/orders/messages?partition=0&from={place}")[:1]
+    shown_offsets = (
+        offsets(console, f"/topics/orders/messages?partition=0&from={position}")[:1]
         if (first is not None)
         else []
     )
-    assert found == [] if first is None else [first]
+    assert shown_offsets == [] if first is None else [first]
     if first is None:
-        text = console.page(f"/topics/orders/messages?partition=0&from={place}").text
+        text = console.page(f"/topics/orders/messages?partition=0&from={position}").text
         assert "There are no messages here" in text
 
 
-def test_time_is_found_as_by_the_log_itself(orders: logcore.LogDir, data: Path) -> None:
-    """The search by the time index skips the CRCs, and must find the same place."""
+def test_page_and_log_find_the_same_offset_for_a_time(
+    orders: logcore.LogDir, data: Path
+) -> None:
+    """The search by the time index of the console does not check CRCs. It must find the
+    same offset as the log.
+    """
     log = orders.partition("orders", 1)
     view = DirectoryView(str(data))
-    choice = random.Random(4)
+    rng = random.Random(4)
     with view.open_directory(ConsoleViewer()) as directory:
         for _ in range(50):
-            time_ms = START_MS + choice.randrange(-10, 1_000_100)
+            time_ms = START_MS + rng.randrange(-10, 1_000_100)
             query = MessageQuery(
                 partitions=(1,), is_backward=False, time_ms=time_ms, count=1
             )
             page = read_page(directory, "orders", query, budget_of(view))
-            found = [message.record.offset for message in page.messages]
+            offsets_of_page = [message.record.offset for message in page.messages]
             expected = log.offset_for_timestamp(time_ms)
-            assert found == ([] if expected is None else [expected])
+            assert offsets_of_page == ([] if expected is None else [expected])
 
 
 def budget_of(view: DirectoryView, seconds: float = 60.0) -> TimeBudget:
@@ -158,7 +164,7 @@ def test_search_finds_text_in_keys_values_and_headers(
 @pytest.mark.long
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
 @pytest.mark.parametrize(
-    ("condition", "found"),
+    ("condition", "expected"),
     [
         ("key=k4", [4]),
         ("key!=k4", [9, 8, 7, 6, 5, 3, 2, 1, 0]),
@@ -170,11 +176,11 @@ def test_search_finds_text_in_keys_values_and_headers(
         ("key=v4", []),
     ],
 )
-def test_search_for_a_condition(
+def test_search_finds_messages_that_fulfil_a_condition(
     written: logcore.LogDir,
     console: ConsoleClient,
     condition: str,
-    found: list[int],
+    expected: list[int],
     codec: str,
 ) -> None:
     written.create_topic("orders", 1, {"compression.type": codec})
@@ -190,12 +196,12 @@ def test_search_for_a_condition(
     )
     path = f"/topics/orders/messages?where={quote(condition)}"
     page = console.page(path)
-    assert [int(row[1]) for row in page.rows()] == found
-    assert f"Searched to the end. {len(found)} found" in page.text
+    assert [int(row[1]) for row in page.rows()] == expected
+    assert f"Searched to the end. {len(expected)} found" in page.text
     both = console.page(f"{path}&q=v8")
-    assert [int(row[1]) for row in both.rows()] == [8] * (8 in found)
+    assert [int(row[1]) for row in both.rows()] == [8] * (8 in expected)
     exported = console.get(path.replace("messages", "messages.ndjson")).source
-    assert [json.loads(line)["offset"] for line in exported.splitlines()] == found
+    assert [json.loads(line)["offset"] for line in exported.splitlines()] == expected
 
 
 @pytest.mark.long
@@ -235,16 +241,16 @@ def test_search_reports_its_position_and_continues(
     console.view.search_s = 0.0
     path = "/topics/orders/messages?q=%7B%22n%22%3A+7%7D"
     pages = 0
-    found: list[str] = []
+    values: list[str] = []
     while True:
         page = console.page(path)
         pages += 1
-        found += [row[4] for row in page.rows()]
+        values += [row[4] for row in page.rows()]
         if "The search is not finished" not in page.text:
             break
         path = page.link("Continue with older messages")
     assert pages > 1
-    assert found == ['{"n": 7}']
+    assert values == ['{"n": 7}']
 
 
 @pytest.mark.long
@@ -265,9 +271,9 @@ def test_full_page_of_a_search_continues_without_loss(
                 break
             older = start == "newest"
             path = page.link(f"Continue with {'older' if older else 'later'} messages")
-        numbers = [int(name.split()[1]) for name in seen]
-        assert sorted(numbers) == [number for number in range(400) if number % 3]
-        assert len(set(numbers)) == len(numbers)
+        found_numbers = [int(name.split()[1]) for name in seen]
+        assert sorted(found_numbers) == [number for number in range(400) if number % 3]
+        assert len(set(found_numbers)) == len(found_numbers)
 
 
 def test_search_shows_the_text_of_a_long_value(
@@ -280,7 +286,7 @@ def test_search_shows_the_text_of_a_long_value(
     assert len(page.body) < 20_000
 
 
-def test_message_shows_its_batch_and_the_way_to_it(
+def test_message_page_shows_its_batch_and_position(
     written: logcore.LogDir, console: ConsoleClient, data: Path
 ) -> None:
     written.create_topic("orders", 1, {"compression.type": "zstd"})
@@ -290,7 +296,7 @@ def test_message_shows_its_batch_and_the_way_to_it(
     log = written.partition("orders", 0)
     (batch,) = log.batches(0)
     page = console.page("/topics/orders/messages/0/1")
-    for fact in (
+    for expected_text in (
         "Offsets 0 to 2",
         "Codec zstd",
         f"CRC-32C {batch.crc:#010x}",
@@ -300,8 +306,8 @@ def test_message_shows_its_batch_and_the_way_to_it(
         "Position byte 0",
         "Transaction none",
     ):
-        assert fact in page.text, fact
-    # Numbers are shown as they are written, and no key is lost.
+        assert expected_text in page.text, expected_text
+    # The page shows numbers as they are written, and all keys.
     assert "a : [2] 0 1.50" in page.text.replace("a [2]", "a : [2]")
     assert "a 1e400" in page.text
     assert page.link("← 0") == "/topics/orders/messages/0/0"
@@ -311,7 +317,7 @@ def test_message_shows_its_batch_and_the_way_to_it(
     assert console.get("/topics/orders/messages/0/1/key").body == b"k"
 
 
-def test_missing_message_names_the_next_one(
+def test_page_of_a_missing_message_links_to_the_next_one(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 1)
@@ -336,10 +342,10 @@ def test_export_contains_the_messages_of_the_page(
     values = ["plain", 'quote " comma , line\n', "=1+1", "\u202e", "ü"]
     for value in values:
         written.append("orders", value.encode(), key=b"\xff", headers=[("h", None)])
-    found = console.get("/topics/orders/messages.ndjson?from=1&count=3")
-    assert found.headers["content-type"] == "application/x-ndjson"
-    assert found.headers["content-disposition"].startswith("attachment")
-    rows = [json.loads(line) for line in found.source.splitlines()]
+    exported = console.get("/topics/orders/messages.ndjson?from=1&count=3")
+    assert exported.headers["content-type"] == "application/x-ndjson"
+    assert exported.headers["content-disposition"].startswith("attachment")
+    rows = [json.loads(line) for line in exported.source.splitlines()]
     assert [row["value"] for row in rows] == [*values[1:3], {"hex": "e280ae"}]
     assert rows[0]["key"] == {"hex": "ff"}
     assert rows[0]["topic"] == "orders"

@@ -24,7 +24,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Generator[Start, None, None]:
-    """A function that starts `netshim` with arguments."""
+    """Return a function that starts `netshim` with arguments."""
     processes = []
 
     def started(*arguments: object) -> subprocess.Popen[str]:
@@ -58,7 +58,7 @@ def test_console_runs_until_it_is_terminated(data: Path, start: Start) -> None:
         process = start("console", data, "--port", 0)
         client = ConsoleClient(address(process, 1), None)
         assert client.page("/").rows()[0][0] == "orders"
-        logdir.append("orders", b"v")  # the console holds no lock
+        logdir.append("orders", b"v")  # the console acquires no lock
         assert client.page("/").rows()[0][2] == "1"
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
@@ -217,8 +217,8 @@ def test_change_through_a_broker_needs_the_permission_of_its_user(
     allow("--topic", "orders", "--operation", "read")
     allow("--group", "billing", "--operation", "read")
     until = time.monotonic() + DEADLINE_S
-    done = client.submit(client.page(reset), "/group/reset")
-    while done.status == 403 and time.monotonic() < until:
-        done = client.submit(client.page(reset), "/group/reset")
-    assert done.status == 303
+    result = client.submit(client.page(reset), "/group/reset")
+    while result.status == 403 and time.monotonic() < until:
+        result = client.submit(client.page(reset), "/group/reset")
+    assert result.status == 303
     assert client.page("/group?name=billing").rows()[0][2] == "0"

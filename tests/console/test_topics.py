@@ -59,12 +59,12 @@ def test_many_topics_are_divided_into_pages(
     written.create_topics({f"t{number:03d}": (1, None) for number in range(510)})
     page = console.page("/")
     assert len(page.rows()) == 500
-    rest = console.page(page.link("next →"))
-    assert next(row[0] for row in rest.rows()) == "t500"
-    assert len(rest.rows()) == 10
+    next_page = console.page(page.link("next →"))
+    assert next(row[0] for row in next_page.rows()) == "t500"
+    assert len(next_page.rows()) == 10
 
 
-def test_page_is_partial_when_its_time_is_over(
+def test_page_is_partial_at_the_time_limit(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
     written.create_topic("orders", 3)
@@ -153,7 +153,7 @@ def test_open_transaction_shows_the_blocked_records(
 def test_transaction_without_a_coordinator_is_marked(
     written: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    """A hanging transaction: nothing will ever end it, and readers wait forever."""
+    """No process can end a hanging transaction, so that readers wait forever."""
     written.create_topic("orders", 1)
     batch = encode(
         [(b"k", b"v", ())],
@@ -173,7 +173,7 @@ def test_transaction_without_a_coordinator_is_marked(
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/groups", "/transactions", "/segments", "/"])
-def test_pages_of_an_empty_directory(
+def test_each_page_of_an_empty_directory_is_shown(
     written: logcore.LogDir, console: ConsoleClient, path: str
 ) -> None:
     console.page(path)

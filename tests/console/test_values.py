@@ -1,4 +1,4 @@
-"""Bytes of records as text: nothing is hidden, reordered or lost."""
+"""Bytes of records as text: no character is hidden, reordered or lost."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from netshim.console.values import (
         (b'{"a": 1}', "json", '{"a": 1}'),
     ],
 )
-def test_bytes_are_shown_in_a_form(data: bytes | None, form: str, text: str) -> None:
-    shown = show(data)
-    assert (shown.form, shown.text) == (form, text)
+def test_form_of_bytes_is_detected(data: bytes | None, form: str, text: str) -> None:
+    text_of_bytes = show(data)
+    assert (text_of_bytes.form, text_of_bytes.text) == (form, text)
 
 
-def test_long_text_is_cut_between_characters() -> None:
-    shown = show("€".encode() * 1_000, max_characters=10)
-    assert shown.text == "€" * 10
-    assert shown.is_truncated
-    assert shown.size_bytes == 3_000
+def test_long_text_is_truncated_between_characters() -> None:
+    text_of_bytes = show("€".encode() * 1_000, max_characters=10)
+    assert text_of_bytes.text == "€" * 10
+    assert text_of_bytes.is_truncated
+    assert text_of_bytes.size_bytes == 3_000
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_any_bytes_are_shown_without_invisible_characters(
-    data: bytes, most: int
+    data: bytes, max_characters: int
 ) -> None:
-    shown = show(data, max_characters=most)
-    assert visible(shown.text) == shown.text
-    assert shown.size_bytes == len(data)
+    text_of_bytes = show(data, max_characters=max_characters)
+    assert visible(text_of_bytes.text) == text_of_bytes.text
+    assert text_of_bytes.size_bytes == len(data)
     full_value(data)
     assert (
         b"".join(
@@ -81,7 +81,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES.filter(lambda entry: isinstance(entry, dict | list)))
-def test_tree_contains_the_complete_value(value: Any) -> None:
+def test_json_tree_contains_the_complete_value(value: Any) -> None:
     if "Infinity" in json.dumps(value):
         return
     tree = full_value(json.dumps(value).encode()).tree
@@ -89,7 +89,7 @@ def test_tree_contains_the_complete_value(value: Any) -> None:
     assert plain(tree) == value
 
 
-def test_tree_keeps_keys_that_occur_twice_and_exact_numbers() -> None:
+def test_json_tree_keeps_duplicate_keys_and_exact_numbers() -> None:
     tree = full_value(b'{"a": 1.50, "a": 123456789012345678901234567890}').tree
     assert tree is not None
     assert [(name, node.text) for name, node in tree.items] == [
