@@ -22,21 +22,21 @@ CITED = re.compile(
 )
 
 
-def cited(text: str) -> list[tuple[str, str]]:
-    found = []
+def cited_sections(text: str) -> list[tuple[str, str]]:
+    citations = []
     for page, numbers, more in CITED.findall(re.sub(r"\s*\n[ #:]*", " ", text)):
         for first, last in re.findall(
             rf"({NUMBER})(?: to ({NUMBER}))?", f"{numbers}, {more}"
         ):
             name = PAGES[page.lower()]
-            found.append((name, first))
+            citations.append((name, first))
             if last:
                 chapter, low = first.split(".")
-                found += [
+                citations += [
                     (name, f"{chapter}.{number}")
                     for number in range(int(low) + 1, int(last.split(".")[1]) + 1)
                 ]
-    return found
+    return citations
 
 
 def headings(page: str) -> set[str]:
@@ -53,15 +53,17 @@ def sources() -> list[Path]:
 
 
 def test_each_citation_leads_to_a_heading() -> None:
-    there = {page: headings(page) for page in PAGES.values()}
+    headings_by_page = {page: headings(page) for page in PAGES.values()}
     citations = [
         (path, *row)
         for path in sources()
-        for row in cited(path.read_text(encoding="utf-8"))
+        for row in cited_sections(path.read_text(encoding="utf-8"))
     ]
     assert len(citations) > 60
     assert not [
-        citation for citation in citations if citation[2] not in there[citation[1]]
+        citation
+        for citation in citations
+        if citation[2] not in headings_by_page[citation[1]]
     ]
 
 
@@ -79,5 +81,5 @@ def test_each_citation_leads_to_a_heading() -> None:
         ("wire protocol section\n    7, Offsets", ["7"]),
     ],
 )
-def test_citations_are_read(text: str, numbers: list[str]) -> None:
-    assert [number for _, number in cited(text)] == numbers
+def test_citations_in_texts_are_recognized(text: str, numbers: list[str]) -> None:
+    assert [number for _, number in cited_sections(text)] == numbers

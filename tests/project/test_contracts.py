@@ -24,7 +24,7 @@ EXEMPT = {
     "logcore.fs": "accesses the disk, and the clock for its timeouts",
     "logcore.fs.watch": "a part of fs: it waits for changes of files",
     "logcore.fs.lock_holders": "a part of fs: it reads /proc for messages",
-    "logcore.schemas.protoc": "runs a compiler on a text that comes with a schema",
+    "logcore.schemas.protoc": "runs a compiler on the text of a schema",
     "logcore.testing": "builds disks, clocks and crashes",
     "logcore.aio": "runs blocking calls in threads, so that the loop continues",
     "logcore.query.topic_dataset": "imported by the one function that needs pyarrow",
@@ -64,7 +64,7 @@ EXEMPT = {
 
 #: Modules that read the disk, the clock or random numbers, or start threads and
 #: processes. `threading` is checked below, because locks are allowed.
-WORLDLY_MODULES = {
+MODULES_WITH_EFFECTS = {
     "fcntl", "glob", "mmap", "multiprocessing", "random", "secrets", "shutil", "signal", "subprocess", "tempfile",
     "time",
 }  # fmt: skip
@@ -94,11 +94,11 @@ PURE_OS_PATH = {
 }
 
 #: Names with effects in modules that are allowed otherwise.
-WORLDLY_NAMES = {
+NAMES_WITH_EFFECTS = {
     "concurrent.futures": {"ProcessPoolExecutor", "ThreadPoolExecutor"},
     "datetime.date": {"today"},
     "datetime.datetime": {"now", "today", "utcnow"},
-    "io": {"FileIO", "open", "open_code"},  # BytesIO is memory
+    "io": {"FileIO", "open", "open_code"},  # BytesIO uses no file
     "numpy": {
         "fromfile",
         "genfromtxt",
@@ -110,7 +110,7 @@ WORLDLY_NAMES = {
         "savetxt",
         "savez",
     },
-    "pathlib": {"Path", "PosixPath", "WindowsPath"},  # PurePath is fine
+    "pathlib": {"Path", "PosixPath", "WindowsPath"},  # PurePath uses no file
     "threading": {"Thread", "Timer"},
     "uuid": {"uuid1", "uuid4"},
 }
@@ -118,7 +118,7 @@ WORLDLY_NAMES = {
 #: Exceptions of one module: the thread of a producer.
 ALLOWED = {"logcore.producer.producer": {"threading.Thread"}}
 
-#: Packages that only the functions which need them may import.
+#: Packages that only functions may import.
 INSIDE_FUNCTIONS_ONLY = {
     "click",
     "confluent_kafka",
@@ -191,40 +191,41 @@ def uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"builtins.{node.func.id}"
 
 
-def is_worldly(name: str) -> bool:
+def has_effect(name: str) -> bool:
     head, _, rest = name.partition(".")
     if head == "os":
         first, _, second = rest.partition(".")
         if first == "path":
             return second.split(".")[0] not in PURE_OS_PATH | {""}
         return first not in PURE_OS | {""}
-    if head in WORLDLY_MODULES or head == "builtins":
+    if head in MODULES_WITH_EFFECTS or head == "builtins":
         return True
     return any(
-        name == f"{module}.{worldly}" or name.startswith(f"{module}.{worldly}.")
-        for module, worldlies in WORLDLY_NAMES.items()
-        for worldly in worldlies
+        name == f"{module}.{module_with_effects}"
+        or name.startswith(f"{module}.{module_with_effects}.")
+        for module, modules in NAMES_WITH_EFFECTS.items()
+        for module_with_effects in modules
     )
 
 
-def listed(found: Iterable[tuple[str, int, str]]) -> str:
+def places_as_text(places: Iterable[tuple[str, int, str]]) -> str:
     """Return a line for each place: module, line number and text."""
     return "".join(
         f"\n  {MODULES[module].relative_to(ROOT)}:{line}: {text}"
-        for module, line, text in found
+        for module, line, text in places
     )
 
 
 @pytest.mark.long
 def test_only_fs_accesses_disk_clock_and_random_numbers():
-    found = set()
+    places = set()
     for module in PURE_MODULES:
         allowed = ALLOWED.get(module, set())
         for line, name in uses(parse(module)):
-            if is_worldly(name) and name not in allowed:
-                found.add((module, line, name))
-    assert not found, (
-        f"the disk, the clock and random numbers must be accessed through logcore.fs:{listed(sorted(found))}"
+            if has_effect(name) and name not in allowed:
+                places.add((module, line, name))
+    assert not places, (
+        f"the disk, the clock and random numbers must be accessed through logcore.fs:{places_as_text(sorted(places))}"
     )
 
 
@@ -246,7 +247,7 @@ def test_only_fs_accesses_disk_clock_and_random_numbers():
     ],
 )
 def test_check_detects_effects(text, name):
-    assert name in {name for _, name in uses(ast.parse(text)) if is_worldly(name)}
+    assert name in {name for _, name in uses(ast.parse(text)) if has_effect(name)}
 
 
 def test_check_accepts_code_without_effects():
@@ -258,28 +259,28 @@ def open(path: PathLike) -> np.ndarray: return os.path.join(fspath(path), "x")
 
 open(1); io.BytesIO(); threading.Lock(); fs.open(2); clock.time()
 """
-    assert not [name for _, name in uses(ast.parse(text)) if is_worldly(name)]
+    assert not [name for _, name in uses(ast.parse(text)) if has_effect(name)]
 
 
 def imported_at_import_time(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the line and the top package of each import that runs when the module is
     imported. Imports for type checkers do not run.
     """
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
+    unvisited: list[ast.AST] = [tree]
+    while unvisited:
+        node = unvisited.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith(
             "TYPE_CHECKING"
         ):
-            waiting.extend(node.orelse)
+            unvisited.extend(node.orelse)
             continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.lineno, node.module.split(".")[0]
-        waiting.extend(ast.iter_child_nodes(node))
+        unvisited.extend(ast.iter_child_nodes(node))
 
 
 def imports_anywhere(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -288,40 +289,42 @@ def imports_anywhere(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.long
 def test_optional_packages_are_imported_inside_functions():
-    found = []
+    places = []
     for module in MODULES:
         if is_exempt(module):
             continue
         for line, name in imported_at_import_time(parse(module)):
             if name in INSIDE_FUNCTIONS_ONLY:
-                found.append((module, line, name))
-    assert not found, f"import it inside the function that needs it:{listed(found)}"
+                places.append((module, line, name))
+    assert not places, (
+        f"import it inside the function that needs it:{places_as_text(places)}"
+    )
 
 
 def test_pyspark_is_imported_only_in_its_adapter():
-    found = []
+    places = []
     for module in MODULES:
         if module.split(".")[0] == "pyspark_logcore":
             continue
         for line, name in imports_anywhere(parse(module)):
             if name == "pyspark":
-                found.append((module, line, name))
-    assert not found, f"only pyspark_logcore imports pyspark:{listed(found)}"
+                places.append((module, line, name))
+    assert not places, f"only pyspark_logcore imports pyspark:{places_as_text(places)}"
 
 
 def test_imports_follow_the_layers():
     command = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", command],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_import_is_light():
+def test_import_loads_no_optional_package():
     """Spark executors and command lines wait for `import logcore`. It imports numpy and
     crc32c, but no codec, event loop or table library.
     """
@@ -347,13 +350,15 @@ def test_import_is_light():
     command = (
         f"import sys, logcore; print([name for name in {heavy} if name in sys.modules])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=False
     )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
 def test_names_of_test_modules_are_unique():
-    """pytest imports test modules by their file names, so two equal names end the run."""
+    """pytest imports test modules by their file names, so that two equal names end the
+    run.
+    """
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

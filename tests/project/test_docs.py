@@ -77,8 +77,10 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
         target, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", target):
             continue
-        where = (page.parent / target).resolve() if target else page
-        if not where.exists() or (anchor and anchor not in anchors(where)):
+        page_of_anchor = (page.parent / target).resolve() if target else page
+        if not page_of_anchor.exists() or (
+            anchor and anchor not in anchors(page_of_anchor)
+        ):
             missing.append(link)
     assert not missing, f"{page.relative_to(ROOT)}: {missing}"
 
@@ -130,7 +132,7 @@ def test_map_tables_are_current() -> None:
     )
 
 
-def test_design_draws_the_layers() -> None:
+def test_layers_in_the_design_equal_the_contract() -> None:
     """Section 2 of docs/design.md draws the first contract of .importlinter, line by
     line.
     """
@@ -140,11 +142,11 @@ def test_design_draws_the_layers() -> None:
         if contract.get("containers", "").split() == ["logcore"]
     ]
     drawing = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("```")[1]
-    drawn = [
+    drawn_layers = [
         set(re.findall(r"\w+", re.split(r" {2,}", line)[0]))
         for line in drawing.strip().splitlines()
     ]
-    assert drawn == [
+    assert drawn_layers == [
         set(re.findall(r"\w+", line)) for line in layers.strip().splitlines()
     ]
 
@@ -153,7 +155,7 @@ def test_design_draws_the_layers() -> None:
     "folder", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py"))
 )
 def test_each_folder_has_a_contract(folder: str) -> None:
-    # `kernels` chooses between two forms, and `testing` is a tool for tests.
+    # `kernels` selects one of two modules, and `testing` is a tool for tests.
     if folder in (
         "kernels",
         "testing",
@@ -184,46 +186,51 @@ SUFFIXES = {"py", "pyi", "pyx", "pxi", "md", "toml", "yml", "ipynb"}
 
 def defined_names(tree: ast.AST) -> set[str]:
     """Return the functions, classes, variables and attributes that a tree defines."""
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {each.id for each in targets if isinstance(each, ast.Name)}
-            found |= {each.attr for each in targets if isinstance(each, ast.Attribute)}
-    return found
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            names |= {
+                target.attr for target in targets if isinstance(target, ast.Attribute)
+            }
+    return names
 
 
 def owners_in_source() -> dict[str, set[str]]:
     """Return the names that each module and each class defines or inherits."""
-    found: dict[str, set[str]] = {}
+    names_by_owner: dict[str, set[str]] = {}
     bases: dict[str, list[str]] = {}
     for package in PACKAGES:
         for path in (ROOT / "src" / package).rglob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             module = path.parent.name if path.stem == "__init__" else path.stem
-            found.setdefault(module, set()).update(defined_names(tree))
+            names_by_owner.setdefault(module, set()).update(defined_names(tree))
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
-                    found.setdefault(node.name, set()).update(defined_names(node))
+                    names_by_owner.setdefault(node.name, set()).update(
+                        defined_names(node)
+                    )
                     bases[node.name] = [
                         base.id for base in node.bases if isinstance(base, ast.Name)
                     ]
     for name, direct in bases.items():
         ancestors = list(direct)
         for base in ancestors:
-            found[name] |= found.get(base, set())
-            ancestors += [each for each in bases.get(base, []) if each not in ancestors]
-    return found
+            names_by_owner[name] |= names_by_owner.get(base, set())
+            ancestors += [
+                ancestor
+                for ancestor in bases.get(base, [])
+                if ancestor not in ancestors
+            ]
+    return names_by_owner
 
 
-def test_map_names_only_what_the_source_defines() -> None:
-    """Each `module.function` and `Class.method` of docs/map.md is defined in that module
-    or class, and each `_name` somewhere in the library.
-
-    The page named functions that had other names by then: another module had a function
-    of the old name.
+def test_names_in_the_map_exist_in_the_source() -> None:
+    """Each `module.function` and `Class.method` of docs/map.md is defined in that
+    module or class, and each `_name` is defined in the library.
     """
     owners = owners_in_source()
     pairs = set(re.findall(r"`(?:\w+\.)*(\w+)\.(\w+)(?:\(\))?`", MAP))
@@ -232,15 +239,15 @@ def test_map_names_only_what_the_source_defines() -> None:
         for owner, name in pairs - NOT_ATTRIBUTES
         if name not in SUFFIXES and name not in owners.get(owner, ())
     }
-    everywhere = set().union(*owners.values())
+    all_names = set().union(*owners.values())
     topics = {"__consumer_offsets", "__transaction_state", "__cluster_metadata"}
     private = set(re.findall(r"`(_\w+)(?:\(\))?`", MAP)) - topics - {"_schemas"}
-    unknown |= private - everywhere
+    unknown |= private - all_names
     assert not unknown
 
 
 def test_table_of_client_faults_has_a_line_for_each_fault() -> None:
-    """make interop compares the lines with clients."""
+    """`make interop` compares the lines of the table with the clients."""
     for package in ("aiokafka", "confluent_kafka", "kafka"):
         pytest.importorskip(package)
     from support.faulted_clients import ROWS, shown_lines

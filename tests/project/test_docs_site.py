@@ -1,8 +1,6 @@
-"""The docs site is built without a warning: `make docs` does the same.
-
-Only this test sees a link that the site rewrites, an anchor of a page that the site
-makes, a page missing in the navigation, a fence whose words pymdownx does not know, and
-a docstring that mkdocstrings cannot read.
+"""Tests that the docs site is built without a warning, as by `make docs`. No other test
+checks the links that the site rewrites, the anchors of generated pages, the navigation,
+the options of fences, and the docstrings that mkdocstrings reads.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow  # `make docs` is the same, and a minute is long for `make test`
+@pytest.mark.slow  # a minute; `make docs` does the same
 def test_docs_site_is_built_in_strict_mode(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     command = [
@@ -39,10 +37,12 @@ def test_docs_site_is_built_in_strict_mode(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     pages = sorted(tmp_path.rglob("*.html"))
     assert (tmp_path / "index.html") in pages
-    # A fence that is none shows its marks in the text.
-    torn = re.compile(r"<p>[^<]*```|<code>\w+ no-run")
-    assert not [page.name for page in pages if torn.search(page.read_text("utf-8"))]
-    # The API reader takes "word: text" with an indented line for a section of that name.
+    # The page shows the marks of an invalid fence as text.
+    pages_with_fences = re.compile(r"<p>[^<]*```|<code>\w+ no-run")
+    assert not [
+        page.name for page in pages if pages_with_fences.search(page.read_text("utf-8"))
+    ]
+    # mkdocstrings reads "word: text" with an indented line as a section of that name.
     api = [page for page in pages if page.parent.name == "api"]
     assert not [page for page in api if "<details class=" in page.read_text("utf-8")]
     check_links({page: read(page) for page in pages}, tmp_path)
@@ -58,14 +58,14 @@ class Links(HTMLParser):
         self.loaded: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.ids |= {found[name] for name in ("id", "name") if name in found}
-        if tag == "a" and "href" in found:
-            self.links.add(found["href"])
-        elif tag == "link" and found.get("rel") != "canonical":
-            self.loaded.add(found["href"])
-        elif "src" in found:
-            self.loaded.add(found["src"])
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids |= {attributes[name] for name in ("id", "name") if name in attributes}
+        if tag == "a" and "href" in attributes:
+            self.links.add(attributes["href"])
+        elif tag == "link" and attributes.get("rel") != "canonical":
+            self.loaded.add(attributes["href"])
+        elif "src" in attributes:
+            self.loaded.add(attributes["src"])
 
 
 def read(page: Path) -> Links:
@@ -76,33 +76,33 @@ def read(page: Path) -> Links:
 
 def check_links(pages: dict[Path, Links], site: Path) -> None:
     """Check that local links have a target, and that no other host is needed."""
-    wrong = []
+    broken = []
     for page, found in pages.items():
         for link in found.links | found.loaded:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 if link in found.loaded:
-                    wrong.append((page.relative_to(site).as_posix(), link))
+                    broken.append((page.relative_to(site).as_posix(), link))
                 continue
             target = page
             if parts.path:
                 target = (page.parent / unquote(parts.path)).resolve()
             anchor = unquote(parts.fragment)
-            is_there = target.exists() and (
+            exists = target.exists() and (
                 not anchor or target not in pages or anchor in pages[target].ids
             )
             # 404.html is shown for any address, so its links are absolute.
-            if not is_there and page.name != "404.html":
-                wrong.append((page.relative_to(site).as_posix(), link))
-    assert not wrong
+            if not exists and page.name != "404.html":
+                broken.append((page.relative_to(site).as_posix(), link))
+    assert not broken
 
 
-def test_pages_from_elsewhere_replace_no_page_of_docs() -> None:
-    """SECURITY.md once replaced docs/security.md, without a warning."""
+def test_copied_and_generated_pages_replace_no_page_of_docs() -> None:
+    """SECURITY.md once replaced docs/security.md without a warning."""
     text = (ROOT / "tools" / "docs_site.py").read_text("utf-8")
-    made = set(re.findall(r'": "([\w/-]+\.md)"', text))
-    assert {"index.md", "reporting.md"} <= made
-    assert not [name for name in made if (ROOT / "docs" / name).exists()]
+    generated = set(re.findall(r'": "([\w/-]+\.md)"', text))
+    assert {"index.md", "reporting.md"} <= generated
+    assert not [name for name in generated if (ROOT / "docs" / name).exists()]
 
 
 def test_navigation_names_each_page_once() -> None:

@@ -1,7 +1,6 @@
-"""The examples of the pages under mypy --strict and pyright.
-
-The blocks of a page share their names, so that a page is checked as one module, in which
-each line has the number that it has in the page.
+"""The examples of the pages pass mypy --strict and pyright. The blocks of a page share
+their names, so that a page is checked as one module. Line numbers in the module equal
+those in the page.
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory with a module for each page."""
+    """Return a directory with a module for each page."""
     directory = tmp_path_factory.mktemp("pages")
     for page in PAGES:
         code: list[str] = []
         for block in blocks(page):
             if block.language == "python" and "no-run" not in block.words:
-                # The text of a block begins with the empty lines before it.
+                # The text of a block begins with one empty line for each line before
+                # it.
                 code += block.text.splitlines()[len(code) :]
         if code:
             name = page.stem.replace("-", "_")
@@ -45,26 +45,26 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def need(checker: str) -> None:
+def skip_without(checker: str) -> None:
     if importlib.util.find_spec(checker) is None:
         pytest.skip(f"needs {checker}: make lint installs it")
 
 
 def test_mypy_accepts_each_example(modules: Path) -> None:
-    need("mypy")
+    skip_without("mypy")
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, *map(str, sorted(modules.iterdir()))],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_pyright_accepts_each_example(modules: Path) -> None:
-    need("pyright")
+    skip_without("pyright")
     settings = {
         "typeCheckingMode": "standard",
         "extraPaths": [str(ROOT / "src")],
@@ -73,17 +73,17 @@ def test_pyright_accepts_each_example(modules: Path) -> None:
     }
     (modules / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--pythonpath", sys.executable, "--project", str(modules)],
         capture_output=True,
         text=True,
         check=False,
     )
-    found = json.loads(done.stdout)
-    assert found["summary"]["filesAnalyzed"] > 20
+    reported = json.loads(result.stdout)
+    assert reported["summary"]["filesAnalyzed"] > 20
     errors = [
         f"{Path(row['file']).name}:{row['range']['start']['line'] + 1}: {row['message']}"
-        for row in found["generalDiagnostics"]
+        for row in reported["generalDiagnostics"]
         if row["severity"] == "error"
     ]
     assert not set(errors) - {FOREIGN}, "\n".join(errors)

@@ -1,6 +1,4 @@
-"""logcore.debug_checks: what the suite asserts of the library's own code notices what it
-is there for.
-"""
+"""The checks of logcore.debug_checks, which `make test` enables, detect violations."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from logcore.debug_checks import VERIFIES
 from logcore.testing import SimulatedDisk
 
 
-@pytest.mark.skipif(
-    not VERIFIES, reason="needs LOGCORE_VERIFY=1 from outside, as in make test"
-)
+@pytest.mark.skipif(not VERIFIES, reason="needs LOGCORE_VERIFY=1, as in make test")
 def test_step_without_the_lock_of_its_log_is_detected() -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
         with pytest.raises(AssertionError, match="without the lock"):
@@ -44,9 +40,9 @@ def test_segments_out_of_order_are_detected() -> None:
         log.append(b"a")
         log.roll()
         state = log.host.writer.state
-        sound = state.segments
-        for wrong in (sound[:1], [*sound, sound[1]]):
-            state.segments = wrong
+        segments = state.segments
+        for invalid_segments in (segments[:1], [*segments, segments[1]]):
+            state.segments = invalid_segments
             with pytest.raises(AssertionError):
                 state.check(log.host.writer.active)
-        state.segments = sound
+        state.segments = segments

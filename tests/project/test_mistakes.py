@@ -1,9 +1,7 @@
-"""Each mistake of tests/meant_mutants.py can still be made: its old text occurs once, the
-new one is Python, and its tests exist.
-
-tests/meant_mutants.py finds out whether the tests notice the mistakes, which takes
-longer. After code or tests were renamed, mistakes could not be made any more, and only
-that long run reported it.
+"""Each mistake of tests/meant_mutants.py is applicable: its old text occurs once, its
+new text is Python, and its tests exist. Whether the tests detect the mistakes is
+checked by tests/meant_mutants.py, which takes longer. Without this test, only that long
+run reported mistakes that became stale after a rename.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ TESTS = Path(__file__).resolve().parents[1]
 SOURCES = TESTS.parent / "src"
 
 
-def test_each_old_text_occurs_once() -> None:
+def test_old_text_of_each_mistake_occurs_once() -> None:
     counts = {
         mistake.name: (SOURCES / mistake.file).read_text("utf-8").count(mistake.old)
         for mistake in MISTAKES
@@ -25,8 +23,8 @@ def test_each_old_text_occurs_once() -> None:
     assert {name: count for name, count in counts.items() if count != 1} == {}
 
 
-def test_with_each_of_them_the_file_compiles() -> None:
-    """With one that does not, no test runs, and so none notices."""
+def test_file_compiles_with_each_mistake() -> None:
+    """If a mistake is a syntax error, no test runs, so that no test detects it."""
     broken = []
     for mistake in MISTAKES:
         if not mistake.file.endswith(".py"):
@@ -39,13 +37,13 @@ def test_with_each_of_them_the_file_compiles() -> None:
     assert not broken
 
 
-def test_each_name_is_its_own() -> None:
+def test_names_of_mistakes_are_unique() -> None:
     names = [mistake.name for mistake in MISTAKES]
     assert len(names) == len(set(names))
 
 
-def test_tests_of_each_of_them_exist() -> None:
-    """An unknown name after -k selects no test, and so none notices."""
+def test_tests_of_each_mistake_exist() -> None:
+    """An unknown name after -k selects no test, so that no test detects the mistake."""
     support = "".join(
         path.read_text("utf-8") for path in (TESTS / "support").glob("*.py")
     )

@@ -1,4 +1,4 @@
-"""What notebooks show: tables of scans, topics and directories, and the whole example
+"""Output in notebooks: tables of scans, topics and directories, and the example
 notebook.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def cells_of(table: str) -> list[list[str]]:
-    """The rows of an HTML table, the headings first."""
+    """Return the rows of an HTML table, the headings first."""
     rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)
     return [
         [
@@ -63,9 +63,9 @@ def test_directory_and_topic_show_offsets_times_and_sizes(
     _, zero, entry = cells_of(logdir.topic("orders")._repr_html_())
     assert zero == ["0", "0", "0", "", "", "0 bytes", "0"]
     assert entry[:3] == ["1", "2", "5"]
-    with logcore.open_dir(logdir.path, read_only=True) as beside:
-        assert cells_of(beside._repr_html_()) == cells_of(logdir._repr_html_())
-    assert beside._repr_html_() is None, "the text form serves for a closed one"
+    with logcore.open_dir(logdir.path, read_only=True) as other_reader:
+        assert cells_of(other_reader._repr_html_()) == cells_of(logdir._repr_html_())
+    assert other_reader._repr_html_() is None, "a closed directory is shown as text"
 
 
 def test_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:
@@ -99,7 +99,7 @@ def test_scan_shows_its_first_records(logdir: logcore.LogDir) -> None:
     assert rows[2][5] == "x" * 60 + "… (5,000 bytes)"
     assert rows[3][:3] == ["orders", "1", "0"]
     assert "<b>&amp;" not in logdir.scan("orders")._repr_html_(), (
-        "values are escaped whole"
+        "truncated values must be escaped completely"
     )
     assert cells_of(log.scan(columns=["offset"])._repr_html_()) == [
         ["offset"],
@@ -125,13 +125,13 @@ def test_damaged_partition_is_a_row_with_the_damage(logdir: logcore.LogDir) -> N
 
 def test_large_table_is_shortened_with_a_note(logdir: logcore.LogDir) -> None:
     logdir.create_topic("wide", partitions=60)
-    shown = logdir.topic("wide")._repr_html_()
-    assert len(cells_of(shown)) == 51
-    assert "the first 50 of 60 partitions" in shown
+    table = logdir.topic("wide")._repr_html_()
+    assert len(cells_of(table)) == 51
+    assert "the first 50 of 60 partitions" in table
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [
         (b"", ""),
         (b"caf\xc3\xa9", "café"),
@@ -144,8 +144,8 @@ def test_large_table_is_shortened_with_a_note(logdir: logcore.LogDir) -> None:
         (b"\x80" * 300, "b'" + r"\x80" * 14 + r"\x… (300 bytes)"),
     ],
 )
-def test_bytes_that_are_text_are_shown_as_text(value: bytes, shown: str) -> None:
-    assert format_html.format_bytes(value) == shown
+def test_bytes_are_shown_as_text_or_escaped(value: bytes, expected: str) -> None:
+    assert format_html.format_bytes(value) == expected
 
 
 def test_header_that_is_not_utf8_is_shown(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_header_that_is_not_utf8_is_shown(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.slow  # five seconds of Jupyter
+@pytest.mark.slow  # 5 s of Jupyter
 def test_example_notebook_runs_and_plots() -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
@@ -167,7 +167,7 @@ def test_example_notebook_runs_and_plots() -> None:
     path = ROOT / "examples" / "kafka_directory.ipynb"
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), (
-        "stored without outputs: they name paths"
+        "the notebook must be stored without outputs, because they contain paths"
     )
     client = nbclient.NotebookClient(
         notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}

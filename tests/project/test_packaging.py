@@ -1,7 +1,6 @@
-"""The content of a release: an sdist from which the tests can run, and a wheel for machines
-without a compiler.
-
-Both are built from a copy of the source, without isolation and without network.
+"""The content of a release: an sdist that contains the tests, and a wheel for machines
+without a compiler. Both are built from a copy of the source, without isolation and
+without network.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ pytest.importorskip("setuptools", minversion="77")
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy of the source, as a fresh clone has it."""
+    """Return a copy of the source, as in a fresh clone."""
     copy = tmp_path / "source"
     for name in SHIPPED:
         shutil.copytree(
@@ -55,11 +54,13 @@ def source(tmp_path: Path) -> Path:
 
 
 def build(source: Path, call: str, repository: str = "") -> Path:
-    """Runs a hook of setuptools' build backend; returns the file that it made."""
+    """Run a hook of the build backend of setuptools, and return the file that it
+    creates.
+    """
     code = f"from setuptools import build_meta; build_meta.{call}('../dist')"
     (source.parent / "dist").mkdir()
     environment = {"LOGCORE_PLAIN": "1", "LOGCORE_REPOSITORY": repository}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=source,
         env={**os.environ, **environment},
@@ -67,18 +68,18 @@ def build(source: Path, call: str, repository: str = "") -> Path:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    warnings = re.findall(r"warning: .*", done.stdout + done.stderr)
+    assert result.returncode == 0, result.stdout + result.stderr
+    warnings = re.findall(r"warning: .*", result.stdout + result.stderr)
     # setuptools warns if PYTHONDONTWRITEBYTECODE is set.
     assert not [warning for warning in warnings if "byte-compiling" not in warning]
-    found = (source.parent / "dist").iterdir()
-    (made,) = (path for path in found if path.suffix != ".egg-info")
-    return made
+    warned = (source.parent / "dist").iterdir()
+    (built,) = (path for path in warned if path.suffix != ".egg-info")
+    return built
 
 
 def metadata_of(source: Path, repository: str = "") -> Message:
-    made = build(source, "prepare_metadata_for_build_wheel", repository)
-    text = (made / "METADATA").read_text(encoding="utf-8")
+    wheel_info = build(source, "prepare_metadata_for_build_wheel", repository)
+    text = (wheel_info / "METADATA").read_text(encoding="utf-8")
     return Parser().parsestr(text)
 
 
@@ -94,14 +95,14 @@ def test_sdist_contains_exactly_the_files_for_tests_and_tasks(source: Path) -> N
         for path in source.rglob("*")
         if path.is_file()
     }
-    left = {  # files that a run leaves
+    leftover = {  # files that a run of the tests leaves
         "tests/.hypothesis/constants/0031e7332b4af429",
         "tests/log/__pycache__/test_log.cpython-311.pyc",
         "src/logcore/kernels/_compiled.cpython-311-x86_64-linux-gnu.so",
         "build/cython/_compiled.c",
         ".venv/bin/python",
     }
-    for name in left:
+    for name in leftover:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("")
     with tarfile.open(build(source, "build_sdist")) as archive:
@@ -111,7 +112,7 @@ def test_sdist_contains_exactly_the_files_for_tests_and_tasks(source: Path) -> N
             if member.isfile()
         }
     assert expected <= files, sorted(expected - files)
-    assert not files & left
+    assert not files & leftover
 
 
 @pytest.mark.long
@@ -143,7 +144,7 @@ def test_page_without_a_repository_has_no_links(source: Path) -> None:
     page = metadata.get_payload()
     assert isinstance(page, str)
     assert not links_of(page)
-    assert "log.append_many([(b" in page  # code is as it was
+    assert "log.append_many([(b" in page  # code is unchanged
     assert "the words of these pages; limits in numbers" in page
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert not metadata.get_all("Project-URL")
@@ -156,32 +157,32 @@ def test_container_copies_the_inputs_of_the_build(tmp_path: Path) -> None:
     assert copied
     root = tmp_path / "source"
     for *names, target in copied:
-        place = tmp_path / target.strip("/")
+        path = tmp_path / target.strip("/")
         for name in names:
             if (ROOT / name).is_dir():
                 ignored = shutil.ignore_patterns(*UNSHIPPED)
-                shutil.copytree(ROOT / name, place, ignore=ignored)
+                shutil.copytree(ROOT / name, path, ignore=ignored)
             else:
-                place.mkdir(exist_ok=True)
-                shutil.copy(ROOT / name, place)
+                path.mkdir(exist_ok=True)
+                shutil.copy(ROOT / name, path)
     metadata = metadata_of(root)
     assert metadata["Name"] == distribution.NAME
     text = "\n".join(lines)
-    (wanted,) = set(re.findall(r"\[([\w,]+)\]'", text))
-    assert set(wanted.split(",")) <= set(metadata.get_all("Provides-Extra", []))
+    (required,) = set(re.findall(r"\[([\w,]+)\]'", text))
+    assert set(required.split(",")) <= set(metadata.get_all("Provides-Extra", []))
 
 
 def test_wheels_are_built_for_each_supported_python() -> None:
     yaml = pytest.importorskip("yaml")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     supported = {
-        f"cp{found[1]}{found[2]}-*"
+        f"cp{versions[1]}{versions[2]}-*"
         for line in project["project"]["classifiers"]
-        if (found := re.search(r":: (3)\.(\d+)$", line))
+        if (versions := re.search(r":: (3)\.(\d+)$", line))
     }
     settings = project["tool"]["cibuildwheel"]
     assert set(settings["build"]) == supported
-    # cibuildwheel builds for manylinux and musllinux unless something is skipped.
+    # cibuildwheel builds for manylinux and musllinux if no platform is skipped.
     assert "skip" not in settings
     workflow = yaml.safe_load(
         (ROOT / ".github" / "workflows" / "wheels.yml").read_text("utf-8")
@@ -211,9 +212,9 @@ def test_wheel_of_the_plain_kernels_supports_every_platform(source: Path) -> Non
     } <= set(names)
 
 
-def test_error_texts_name_our_distribution_and_not_a_strangers() -> None:
-    """`logcore` on PyPI is an unrelated logging library; error texts told users to
-    install it.
+def test_error_texts_name_the_right_distribution() -> None:
+    """`logcore` on PyPI is an unrelated logging library. Error texts must not recommend
+    to install it.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
@@ -228,7 +229,7 @@ def test_error_texts_name_our_distribution_and_not_a_strangers() -> None:
         assert not re.search(r"\blogcore\[", path.read_text(encoding="utf-8")), path
 
 
-def test_install_command_names_clone_or_distribution(
+def test_install_command_contains_the_clone_or_the_distribution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert distribution.install_command("arrow") == f"pip install -e '{ROOT}[arrow]'"
@@ -239,18 +240,18 @@ def test_install_command_names_clone_or_distribution(
     )
 
 
-def test_import_beside_the_unrelated_logcore_warns(tmp_path: Path) -> None:
+def test_import_warns_if_the_unrelated_logcore_is_installed(tmp_path: Path) -> None:
     package = tmp_path / "logcore"
     package.mkdir()
     for path in (ROOT / "src" / "logcore").iterdir():
         (package / path.name).symlink_to(path)
     (package / "logger.py").write_text("")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "import logcore; print(logcore.open_dir)"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "unrelated logging library" in done.stderr
-    assert "pip uninstall" in done.stderr
+    assert "unrelated logging library" in result.stderr
+    assert "pip uninstall" in result.stderr

@@ -1,7 +1,5 @@
-"""The pictures of the documents are current, readable without help, and used.
-
-tools/pictures.py draws them. Their numbers are compared with the pages here, without
-that script.
+"""The pictures of the documents, which tools/pictures.py draws, are current,
+self-contained and used. Their numbers equal the numbers of the pages.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ def test_picture_of_a_batch_has_the_positions_of_the_page() -> None:
     assert len(positions) == 14
     texts = texts_of("batch.svg")
     numbers = [int(text) for text in texts if text.isdecimal()]
-    # The left edge and the cells of fields that continue in a new row begin there.
+    # Lines at the left edge, and at the cells of fields that continue in a new row.
     rows_of_16 = [0, 16, 32, 48]
     continued = [row for row in rows_of_16 if row not in positions]
     assert sorted(numbers) == sorted(rows_of_16 + positions + continued)
@@ -79,7 +77,7 @@ def test_picture_of_a_batch_has_the_positions_of_the_page() -> None:
         assert name in texts
 
 
-def test_bars_are_those_of_the_page() -> None:
+def test_bars_equal_the_ratios_of_the_page() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     rows = re.findall(
         r"^\| ([^|]+) \| ([^|]+) \| ([\d.]+)(x| times the (?:time|CPU))",
@@ -95,14 +93,16 @@ def test_bars_are_those_of_the_page() -> None:
         if element.get("class") in ("good", "bad")
     ]
     assert len(widths) == len(rows)
-    drawn = {}
-    for place, (work, peer, number, unit) in enumerate(rows):
+    drawn_bars = {}
+    for position, (work, peer, number, unit) in enumerate(rows):
         assert work in texts and f"beside {peer}" in texts
         assert [text for text in texts if text.startswith(f"{number}×")]
         ratio = float(number) if unit == "x" else 1 / float(number)
-        drawn[max(ratio, 1 / ratio)] = widths[place]
-    # The longer the bar, the further the ratio is from 1.
-    assert [drawn[seconds] for seconds in sorted(drawn)] == sorted(drawn.values())
+        drawn_bars[max(ratio, 1 / ratio)] = widths[position]
+    # Longer bars belong to ratios that differ more from 1.
+    assert [drawn_bars[seconds] for seconds in sorted(drawn_bars)] == sorted(
+        drawn_bars.values()
+    )
 
 
 def test_recording_has_the_steps_of_the_demo() -> None:

@@ -1,8 +1,7 @@
-"""The public surface: its size, the order of its parts, and the detection of wrong use.
-
-The type checkers detect each mistake below. If types cannot detect it, an error of the
-library contains the reason. mypy and pyright read the mistakes as a file, if they are
-installed, and each mistake is run.
+"""The public API: its size, its order in the docs, and the detection of wrong calls.
+The type checkers detect each mistake below, or an error of the library contains the
+reason. If mypy and pyright are installed, they check a file with all mistakes. Each
+mistake is also executed.
 """
 
 from __future__ import annotations
@@ -170,18 +169,18 @@ def test_each_mistake_is_an_error_with_its_reason(
     logdir = names["logdir"]
     assert isinstance(log, logcore.Log)
     assert isinstance(logdir, logcore.LogDir)
-    # A call with other arguments than there are is Python's own error; everything else
-    # is the library's.
+    # Python itself raises TypeError for unknown or missing arguments. The library
+    # raises the other errors.
     kinds = (logcore.LogcoreError, TypeError)
     with pytest.raises(kinds, match=message):
         exec(mistake, names)
-    assert log.log_end_offset == 0, "nothing of it is stored"
+    assert log.log_end_offset == 0, "no part of the wrong call is stored"
     log.close()
     logdir.close()
 
 
 def _found_by_mypy(path: Path) -> set[int]:
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -196,11 +195,13 @@ def _found_by_mypy(path: Path) -> set[int]:
         text=True,
         check=False,
     )
-    return {int(line) for line in re.findall(rf"{path.name}:(\d+): error", done.stdout)}
+    return {
+        int(line) for line in re.findall(rf"{path.name}:(\d+): error", result.stdout)
+    }
 
 
 def _found_by_pyright(path: Path) -> set[int]:
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -215,7 +216,7 @@ def _found_by_pyright(path: Path) -> set[int]:
         text=True,
         check=False,
     )
-    rows = json.loads(done.stdout)["generalDiagnostics"]
+    rows = json.loads(result.stdout)["generalDiagnostics"]
     return {
         row["range"]["start"]["line"] + 1 for row in rows if row["severity"] == "error"
     }
@@ -229,19 +230,21 @@ def test_type_checkers_find_wrong_types(checker: str, tmp_path: Path) -> None:
     path = tmp_path / "mistakes.py"
     head = PRELUDE.strip().splitlines()
     path.write_text("\n".join([*head, *(mistake for mistake, _, _ in MISTAKES), ""]))
-    found = {"mypy": _found_by_mypy, "pyright": _found_by_pyright}[checker](path)
+    found_lines = {"mypy": _found_by_mypy, "pyright": _found_by_pyright}[checker](path)
     expected = {
         len(head) + index
         for index, (_, finder, _) in enumerate(MISTAKES, 1)
         if finder == "types"
     }
     lines = path.read_text().splitlines()
-    assert not [lines[line - 1] for line in sorted(expected - found)], "not seen"
-    more = [lines[line - 1] for line in sorted(found - expected) if line > len(head)]
-    assert not more, "seen, though only a run was to find it"
+    assert not [lines[line - 1] for line in sorted(expected - found_lines)], "not seen"
+    unexpected = [
+        lines[line - 1] for line in sorted(found_lines - expected) if line > len(head)
+    ]
+    assert not unexpected, 'a type checker found a mistake that is marked "run"'
 
 
-def test_log_has_few_public_names_and_the_usual_come_first() -> None:
+def test_log_has_few_public_names_and_docs_begin_with_common_ones() -> None:
     names = [name for name in dir(logcore.Log) if not name.startswith("_")]
     assert len(names) <= 47, names
     spec = importlib.util.spec_from_file_location(
@@ -251,8 +254,8 @@ def test_log_has_few_public_names_and_the_usual_come_first() -> None:
     assert spec.loader is not None
     site = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(site)
-    listed = site.members_of("logcore.Log")
-    assert listed[:8] == [
+    documented = site.members_of("logcore.Log")
+    assert documented[:8] == [
         "append",
         "append_many",
         "append_columns",
@@ -262,13 +265,13 @@ def test_log_has_few_public_names_and_the_usual_come_first() -> None:
         "tail",
         "close",
     ]
-    assert sorted(listed) == sorted(set(names) - set(site.FOR_HOSTS)), (
-        "each public name once"
+    assert sorted(documented) == sorted(set(names) - set(site.FOR_HOSTS)), (
+        "the docs must list each public name once"
     )
-    for name, needed in site.NEEDED.items():
-        listed = site.members_of(name)
-        assert tuple(listed[: len(needed)]) == needed
-        assert len(listed) == len(set(listed))
-        module, _, last = name.rpartition(".")
-        kind = getattr(importlib.import_module(module), last)
-        assert all(hasattr(kind, each) for each in needed), name
+    for name, first_names in site.NEEDED.items():
+        documented = site.members_of(name)
+        assert tuple(documented[: len(first_names)]) == first_names
+        assert len(documented) == len(set(documented))
+        module, _, class_name = name.rpartition(".")
+        class_ = getattr(importlib.import_module(module), class_name)
+        assert all(hasattr(class_, first_name) for first_name in first_names), name

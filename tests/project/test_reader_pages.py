@@ -1,4 +1,4 @@
-"""The tables of the pages for readers are true: limits, names of other clients, terms.
+"""The tables of the docs are correct: limits, names of other clients, and terms.
 
 docs/limits.md is compared with the constants and settings that it names, and the names
 in docs/coming-from.md with the installed clients.
@@ -34,20 +34,20 @@ CLASSES: dict[str, type] = {
     "Settings": Settings,
     "MaintenanceConfig": logcore.MaintenanceConfig,
 }
-#: Fields that have to be valid before others can be tried.
+#: Required fields, with valid values.
 OTHERS: dict[str, dict[str, object]] = {
     "transaction_timeout_ms": {"transactional_id": "t"},
 }
 
 
 def rows(page: str) -> Iterator[list[str]]:
-    """Yield the cells of each row of the tables of a page, without heads."""
+    """Yield the cells of each row of the tables of a page, without headings."""
     for line in (DOCS / page).read_text("utf-8").splitlines():
         if line.startswith("| ") and not line.startswith("| limit |"):
             yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
@@ -63,16 +63,16 @@ def test_limit_has_the_number_of_the_page(row: list[str]) -> None:
     name = row[2].strip("`")
     owner, _, last = name.rpartition(".")
     if name in CONFIGS:
-        found = CONFIGS[name].default
+        number_in_source = CONFIGS[name].default
     elif owner in CLASSES:
-        found = default_of(owner, last)
+        number_in_source = default_of(owner, last)
     elif owner.rpartition(".")[2][:1].isupper():
-        module, _, kind = owner.rpartition(".")
-        fields = attrs.fields(getattr(importlib.import_module(module), kind))
-        found = getattr(fields, last).default
+        module, _, class_ = owner.rpartition(".")
+        fields = attrs.fields(getattr(importlib.import_module(module), class_))
+        number_in_source = getattr(fields, last).default
     else:
-        found = getattr(importlib.import_module(owner), last)
-    assert found == whole(row[1])
+        number_in_source = getattr(importlib.import_module(owner), last)
+    assert number_in_source == whole_number(row[1])
 
 
 @pytest.mark.parametrize(
@@ -82,19 +82,19 @@ def test_limit_has_the_number_of_the_page(row: list[str]) -> None:
 )
 def test_limit_can_be_set_to_the_range_of_the_page(row: list[str]) -> None:
     name = row[2].strip("`")
-    numbers = [whole(entry) for entry in re.findall(r"[\d,]+", row[3])]
+    numbers = [whole_number(entry) for entry in re.findall(r"[\d,]+", row[3])]
     if name in CONFIGS:
         assert list(CONFIGS[name].metadata["range"]) == numbers
         return
     owner, _, last = name.rpartition(".")
-    kind: Any = CLASSES[owner]
+    class_: Any = CLASSES[owner]
     for number in numbers:
-        kind(**{last: number}, **OTHERS.get(last, {}))
+        class_(**{last: number}, **OTHERS.get(last, {}))
     with pytest.raises(logcore.InvalidConfigError):
-        kind(**{last: numbers[0] - 1}, **OTHERS.get(last, {}))
+        class_(**{last: numbers[0] - 1}, **OTHERS.get(last, {}))
     if len(numbers) > 1:
         with pytest.raises(logcore.InvalidConfigError):
-            kind(**{last: numbers[1] + 1}, **OTHERS.get(last, {}))
+            class_(**{last: numbers[1] + 1}, **OTHERS.get(last, {}))
 
 
 def test_topic_names_have_at_most_249_characters(tmp_path: Path) -> None:
@@ -105,7 +105,9 @@ def test_topic_names_have_at_most_249_characters(tmp_path: Path) -> None:
             directory.create_topic("t" * 250)
 
 
-def test_topics_have_kafkas_retention_and_logs_keep_all(tmp_path: Path) -> None:
+def test_topics_have_the_retention_of_kafka_and_logs_keep_all_records(
+    tmp_path: Path,
+) -> None:
     with logcore.open(tmp_path / "orders-0", create=True) as log:
         assert log.config.retention_ms == log.config.retention_bytes == -1
     with logcore.open_dir(tmp_path / "data", create=True) as directory:
@@ -139,19 +141,21 @@ def calls(column: int) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def check_calls(column: int, kinds: dict[str, type]) -> None:
-    found = list(calls(column))
-    assert len(found) > 15
-    for name, method, keywords in found:
-        called = getattr(kinds[name], method)  # AttributeError: the page is wrong
+    attribute = list(calls(column))
+    assert len(attribute) > 15
+    for name, method, keywords in attribute:
+        called = getattr(
+            kinds[name], method
+        )  # an AttributeError shows that the page is wrong
         try:
-            known = inspect.signature(called).parameters
-        except ValueError:  # librdkafka's methods are written in C
+            parameters = inspect.signature(called).parameters
+        except ValueError:  # the methods of librdkafka are written in C
             assert not [word for word in keywords if word not in called.__doc__]
             continue
         if not any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
         ):
-            assert not [word for word in keywords if word not in known], method
+            assert not [word for word in keywords if word not in parameters], method
 
 
 def test_names_of_kafka_python_exist() -> None:
@@ -206,13 +210,13 @@ def test_names_of_logcore_exist() -> None:
 
 
 def test_asyncio_has_the_same_methods() -> None:
-    kinds = {
+    class_pairs = {
         "producer": aio.TransactionalProducer,
         "consumer": aio.Consumer,
         "directory": aio.LogDir,
     }
     missing = {
-        method for name, method, _ in calls(4) if not hasattr(kinds[name], method)
+        method for name, method, _ in calls(4) if not hasattr(class_pairs[name], method)
     }
     assert not missing
 
@@ -240,10 +244,10 @@ def test_figure_of_the_comparison_is_in_the_results(figure: str) -> None:
 
 def test_readme_counts_the_compared_requests() -> None:
     conformance = (DOCS / "conformance.md").read_text("utf-8")
-    found = re.search(r"The same ([\d,]+) raw requests", conformance)
-    assert found is not None
+    counts = re.search(r"The same ([\d,]+) raw requests", conformance)
+    assert counts is not None
     readme = (DOCS.parent / "README.md").read_text("utf-8")
-    assert f"{found[1]} answers of the broker are compared" in readme
+    assert f"{counts[1]} answers of the broker are compared" in readme
 
 
 def test_terms_are_sorted_and_unique() -> None:

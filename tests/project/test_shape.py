@@ -1,8 +1,6 @@
-"""The shape of the source: files of limited length, and classes whose private names
-only they use.
-
-A file above the limit has a second mechanism, which belongs in a file of its own. Split
-it by subject, so that the first sentence of each file describes one subject.
+"""The shape of the source: the length of files is limited, and only a class uses its
+private names. A file above the limit contains a second mechanism. Move that mechanism
+to a new file, so that the first sentence of each file describes one subject.
 """
 
 from __future__ import annotations
@@ -24,36 +22,38 @@ FILES = {str(path.relative_to(SOURCES)): path for path in sorted(SOURCES.rglob("
 #: Without comments, docstrings and blank lines, so that the limit shortens no
 #: explanation.
 MAX_CODE_LINES = 930
-#: Loops over bytes that the compiled kernels repeat line by line; and tables.
+#: Files without a limit: loops over bytes that the compiled kernels repeat line by
+#: line, and tables.
 LONG_FILES = ("logcore/kernels/", "netshim/wire/table/")
 
-#: Public despite their names, or without another name in their packages.
+#: Private names that other classes may use: they are documented, or have no public
+#: name.
 PUBLIC = {"_asdict", "_fields", "_make", "_replace"} | {
     "_get_running_loop",
-    "_is_owned",  # of RLock; threading.Condition relies on it too
+    "_is_owned",  # of RLock; threading.Condition also uses it
     "_jsparkSession",
 }
 
 
 def code_lines(path: Path) -> int:
     text = path.read_text(encoding="utf-8")
-    explained: set[int] = set()
+    docstring_lines: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         ) and ast.get_docstring(node):
-            first = node.body[0]
-            explained.update(
-                range(first.lineno, (first.end_lineno or first.lineno) + 1)
+            docstring = node.body[0]
+            docstring_lines.update(
+                range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1)
             )
     lines = enumerate(text.splitlines(), 1)
     return sum(
-        number not in explained and bool(line.partition("#")[0].strip())
+        number not in docstring_lines and bool(line.partition("#")[0].strip())
         for number, line in lines
     )
 
 
-def test_no_file_is_long() -> None:
+def test_no_file_is_longer_than_the_limit() -> None:
     lines = {name: code_lines(path) for name, path in FILES.items()}
     long = {
         name: count
@@ -63,9 +63,9 @@ def test_no_file_is_long() -> None:
     assert not long
 
 
-def test_no_benchmark_hides_a_package() -> None:
-    """A script imports its neighbors first: beside benchmarks/kafka.py, kafka-python
-    could not be imported.
+def test_no_benchmark_has_the_name_of_a_package() -> None:
+    """A script imports modules of its directory first. If benchmarks/kafka.py existed,
+    benchmarks could not import kafka-python.
     """
     names = {path.stem for path in (SOURCES.parent / "benchmarks").glob("*.py")}
     assert "codec" in names
@@ -73,16 +73,16 @@ def test_no_benchmark_hides_a_package() -> None:
 
 
 def names_of(owner: ast.ClassDef) -> set[str]:
-    """Return the attributes and methods of a class, as far as its text contains them."""
-    found = set()
+    """Return the attributes and methods that the text of a class contains."""
+    names = set()
     for node in ast.walk(owner):
         if isinstance(node, ast.Attribute) and is_self(node.value):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
+            names.add(node.id)
+    return names
 
 
 def is_self(node: ast.expr) -> bool:
@@ -91,7 +91,7 @@ def is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls", "super")
 
 
-def foreign_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def uses_outside_class(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Return line and text of each use of a private attribute outside of its class.
 
     A class may use private attributes of its other instances. A function of a module
@@ -110,23 +110,26 @@ def foreign_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
             or node.attr in PUBLIC
         ):
             continue
-        around = [
+        enclosing_class = [
             class_
             for class_ in classes
             if class_.lineno <= node.lineno <= (class_.end_lineno or 0)
         ]
-        known = in_module
-        if around:
-            # Keep the innermost: ast.walk() goes from the outside in.
-            known = names[around[-1]]
-        if node.attr not in known:
+        allowed = in_module
+        if enclosing_class:
+            # The last class is the innermost one, because ast.walk() visits outer nodes
+            # first.
+            allowed = names[enclosing_class[-1]]
+        if node.attr not in allowed:
             yield node.lineno, ast.unparse(node)
 
 
-def test_no_class_reads_the_private_names_of_another() -> None:
+def test_no_class_uses_private_names_of_another_class() -> None:
     lines = ""
     for name, path in FILES.items():
-        for line, text in foreign_reads(ast.parse(path.read_text(encoding="utf-8"))):
+        for line, text in uses_outside_class(
+            ast.parse(path.read_text(encoding="utf-8"))
+        ):
             lines += f"\n  {name}:{line}: {text}"
     assert not lines, f"give it a public name, or a function beside its class:{lines}"
 
@@ -151,10 +154,10 @@ def test_no_class_reads_the_private_names_of_another() -> None:
     ],
 )
 def test_check_of_private_names_detects_uses(text: str, count: int) -> None:
-    assert len(list(foreign_reads(ast.parse(text)))) == count
+    assert len(list(uses_outside_class(ast.parse(text)))) == count
 
 
-def assigned(text: str) -> Iterator[str]:
+def writer_assignments(text: str) -> Iterator[str]:
     """Yield the assignments to an attribute of a writer, or of an object that it has."""
     for node in ast.walk(ast.parse(text)):
         for target in ast.walk(node):
@@ -167,14 +170,16 @@ def assigned(text: str) -> Iterator[str]:
                 yield f"{target.lineno}: {ast.unparse(target)}"
 
 
-def test_only_writer_assigns_attributes_of_writer() -> None:
-    """With one owner, a reader finds the lock under which a field changes."""
-    found = {
-        name: sorted(set(assigned(path.read_text("utf-8"))))
+def test_only_the_writer_assigns_its_attributes() -> None:
+    """If only one class assigns a field, a reader finds the lock under which it
+    changes.
+    """
+    assignments = {
+        name: sorted(set(writer_assignments(path.read_text("utf-8"))))
         for name, path in FILES.items()
         if name != "logcore/partition/writer.py"
     }
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert {name: lines for name, lines in assignments.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -188,26 +193,28 @@ def test_only_writer_assigns_attributes_of_writer() -> None:
         ("writer.publish(end=1)", 0),
     ],
 )
-def test_check_of_writer_assignments_finds_them(text: str, count: int) -> None:
-    assert len(set(assigned(text))) == count
+def test_check_of_writer_assignments_detects_assignments(text: str, count: int) -> None:
+    assert len(set(writer_assignments(text))) == count
 
 
-def test_each_class_name_exists_once() -> None:
-    """Except for aio, which repeats the names of the synchronous classes, and for
-    Producer, which has its name from Kafka 0.7.
+def test_class_names_are_unique() -> None:
+    """The exceptions are aio, which repeats the names of the synchronous classes, and
+    Producer of Kafka 0.7.
     """
-    places: dict[str, list[str]] = {}
+    files_by_class: dict[str, list[str]] = {}
     for name, path in FILES.items():
         if name.startswith("logcore/aio/") or name == "logcore/legacy/producer.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(name)
-    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+                files_by_class.setdefault(node.name, []).append(name)
+    assert {
+        name: files for name, files in files_by_class.items() if len(files) > 1
+    } == {}
 
 
 def test_no_large_file_and_no_log_directory_is_committed() -> None:
-    """A benchmark's directory with a log of 126 MB was committed by accident."""
+    """The directory of a benchmark with a log of 126 MB was once committed."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
     )

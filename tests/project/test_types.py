@@ -1,4 +1,4 @@
-"""Programs of users pass strict type checkers."""
+"""Programs that use logcore pass strict type checkers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_mappings_by_partition_are_accepted(tmp_path: Path, checker: list[str]) 
     pytest.importorskip(checker[0])
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", *checker, str(program)],
         cwd=ROOT,
         capture_output=True,
@@ -58,4 +58,4 @@ def test_mappings_by_partition_are_accepted(tmp_path: Path, checker: list[str]) 
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
