@@ -1,8 +1,5 @@
-"""Kafka's own dump tool on files that logcore wrote: it decides whether they are
-Kafka's.
-
-Needs Java 17 or later and Maven (Debian: apt-get install default-jdk-headless maven).
-Run by `make interop`.
+"""Kafka's dump tool reads files of logcore and finds no error. Needs Java 17 or later
+and Maven (Debian: apt-get install default-jdk-headless maven). Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
 
 @pytest.fixture(scope="module")
 def kafka_classes() -> Path:
-    """A folder of jars: Kafka and what it needs."""
+    """Return a directory with the jars of Kafka and of its dependencies."""
     return kafka_jvm.classes()
 
 
@@ -39,8 +36,10 @@ def storage() -> Iterator[Storage]:
         yield storage
 
 
-def written(path: Path, codec: str) -> list[logcore.Record]:
-    """A partition of several segments with every kind of record; what it holds."""
+def write_partition(path: Path, codec: str) -> list[logcore.Record]:
+    """Write a partition of several segments with every kind of record, and return its
+    records.
+    """
     config = {
         "compression.type": codec,
         "segment.bytes": 6000,
@@ -82,7 +81,7 @@ def written(path: Path, codec: str) -> list[logcore.Record]:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_kafka_reads_every_record(tmp_path: Path, storage: Storage, codec: str) -> None:
-    records = written(tmp_path / "orders-0", codec)
+    records = write_partition(tmp_path / "orders-0", codec)
     read_by_kafka = []
     for path in sorted((tmp_path / "orders-0").glob("*.log")):
         text = storage.dump(path, "--deep-iteration", "--print-data-log")
@@ -109,10 +108,10 @@ def test_kafka_reads_every_record(tmp_path: Path, storage: Storage, codec: str) 
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
-def test_kafka_finds_the_indexes_sound(
+def test_dump_tool_finds_no_error_in_the_indexes(
     tmp_path: Path, storage: Storage, codec: str
 ) -> None:
-    written(tmp_path / "orders-0", codec)
+    write_partition(tmp_path / "orders-0", codec)
     indexes = sorted((tmp_path / "orders-0").glob("*.index")) + sorted(
         (tmp_path / "orders-0").glob("*.timeindex")
     )
@@ -124,7 +123,9 @@ def test_kafka_finds_the_indexes_sound(
             assert "exception" not in text.lower(), text
 
 
-def test_kafka_and_logcore_read_the_files_of_kafka_alike(storage: Storage) -> None:
+def test_kafka_and_logcore_read_the_same_records_in_files_of_kafka(
+    storage: Storage,
+) -> None:
     for path in sorted((VECTORS / "partition-clean" / "orders-0").glob("*.log")):
         text = storage.dump(path, "--deep-iteration")
         offsets = [
@@ -132,17 +133,15 @@ def test_kafka_and_logcore_read_the_files_of_kafka_alike(storage: Storage) -> No
         ]
         with logcore.open(path.parent, read_only=True) as log:
             first = int(path.name[:20])
-            ours = [
+            own_offsets = [
                 record.offset
                 for batch in log.batches(first)
                 for record in batch.records()
             ]
-        assert offsets == [offset for offset in ours if offset <= offsets[-1]]
+        assert offsets == [offset for offset in own_offsets if offset <= offsets[-1]]
 
 
-def test_kafkas_java_clients_use_the_broker(
-    tmp_path: Path, kafka_classes: Path
-) -> None:
+def test_java_clients_use_the_broker(tmp_path: Path, kafka_classes: Path) -> None:
     source = DATA / "kafka" / "Client.java"
     with netshim.serve(tmp_path / "data") as server:
         command = [
@@ -152,11 +151,11 @@ def test_kafkas_java_clients_use_the_broker(
             str(source),
             server.bootstrap_servers,
         ]
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=300
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.splitlines() == [
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert result.stdout.splitlines() == [
             "topics [java]",
             "retention.ms 1000 DYNAMIC_TOPIC_CONFIG",
             "partitions 2",
@@ -200,7 +199,7 @@ def test_kafka_reads_the_files_of_brokers_clients_and_groups(
         consumer.close()
     paths = sorted((tmp_path / "data" / "t-0").glob("*.log"))
     assert len(paths) > 2
-    _is_sound(storage, paths, 2_000)
+    _check_files(storage, paths, 2_000)
     (offsets,) = (tmp_path / "data" / "__consumer_offsets-0").glob("*.log")
     text = storage.dump(offsets, "--offsets-decoder")
     assert '"group":"billing","topic":"t","partition":0' in text, text
@@ -217,11 +216,13 @@ def test_kafka_reads_segments_that_were_staged_and_adopted(
         directory.partition("t", 0).append(b"after")
     paths = sorted((path / "t-0").glob("*.log"))
     assert len(paths) > 2
-    _is_sound(storage, paths, 502)
+    _check_files(storage, paths, 502)
 
 
-def _is_sound(storage: Storage, paths: list[Path], records: int) -> None:
-    """Kafka finds every batch whole, offsets without a gap, and the indexes right."""
+def _check_files(storage: Storage, paths: list[Path], records: int) -> None:
+    """Check that Kafka's tool reports complete batches, offsets without a gap, and
+    correct indexes.
+    """
     offsets: list[int] = []
     for path in paths:
         text = storage.dump(path, "--deep-iteration")

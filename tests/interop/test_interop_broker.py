@@ -1,8 +1,7 @@
-"""A directory that a Kafka broker wrote, that logcore goes on with, and that the broker
-takes back.
-
-The broker is Apache Kafka's, in KRaft mode on loopback; the clients are librdkafka's.
-Once it is shut down, once it is killed. Needs Java 17 and Maven. Run by `make interop`.
+"""A broker of Apache Kafka writes a directory, logcore appends to it, and the broker
+opens it again. The broker runs in KRaft mode, and the clients use librdkafka. The
+broker is shut down in one case, and killed in the other. Needs Java 17 and Maven. Run
+by `make interop`.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ TOPICS: dict[str, dict[str, str]] = {
 Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
 
 
-def quiet(broker: Broker) -> dict[str, Any]:
+def client_options(broker: Broker) -> dict[str, Any]:
     return {"bootstrap.servers": broker.address, "log_level": 0}
 
 
-class Sent:
-    """What clients sent, and what of it is to be found, by topic."""
+class ExpectedRows:
+    """The rows of each topic that consumers must read."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[int, Row]] = {topic: {} for topic in TOPICS}
@@ -54,7 +53,7 @@ class Sent:
 
     def producer(self, broker: Broker, **options: Any) -> Any:
         return kafka.Producer(
-            {**quiet(broker), "linger.ms": 5, "batch.size": 1500, **options}
+            {**client_options(broker), "linger.ms": 5, "batch.size": 1500, **options}
         )
 
     def send(
@@ -73,11 +72,11 @@ class Sent:
                 key,
                 timestamp=timestamp_ms,
                 headers=headers,
-                on_delivery=self._noted(headers),
+                on_delivery=self._record_delivery(headers),
             )
         assert producer.flush(30) == 0
 
-    def _noted(self, headers: list[tuple[str, bytes | None]]) -> Any:
+    def _record_delivery(self, headers: list[tuple[str, bytes | None]]) -> Any:
         def delivered(error: Any, message: Any) -> None:
             assert error is None, error
             timestamp_ms = message.timestamp()[1]
@@ -93,20 +92,22 @@ class Sent:
 
         return delivered
 
-    def forget(self) -> None:
-        """What was sent since the last decision was aborted."""
+    def discard_undecided(self) -> None:
+        """Discard the rows of an aborted transaction."""
         for topic, offset in self.undecided:
             del self.rows[topic][offset]
         self.undecided.clear()
 
-    def note(self, topic: str, log: logcore.Log, receipt: logcore.Receipt) -> None:
+    def add_appended(
+        self, topic: str, log: logcore.Log, receipt: logcore.Receipt
+    ) -> None:
         for record in log.read(receipt.offset, receipt.last_offset + 1):
             self.rows[topic][record.offset] = row_of(record)
 
-    def newest(self, topic: str) -> dict[bytes | None, bytes | None]:
+    def newest_values(self, topic: str) -> dict[bytes | None, bytes | None]:
         return {row[1]: row[2] for _, row in sorted(self.rows[topic].items())}
 
-    def since(self, topic: str, start: int) -> list[Row]:
+    def rows_from(self, topic: str, start: int) -> list[Row]:
         return [
             row for offset, row in sorted(self.rows[topic].items()) if offset >= start
         ]
@@ -122,11 +123,11 @@ def row_of(record: Any) -> Row:
     )
 
 
-def consumed(broker: Broker, topic: str) -> list[Row]:
-    """All committed records, as a consumer has them."""
+def consume_all(broker: Broker, topic: str) -> list[Row]:
+    """Return all committed records that a consumer reads."""
     consumer = kafka.Consumer(
         {
-            **quiet(broker),
+            **client_options(broker),
             "group.id": "all",
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
@@ -137,8 +138,8 @@ def consumed(broker: Broker, topic: str) -> list[Row]:
     rows: list[Row] = []
     try:
         consumer.assign([kafka.TopicPartition(topic, 0, kafka.OFFSET_BEGINNING)])
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             for message in consumer.consume(1000, 0.5):
                 if message.error() is None:
                     headers = tuple(message.headers() or ())
@@ -160,56 +161,64 @@ def consumed(broker: Broker, topic: str) -> list[Row]:
     raise TimeoutError(topic)
 
 
-def write_all(sent: Sent, broker: Broker, now_ms: int) -> None:
-    """Every codec, idempotent; two transactions at a time, of which some are aborted;
-    many values of few keys.
+def write_all(expected: ExpectedRows, broker: Broker, now_ms: int) -> None:
+    """Write records with every codec by idempotent producers, two concurrent
+    transactions, of which some are aborted, and many values of few keys.
     """
-    for turn, codec in enumerate(CODECS):
-        producer = sent.producer(
+    for index, codec in enumerate(CODECS):
+        producer = expected.producer(
             broker, **{"compression.type": codec, "enable.idempotence": True}
         )
         rows = [
-            (b"k%d" % (at % 7), b"%s %d %d" % (codec.encode(), turn, at), now_ms + at)
-            for at in range(150)
+            (
+                b"k%d" % (number % 7),
+                b"%s %d %d" % (codec.encode(), index, number),
+                now_ms + number,
+            )
+            for number in range(150)
         ]
-        sent.send(producer, "plain", [*rows, (None, b"", now_ms), (b"k", None, now_ms)])
-        sent.send(producer, "compacted", rows)
-    sent.undecided.clear()
+        expected.send(
+            producer, "plain", [*rows, (None, b"", now_ms), (b"k", None, now_ms)]
+        )
+        expected.send(producer, "compacted", rows)
+    expected.undecided.clear()
     producers = [
-        sent.producer(broker, **{"transactional.id": name})
+        expected.producer(broker, **{"transactional.id": name})
         for name in ("first", "second")
     ]
     for producer in producers:
         producer.init_transactions(30)
     undecided: list[list[tuple[str, int]]] = [[], []]
-    for turn in range(5):
-        for at, producer in enumerate(producers):
+    for index in range(5):
+        for number, producer in enumerate(producers):
             producer.begin_transaction()
             for topic in TOPICS:
-                sent.send(
+                expected.send(
                     producer,
                     topic,
                     [
-                        (b"t%d" % n, b"txn %d %d" % (turn, at), now_ms + n)
+                        (b"t%d" % n, b"txn %d %d" % (index, number), now_ms + n)
                         for n in range(9)
                     ],
                 )
-            undecided[at], sent.undecided = sent.undecided, []
-        for at, producer in enumerate(producers):
-            sent.undecided = undecided[at]
-            if (turn + at) % 3 == 0:
+            undecided[number], expected.undecided = expected.undecided, []
+        for number, producer in enumerate(producers):
+            expected.undecided = undecided[number]
+            if (index + number) % 3 == 0:
                 producer.abort_transaction(30)
-                sent.forget()
+                expected.discard_undecided()
             else:
                 producer.commit_transaction(30)
-            sent.undecided = []
+            expected.undecided = []
 
 
-def noted(broker: Broker, name: str, topic: str) -> int:
+def checkpointed_offset(broker: Broker, name: str, topic: str) -> int:
     return checkpoint.read_offsets(OS, str(broker.data), name).get((topic, 0), -1)
 
 
-def check_ours(sent: Sent, directory: logcore.LogDir, start: int) -> None:
+def check_directory(
+    expected: ExpectedRows, directory: logcore.LogDir, start: int
+) -> None:
     plain, compacted = (
         [
             row_of(record)
@@ -217,39 +226,47 @@ def check_ours(sent: Sent, directory: logcore.LogDir, start: int) -> None:
         ]
         for log in (directory.partition(topic, 0) for topic in TOPICS)
     )
-    assert plain == sent.since("plain", start)
-    check_compacted(sent, compacted)
+    assert plain == expected.rows_from("plain", start)
+    check_compacted(expected, compacted)
 
 
-def check_compacted(sent: Sent, rows: list[Row]) -> None:
+def check_compacted(expected: ExpectedRows, rows: list[Row]) -> None:
     for row in rows:
-        assert row == sent.rows["compacted"][row[0]]
-    assert {row[1]: row[2] for row in rows} == sent.newest("compacted")
+        assert row == expected.rows["compacted"][row[0]]
+    assert {row[1]: row[2] for row in rows} == expected.newest_values("compacted")
 
 
-def go_on(sent: Sent, log: logcore.Log, topic: str, now_ms: int) -> None:
-    """Appends of every kind, by us."""
+def append_all_kinds(
+    expected: ExpectedRows, log: logcore.Log, topic: str, now_ms: int
+) -> None:
+    """Append records of every kind with logcore."""
     rows = [
-        (b"k%d" % (number % 9), b"ours %d" % number, (("h", b"2"),), now_ms + number)
+        (b"k%d" % (number % 9), b"logcore %d" % number, (("h", b"2"),), now_ms + number)
         for number in range(200)
     ]
-    sent.note(topic, log, log.append_many(rows))
+    expected.add_appended(topic, log, log.append_many(rows))
     for codec in CODECS[1:]:
-        sent.note(topic, log, log.append_batch(encode(rows[:20], codec=codec)))
-    for turn, commit in enumerate([True, False]):
+        expected.add_appended(
+            topic, log, log.append_batch(encode(rows[:20], codec=codec))
+        )
+    for index, commit in enumerate([True, False]):
         producer: dict[str, Any] = {
             "producer_id": 9_000_000,
             "producer_epoch": 0,
             "transactional": True,
         }
-        receipt = log.append_batch(encode(rows[:5], base_sequence=5 * turn, **producer))
+        receipt = log.append_batch(
+            encode(rows[:5], base_sequence=5 * index, **producer)
+        )
         if commit:
-            sent.note(topic, log, receipt)
+            expected.add_appended(topic, log, receipt)
         log.end_transaction(9_000_000, 0, commit=commit)
 
 
 def end_open_transaction(log: logcore.Log) -> None:
-    """What stayed open when the broker was killed is its producer's last batch."""
+    """Abort the transaction that was open when the broker was killed. Its batch is the
+    last transactional one.
+    """
     last = [
         batch for batch in log.batches(log.log_start_offset) if batch.is_transactional
     ][-1]
@@ -262,41 +279,45 @@ def end_open_transaction(log: logcore.Log) -> None:
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
+def test_kafka_continues_with_a_directory_after_appends_of_logcore(
+    tmp_path: Path, ending: str
+) -> None:
     now_ms = int(time.time() * 1000)
-    sent = Sent()
+    expected = ExpectedRows()
     start = 100
     with Broker(tmp_path) as broker:
-        client = admin.AdminClient(quiet(broker))
-        new = [
+        client = admin.AdminClient(client_options(broker))
+        new_topics = [
             admin.NewTopic(topic, 1, 1, config=config)
             for topic, config in TOPICS.items()
         ]
-        for future in client.create_topics(new, request_timeout=30).values():
+        for future in client.create_topics(new_topics, request_timeout=30).values():
             future.result(30)
-        write_all(sent, broker, now_ms)
-        asked = client.delete_records([kafka.TopicPartition("plain", 0, start)])
-        assert [future.result(30).low_watermark for future in asked.values()] == [start]
-        until = time.monotonic() + 30
+        write_all(expected, broker, now_ms)
+        deletions = client.delete_records([kafka.TopicPartition("plain", 0, start)])
+        assert [future.result(30).low_watermark for future in deletions.values()] == [
+            start
+        ]
+        deadline = time.monotonic() + 30
         while (
-            noted(broker, checkpoint.CLEANER, "compacted") < 700
-            or noted(broker, checkpoint.LOG_START, "plain") < start
+            checkpointed_offset(broker, checkpoint.CLEANER, "compacted") < 700
+            or checkpointed_offset(broker, checkpoint.LOG_START, "plain") < start
         ):
-            assert time.monotonic() < until, broker.output()
+            assert time.monotonic() < deadline, broker.output()
             time.sleep(0.1)
         if ending == "kill":
-            producer = sent.producer(broker, **{"transactional.id": "first"})
+            producer = expected.producer(broker, **{"transactional.id": "first"})
             producer.init_transactions(30)
             producer.begin_transaction()
             for topic in TOPICS:
-                sent.send(producer, topic, [(b"k1", b"open", now_ms)])
-            sent.forget()
+                expected.send(producer, topic, [(b"k1", b"open", now_ms)])
+            expected.discard_undecided()
             broker.kill()
 
     with logcore.open_dir(broker.data, durability="os") as directory:
         assert directory.host.was_clean == (ending == "stop")
-        check_ours(sent, directory, start)
-        for topic, config in TOPICS.items():  # the broker keeps them elsewhere
+        check_directory(expected, directory, start)
+        for topic, config in TOPICS.items():  # the broker stores the settings elsewhere
             directory.alter_topic(
                 topic,
                 {
@@ -312,7 +333,7 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
             assert epochs == sorted(epochs) and log.leader_epoch == epochs[-1]
             if ending == "kill":
                 end_open_transaction(log)
-            go_on(sent, log, topic, now_ms)
+            append_all_kinds(expected, log, topic, now_ms)
         compacted = directory.partition("compacted", 0)
         compacted.roll()
         before = compacted.statistics().size_bytes
@@ -320,18 +341,18 @@ def test_a_broker_s_directory_and_back(tmp_path: Path, ending: str) -> None:
         assert compacted.statistics().size_bytes < before
         start += 50
         directory.partition("plain", 0).delete_records(start)
-        check_ours(sent, directory, start)
+        check_directory(expected, directory, start)
     assert not [
         verdict for verdict in verify(broker.data) if verdict.status == "damaged"
     ]
 
     for _ in range(2):
         with Broker(tmp_path) as broker:
-            assert consumed(broker, "plain") == sent.since("plain", start)
-            check_compacted(sent, consumed(broker, "compacted"))
-            write_all(sent, broker, now_ms)
-            assert consumed(broker, "plain") == sent.since("plain", start)
+            assert consume_all(broker, "plain") == expected.rows_from("plain", start)
+            check_compacted(expected, consume_all(broker, "compacted"))
+            write_all(expected, broker, now_ms)
+            assert consume_all(broker, "plain") == expected.rows_from("plain", start)
         assert "ERROR" not in broker.output()
         with logcore.open_dir(broker.data) as directory:
             assert directory.host.was_clean
-            check_ours(sent, directory, start)
+            check_directory(expected, directory, start)

@@ -1,9 +1,7 @@
-"""Spark on two machines: a standalone cluster whose second worker has a mount namespace
-of its own, with other files.
-
-The machine without the log directory can write, because its tasks carry rows to the
-driver, and can read through a broker. Reading the directory there, or another
-directory, is an error that contains host and path.
+"""Spark on two machines: a standalone cluster whose second worker has a separate mount
+namespace with other files. The machine without the log directory can write, because its
+tasks send rows to the driver, and can read through a broker. Reading the directory or
+another directory on that machine is an error that contains host and path.
 
 Needs root, for the namespace, and Java 17. Run by `make interop`.
 """
@@ -38,11 +36,11 @@ ROWS = 400
 
 
 class Cluster:
-    """A master and two workers with a slot each. The second one sees `elsewhere`
-    instead of `hidden`.
+    """A master and two workers with one slot each. In the second worker,
+    `mounted_instead` is mounted at the path `hidden`.
     """
 
-    def __init__(self, folder: Path, hidden: Path, elsewhere: Path) -> None:
+    def __init__(self, folder: Path, hidden: Path, mounted_instead: Path) -> None:
         self.folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
@@ -62,7 +60,7 @@ class Cluster:
             "--mount",
             "sh",
             "-c",
-            f'mount --bind "{elsewhere}" "{hidden}" && exec "$@"',
+            f'mount --bind "{mounted_instead}" "{hidden}" && exec "$@"',
             "sh",
         ]
         for number, before in enumerate(([], mount)):
@@ -83,13 +81,13 @@ class Cluster:
             self._wait(worker, r"Successfully registered with master")
 
     def _start(
-        self, name: str, kind: str, *options: str, before: list[str] | None = None
+        self, name: str, class_name: str, *options: str, before: list[str] | None = None
     ) -> Path:
         log_file = self.folder / f"{name}.log"
         command = [
             *(before or []),
             self._program,
-            f"org.apache.spark.deploy.{kind}",
+            f"org.apache.spark.deploy.{class_name}",
             *options,
         ]
         environment = {
@@ -133,7 +131,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         command = [sys.executable, __file__, self.url, step, *args]
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             env=environment,
             cwd=self.folder,
@@ -142,21 +140,23 @@ class Cluster:
             check=False,
             timeout=300,
         )
-        assert done.returncode == 0, done.stderr[-4000:]
-        observed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        assert result.returncode == 0, result.stderr[-4000:]
+        observed: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
         return observed
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the log directory, and the directory that the second machine sees there."""
+def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the log directory, and the directory that is mounted at its path on the
+    second machine.
+    """
     folder = tmp_path_factory.mktemp("cluster")
     return folder / "here", folder / "elsewhere"
 
 
 @pytest.fixture(scope="module")
 def cluster(
-    places: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+    directories: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     if (
         os.geteuid()
@@ -168,9 +168,9 @@ def cluster(
         pyspark_logcore.ensure_java()
     except pyspark_logcore.JavaNotFoundError as error:
         pytest.skip(str(error))
-    for directory in places:
+    for directory in directories:
         directory.mkdir()
-    started = Cluster(tmp_path_factory.mktemp("spark"), *places)
+    started = Cluster(tmp_path_factory.mktemp("spark"), *directories)
     try:
         yield started
     finally:
@@ -186,10 +186,10 @@ def fill(path: Path, rows: int) -> None:
             )
 
 
-def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
-    cluster: Cluster, places: tuple[Path, Path]
+def test_machine_without_the_directory_writes_and_reads_through_a_broker(
+    cluster: Cluster, directories: tuple[Path, Path]
 ) -> None:
-    here = places[0] / "data"
+    here = directories[0] / "data"
     fill(here, ROWS)
     observed = cluster.run("write", str(here))
     assert len(observed["hosts"]) == 2, "both machines had tasks"
@@ -197,8 +197,8 @@ def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
     with logcore.open_dir(here, read_only=True) as directory:
         written = [
             record.value
-            for part in range(4)
-            for record in directory.partition("written", part).read(0)
+            for partition in range(4)
+            for record in directory.partition("written", partition).read(0)
         ]
     assert sorted(written) == sorted(b"%d" % number for number in range(4 * ROWS))
 
@@ -208,20 +208,20 @@ def test_a_machine_without_the_directory_writes_and_reads_through_a_broker(
 
 
 def test_reading_without_access_to_the_directory_raises(
-    cluster: Cluster, places: tuple[Path, Path]
+    cluster: Cluster, directories: tuple[Path, Path]
 ) -> None:
-    here = places[0] / "other"
+    here = directories[0] / "other"
     fill(here, ROWS)
-    for given in ("true", "false"):
-        error = cluster.run("read", str(here), given)["error"]
+    for fail_on_data_loss in ("true", "false"):
+        error = cluster.run("read", str(here), fail_on_data_loss)["error"]
         assert (
             "does not see the log directory" in error
             and str(here) in error
             and os.uname().nodename in error
         )
-    fill(places[1] / "other", ROWS + 1)
-    for given in ("true", "false"):
-        error = cluster.run("read", str(here), given)["error"]
+    fill(directories[1] / "other", ROWS + 1)
+    for fail_on_data_loss in ("true", "false"):
+        error = cluster.run("read", str(here), fail_on_data_loss)["error"]
         assert (
             "directory_id" in error
             and str(here) in error
@@ -230,7 +230,7 @@ def test_reading_without_access_to_the_directory_raises(
 
 
 def main(url: str, step: str, *args: str) -> None:
-    """Run the jobs. Tasks sleep a little, so that both machines get some."""
+    """Run the jobs. Tasks sleep for a short time, so that both machines get some."""
     from pyspark.sql import SparkSession
 
     builder = (
@@ -249,7 +249,7 @@ def main(url: str, step: str, *args: str) -> None:
     if step == "write":
         path = args[0]
         rows = spark.range(4 * ROWS).repartition(8)
-        slow = rows.mapInArrow(slowly, rows.schema).selectExpr(
+        slow = rows.mapInArrow(after_a_pause, rows.schema).selectExpr(
             "cast(id as string) as value"
         )
         slow.write.format("logcore").mode("append").option("topic", "written").option(
@@ -257,7 +257,7 @@ def main(url: str, step: str, *args: str) -> None:
         ).save(path)
         seen = (
             spark.sparkContext.parallelize(range(8), 8)
-            .map(lambda _: see(path))
+            .map(lambda _: mount_namespace(path))
             .distinct()
             .collect()
         )
@@ -273,7 +273,8 @@ def main(url: str, step: str, *args: str) -> None:
         )
         rows = reader.option("minPartitions", 8).load()
         values = [
-            row["value"] for row in rows.mapInArrow(slowly, rows.schema).collect()
+            row["value"]
+            for row in rows.mapInArrow(after_a_pause, rows.schema).collect()
         ]
         observed = {"rows": len(values), "distinct": len(set(values))}
     else:
@@ -284,20 +285,22 @@ def main(url: str, step: str, *args: str) -> None:
         )
         rows = reader.option("failOnDataLoss", args[1]).load(args[0])
         try:
-            observed = {"rows": len(rows.mapInArrow(slowly, rows.schema).collect())}
+            observed = {
+                "rows": len(rows.mapInArrow(after_a_pause, rows.schema).collect())
+            }
         except Exception as error:
             observed = {"error": str(error)}
     spark.stop()
     print(json.dumps(observed))
 
 
-def slowly(batches: Any) -> Any:
+def after_a_pause(batches: Any) -> Any:
     for batch in batches:
         time.sleep(0.3)
         yield batch
 
 
-def see(path: str) -> tuple[str, bool]:
+def mount_namespace(path: str) -> tuple[str, bool]:
     time.sleep(0.5)
     with open("/proc/self/mountinfo") as mounts:
         namespace = str(os.stat("/proc/self/ns/mnt").st_ino) + str(len(mounts.read()))

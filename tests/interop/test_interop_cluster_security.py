@@ -36,8 +36,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[SecuredCluster]:
-    """Return a cluster whose brokers a test may stop."""
+def own_cluster(tmp_path: Path) -> Iterator[SecuredCluster]:
+    """Start a cluster whose brokers the test may stop."""
     with SecuredCluster(tmp_path / "cluster") as cluster:
         cluster.add_users(ADMIN, ALICE)
         yield cluster
@@ -126,7 +126,7 @@ def test_java_clients_use_the_rules_of_each_broker(
     check_load(secured, "java", load)
 
 
-def test_kafkas_other_tools_log_in(secured: SecuredCluster) -> None:
+def test_other_tools_of_kafka_log_in(secured: SecuredCluster) -> None:
     secured.create("tools")
     secured.until_in_sync("tools", 3)
     topics = "org.apache.kafka.tools.TopicCommand"
@@ -144,19 +144,21 @@ def test_kafkas_other_tools_log_in(secured: SecuredCluster) -> None:
 # -- failures --------------------------------------------------------------------------
 
 
-def test_a_group_continues_while_leaders_and_coordinators_are_killed(
-    own: SecuredCluster,
+def test_group_continues_while_leaders_and_coordinators_are_killed(
+    own_cluster: SecuredCluster,
 ) -> None:
     """A user with rules for one topic and one group, over SCRAM and TLS."""
-    own.create("t", 3)
+    own_cluster.create("t", 3)
     for name in ("--producer", "--consumer"):
         group = ("--group", "readers") if name == "--consumer" else ()
-        netshim("acl", "add", own.path, "User:alice", name, "--topic", "t", *group)
-    config = own.config_of(ALICE)
-    load = Load(own, "t", **config)
+        netshim(
+            "acl", "add", own_cluster.path, "User:alice", name, "--topic", "t", *group
+        )
+    config = own_cluster.config_of(ALICE)
+    load = Load(own_cluster, "t", **config)
     consumer = confluent_kafka.Consumer(
         {
-            "bootstrap.servers": own.bootstrap_servers,
+            "bootstrap.servers": own_cluster.bootstrap_servers,
             "group.id": "readers",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -185,43 +187,47 @@ def test_a_group_continues_while_leaders_and_coordinators_are_killed(
 
     read_more(100)
     for number in (1, 2, 3):
-        own.kill(number)
+        own_cluster.kill(number)
         load.until_more(100)
         read_more(100)
-        own.start(number)
+        own_cluster.start(number)
         for index in range(3):
-            own.until_in_sync("t", 3, index)
+            own_cluster.until_in_sync("t", 3, index)
     load.pause()
     consumer.close()
-    check_load(own, "t", load)
-    check_replica_files(own, "t")
+    check_load(own_cluster, "t", load)
+    check_replica_files(own_cluster, "t")
 
 
-def test_a_user_is_deleted_while_a_broker_is_stopped(own: SecuredCluster) -> None:
-    """The broker registers again after its session. The user must not log in there."""
-    own.create("t", 3)
-    own.send(3, signal.SIGSTOP)
-    netshim("user", "remove", own.path, ALICE)
+def test_user_that_is_deleted_while_a_broker_is_stopped_is_refused(
+    own_cluster: SecuredCluster,
+) -> None:
+    """The broker registers again after its session has expired. The deleted user must
+    not log in at that broker.
+    """
+    own_cluster.create("t", 3)
+    own_cluster.send(3, signal.SIGSTOP)
+    netshim("user", "remove", own_cluster.path, ALICE)
     until(
-        lambda: 3 not in {own.partition("t", n, 1).leader_id for n in range(3)},
+        lambda: 3 not in {own_cluster.partition("t", n, 1).leader_id for n in range(3)},
         "the stopped broker is replaced",
     )
-    own.send(3, signal.SIGCONT)
+    own_cluster.send(3, signal.SIGCONT)
 
     def is_refused() -> bool:
         try:
-            own.connect(3, own.settings_of(ALICE)).close()
+            own_cluster.connect(3, own_cluster.settings_of(ALICE)).close()
         except LoginError:
             return True
         return False
 
     until(is_refused, "the deleted user is refused")
     for index in range(3):
-        own.until_in_sync("t", 3, index)
+        own_cluster.until_in_sync("t", 3, index)
 
 
 def test_brokers_with_zookeeper_log_in_to_each_other(tmp_path: Path) -> None:
-    """A user that is added later, and a leader that is killed under load."""
+    """A user is added later, and a leader is killed under load."""
     pytest.importorskip("kazoo")
     with ZooKeeper(tmp_path / "zookeeper") as zookeeper:
         zookeeper.await_start()

@@ -1,9 +1,7 @@
-"""Raw requests of every API and version to our broker and to one of Kafka's: the
-answers are compared.
-
-Needs Java 17 or later and Maven. Run by `make interop`; writes docs/conformance.md, and
-Kafka's answers, with which tests/netshim/test_conformance.py compares where there is no
-Java.
+"""Raw requests of every API and version to netshim and to Apache Kafka, whose responses
+are compared. Needs Java 17 or later and Maven. Run by `make interop`. Writes
+docs/conformance.md, and the responses of Kafka, with which
+tests/netshim/test_conformance.py compares without Java.
 """
 
 from __future__ import annotations
@@ -26,23 +24,29 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
         )
     kafka = start(tmp_path / "ours", **report.SETTINGS)
     try:
-        ours = report.ask_all(
+        own_responses = report.ask_all(
             int(kafka.bootstrap_servers.rpartition(":")[2]), report.served()
         )
     finally:
         kafka.stop()
-    differing = report.differences(ours, kafka_responses)
+    differing = report.differences(own_responses, kafka_responses)
     assert [
-        each for each in differing if report.reason_of(each[0], each[2]) is None
+        difference
+        for difference in differing
+        if report.reason_of(difference[0], difference[2]) is None
     ] == []
     used = {report.reason_of(api, step) for api, _, step, _ in differing}
     assert used == set(report.REASONS)
     report.save(kafka_responses)
-    report.PAGE.write_text(report.page(ours, kafka_responses), encoding="utf-8")
+    report.PAGE.write_text(
+        report.page(own_responses, kafka_responses), encoding="utf-8"
+    )
 
 
-def test_kafka_validates_settings_of_topics_as_it_did(tmp_path: Path) -> None:
-    """tests/netshim/test_topic_settings.py compares with what is written here."""
+def test_recorded_validation_of_topic_settings_is_current(tmp_path: Path) -> None:
+    """tests/netshim/test_topic_settings.py compares with the file that this test
+    writes.
+    """
     before = topic_settings.stored()
     with kafka_jvm.Broker(tmp_path) as broker:
         verdicts = topic_settings.ask(int(broker.address.rpartition(":")[2]))

@@ -1,5 +1,5 @@
-"""Groups of the consumer protocol (KIP-848) of Kafka's Java client on our broker, and
-the output of Kafka's dump tool for the records of the broker.
+"""Groups of the consumer protocol (KIP-848) of Kafka's Java client on netshim, and the
+output of Kafka's dump tool for the records of the broker.
 
 Needs Java 17 or later and Maven. Run by `make interop`.
 """
@@ -40,7 +40,7 @@ from support.vectors import DATA
 pytestmark = pytest.mark.interop
 
 
-def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
+def test_java_client_and_dump_tool_use_consumer_groups(tmp_path: Path) -> None:
     pytest.importorskip("re2")
     source = DATA / "kafka" / "ConsumerGroups.java"
     kafka = start(tmp_path / "data", group_consumer_session_timeout_ms=10_000)
@@ -52,13 +52,13 @@ def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
             str(source),
             kafka.bootstrap_servers,
         ]
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=300
         )
     finally:
         kafka.stop()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines() == [
         "feature 1",
         "read 8",
         "committed 2",
@@ -74,12 +74,12 @@ def test_kafkas_java_client_and_dump_tool(tmp_path: Path) -> None:
     with Storage() as storage:
         (path,) = (tmp_path / "data" / "__consumer_offsets-0").glob("*.log")
         text = storage.dump(path, "--offsets-decoder")
-    for kind in (3, 5, 6, 7, 8, 16):
-        lines = re.findall(rf'"type":"?{kind}"?.*', text)
-        assert lines, (kind, text[:3000])
+    for record_type in (3, 5, 6, 7, 8, 16):
+        lines = re.findall(rf'"type":"?{record_type}"?.*', text)
+        assert lines, (record_type, text[:3000])
 
 
-# -- beside a broker of Kafka's own ----------------------------------------------------
+# -- compared with a broker of Kafka ----------------------------------------------------
 
 HEARTBEAT = wire.CONSUMER_GROUP_HEARTBEAT
 JOIN: dict[str, Any] = {
@@ -179,13 +179,13 @@ def heartbeat(
     )
 
 
-def others(client: Client) -> Iterator[Any]:
+def other_responses(client: Client) -> Iterator[Any]:
     """Requests other than heartbeats, for a group with member A at epoch 1."""
     topic_type = wire.OFFSET_COMMIT.Request.Topic
-    part = topic_type.Partition(
+    partition = topic_type.Partition(
         partition_index=0, committed_offset=1, committed_metadata=""
     )
-    topics = [topic_type(name="t", partitions=[part])]
+    topics = [topic_type(name="t", partitions=[partition])]
     commit = wire.OFFSET_COMMIT.Request
     for member_id, epoch, version in (
         ("A", 1, 9),
@@ -208,11 +208,13 @@ def others(client: Client) -> Iterator[Any]:
         )
     fetch = wire.OFFSET_FETCH.Request
     for member, epoch in ((None, -1), ("A", 1), ("A", 2), ("B", 1)):
-        asked = fetch.Group(
+        fetched_group = fetch.Group(
             group_id="g", member_id=member, member_epoch=epoch, topics=None
         )
         yield (
-            client.ask(wire.OFFSET_FETCH, 9, fetch(groups=[asked])).groups[0].error_code
+            client.ask(wire.OFFSET_FETCH, 9, fetch(groups=[fetched_group]))
+            .groups[0]
+            .error_code
         )
     for version in (5, 6):
         request = wire.DESCRIBE_GROUPS.Request(groups=["g", "none"])
@@ -252,8 +254,8 @@ def others(client: Client) -> Iterator[Any]:
     )
 
 
-def connected(address: str) -> Client:
-    """A client of a broker that has read its groups."""
+def connect(address: str) -> Client:
+    """Connect to a broker, and wait until it has loaded its groups."""
     client = Client(int(address.rpartition(":")[2]))
     find = wire.FIND_COORDINATOR.Request(coordinator_keys=["g"], key_type=0)
     while client.ask(wire.FIND_COORDINATOR, 4, find).coordinators[0].error_code:
@@ -280,17 +282,19 @@ def make_topic(client: Client, count: int = 4) -> bytes:
     assert created.topics[0].error_code == 0
     topic_id: bytes = created.topics[0].topic_id
     numbers = None
-    while not numbers:  # Kafka's coordinator learns of a topic later than ours
+    while (
+        not numbers
+    ):  # the coordinator of Kafka gets the metadata of a topic later than netshim does
         numbers = heartbeat(client, topic_id, "W", 0, {**JOIN, "group_id": "waits"})[-1]
         assert heartbeat(client, topic_id, "W", -1, {"group_id": "waits"})[0] == 0
     return topic_id
 
 
-def life(address: str) -> list[Any]:
+def responses_of_group(address: str) -> list[Any]:
     """Return the responses of a broker to all steps, and then for a group of one
     member.
     """
-    client = connected(address)
+    client = connect(address)
     topic_id = make_topic(client)
     steps_and_responses: list[Any] = [
         (step, heartbeat(client, topic_id, *step)) for step in STEPS
@@ -301,12 +305,12 @@ def life(address: str) -> list[Any]:
     steps_and_responses.append(heartbeat(client, topic_id, "A", -1, {"group_id": "h"}))
     first = heartbeat(client, topic_id, "A", 0, JOIN)
     steps_and_responses.append(first)
-    steps_and_responses += others(client)
+    steps_and_responses += other_responses(client)
     client.sock.close()
     return steps_and_responses
 
 
-def plain(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     match value:
         case GroupEpoch():
             return value.epoch
@@ -317,13 +321,13 @@ def plain(value: Any) -> Any:
                 value.member_epoch,
                 value.previous_epoch,
                 value.state,
-                plain(value.assigned),
-                plain(value.revoking),
+                comparable(value.assigned),
+                comparable(value.revoking),
             )
     return value
 
 
-def written(folder: Path) -> list[Any]:
+def written_records(folder: Path) -> list[Any]:
     """Return the records of groups, batch by batch, without values that differ: ids of
     topics, hashes, hosts.
     """
@@ -341,15 +345,15 @@ def written(folder: Path) -> list[Any]:
                     value = read_consumer_value(key.kind, record.value)
                     encoded = consumer_value(value)
                     assert encoded == record.value, (key, value, record.value.hex(" "))
-                records.append((key.kind, key.group_id, key.name, plain(value)))
+                records.append((key.kind, key.group_id, key.name, comparable(value)))
             if records:
                 batches.append(records)
     return batches
 
 
 def check_answers(folder: Path, ask: Callable[[str], list[Any]]) -> tuple[Path, Path]:
-    """Query a broker of Kafka, and then ours, and check that the responses are equal.
-    Return both folders.
+    """Query a broker of Kafka, and then netshim, and check that the responses are
+    equal. Return both directories.
     """
     with kafka_jvm.Broker(folder) as broker:
         kafka_answers = ask(broker.address)
@@ -365,9 +369,9 @@ def check_answers(folder: Path, ask: Callable[[str], list[Any]]) -> tuple[Path, 
     return ours_path, broker.data
 
 
-def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
-    own_path, kafka_path = check_answers(tmp_path, life)
-    assert written(own_path) == written(kafka_path)
+def test_kafka_sends_and_writes_the_same_for_groups(tmp_path: Path) -> None:
+    own_path, kafka_path = check_answers(tmp_path, responses_of_group)
+    assert written_records(own_path) == written_records(kafka_path)
 
 
 class Member:
@@ -393,7 +397,7 @@ class Member:
 def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
     first, other = Member("A"), Member("B")
     with kafka_jvm.Broker(tmp_path) as broker:
-        client = connected(broker.address)
+        client = connect(broker.address)
         topic_id = make_topic(client)
         assert first.heartbeat(client, topic_id) == [0, 1, 2, 3]
         assert other.heartbeat(client, topic_id) == []
@@ -402,8 +406,10 @@ def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
         assert (first.owned, other.heartbeat(client, topic_id)) == ([0, 1], [2, 3])
         client.sock.close()
     kafka = start(broker.data, group_consumer_session_timeout_ms=45_000)
-    client = connected(kafka.bootstrap_servers)
-    for _ in range(2):  # our hash of the topics is different, so the epoch rises once
+    client = connect(kafka.bootstrap_servers)
+    for _ in range(
+        2
+    ):  # netshim computes another hash of the topics, so that the epoch rises once
         assert (
             first.heartbeat(client, topic_id),
             other.heartbeat(client, topic_id),
@@ -417,7 +423,7 @@ def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
     client.sock.close()
     kafka.stop()
     with kafka_jvm.Broker(tmp_path) as broker:
-        client = connected(broker.address)
+        client = connect(broker.address)
         for _ in range(2):
             assert first.heartbeat(client, topic_id) == [0, 1, 2, 3]
         assert first.epoch == 5
@@ -517,25 +523,25 @@ class ClassicMember:
 
     def commit(self, version: int, ahead: int = 0) -> None:
         topic_type = wire.OFFSET_COMMIT.Request.Topic
-        part = topic_type.Partition(
+        partition = topic_type.Partition(
             partition_index=0, committed_offset=1, committed_metadata=""
         )
         request = wire.OFFSET_COMMIT.Request(
             group_id="g",
             member_id=self.member_id,
             generation_id_or_member_epoch=self.generation + ahead,
-            topics=[topic_type(name="t", partitions=[part])],
+            topics=[topic_type(name="t", partitions=[partition])],
         )
         response = self.client.ask(wire.OFFSET_COMMIT, version, request)
         self.steps.append(("commit", response.topics[0].partitions[0].error_code))
 
 
-def exchanged(address: str) -> list[Any]:
+def responses_during_exchange(address: str) -> list[Any]:
     """Return the responses of a broker while the clients of a group change to the
     consumer protocol and back.
     """
-    client = connected(address)
-    # Six partitions divide evenly by one, two and three members, so their order does
+    client = connect(address)
+    # 6 partitions are divisible by one, two and three members, so that their order does
     # not matter.
     topic_id = make_topic(client, 6)
     steps: list[Any] = []
@@ -551,7 +557,7 @@ def exchanged(address: str) -> list[Any]:
     first.sync([*range(6)])
     first.heartbeat()
     send_heartbeat("A", 1)
-    send_heartbeat("A", 0, **JOIN)  # up
+    send_heartbeat("A", 0, **JOIN)  # to the consumer protocol
     first.heartbeat()
     first.heartbeat(ahead=1)
     first.commit(8)
@@ -584,7 +590,9 @@ def exchanged(address: str) -> list[Any]:
             sorted(member.member_type for member in group.members),
         )
     )
-    send_heartbeat("A", -1)  # and back, with the two that are left
+    send_heartbeat(
+        "A", -1
+    )  # back to the classic protocol, with the remaining two clients
     first.heartbeat()
     other.leave()
     first.join()
@@ -594,13 +602,16 @@ def exchanged(address: str) -> list[Any]:
         wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request(states_filter=["Stable"])
     ).groups
     steps.append(
-        sorted((each.group_id, each.group_state, each.group_type) for each in listed)
+        sorted(
+            (listed_group.group_id, listed_group.group_state, listed_group.group_type)
+            for listed_group in listed
+        )
     )
     client.sock.close()
     return steps
 
 
-def test_a_broker_of_kafkas_answers_the_same_while_clients_are_exchanged(
+def test_kafka_sends_the_same_while_clients_change_the_protocol(
     tmp_path: Path,
 ) -> None:
-    check_answers(tmp_path, exchanged)
+    check_answers(tmp_path, responses_during_exchange)

@@ -33,7 +33,9 @@ RECORD = re.compile(r"^\| offset: (\d+) .*? headerKeys: \[.*?\] (.*)$", re.M)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of a stopped broker with topics, users, rules, groups and transactions."""
+    """Return files of a stopped broker with topics, users, rules, groups and
+    transactions.
+    """
     path = tmp_path_factory.mktemp("kafka")
     with kafka_jvm.Broker(path, more=MORE) as broker:
         change_settings(broker.address)
@@ -96,7 +98,7 @@ def produce_and_consume(broker: Any) -> None:
     for end in (producer.commit_transaction, producer.abort_transaction):
         producer.begin_transaction()
         producer.produce("orders", b"v", b"k")
-        assert producer.flush(60) == 0  # otherwise, nothing is left to abort
+        assert producer.flush(60) == 0  # otherwise, no transaction is left to abort
         end()
     for protocol in ("classic", "consumer"):
         consumer = confluent.consumer(
@@ -118,25 +120,27 @@ def kafka() -> Iterator[Storage]:
         yield storage
 
 
-def theirs(kafka: Storage, path: Path, option: str) -> dict[int, dict[str, Any]]:
+def decoded_by_kafka(
+    kafka: Storage, path: Path, option: str
+) -> dict[int, dict[str, Any]]:
     """Return the JSON texts of each record that Kafka's tool prints, by their names."""
     decoder = json.JSONDecoder()
     contents: dict[int, dict[str, Any]] = {}
-    for offset, rest in RECORD.findall(kafka.dump(path, option)):
+    for offset, fields in RECORD.findall(kafka.dump(path, option)):
         content: dict[str, Any] = {}
-        while rest.strip():
-            name, _, rest = rest.strip().partition(" ")
+        while fields.strip():
+            name, _, fields = fields.strip().partition(" ")
             try:
-                content[name.rstrip(":")], end = decoder.raw_decode(rest)
+                content[name.rstrip(":")], end = decoder.raw_decode(fields)
             except ValueError:
-                end = len(rest)
-            rest = rest[end:]
+                end = len(fields)
+            fields = fields[end:]
         contents[int(offset)] = content
     assert contents
     return contents
 
 
-def ours(path: Path) -> dict[int, Any]:
+def decoded_by_logcore(path: Path) -> dict[int, Any]:
     """Return the content of each record in the rows of dump()."""
     return {
         row["offset"]: row.get("says")
@@ -145,21 +149,23 @@ def ours(path: Path) -> dict[int, Any]:
     }
 
 
-def test_metadata_of_a_cluster(folder: Path, kafka: Storage) -> None:
+def test_dump_of_cluster_metadata_equals_the_output_of_kafka(
+    folder: Path, kafka: Storage
+) -> None:
     log = folder / "meta" / "__cluster_metadata-0" / FIRST
-    kinds = set()
+    record_names = set()
     for path in (log, *snapshots(folder)):
-        expected = theirs(kafka, path, "--cluster-metadata-decoder")
-        decoded = ours(path)
+        expected = decoded_by_kafka(kafka, path, "--cluster-metadata-decoder")
+        decoded = decoded_by_logcore(path)
         assert decoded.keys() == expected.keys()
         for offset, content in expected.items():
             decoded_record = decoded[offset]
-            kinds.add(decoded_record["type"])
+            record_names.add(decoded_record["type"])
             if "payload" in content:
                 assert decoded_record == content["payload"]
             else:
                 assert {decoded_record["type"]: decoded_record["data"]} == content
-    assert kinds >= {
+    assert record_names >= {
         "LeaderChange",
         "SnapshotHeader",
         "SnapshotFooter",
@@ -175,18 +181,20 @@ def test_metadata_of_a_cluster(folder: Path, kafka: Storage) -> None:
     }
 
 
-def test_first_records_of_a_quorum(folder: Path) -> None:
+def test_first_records_of_a_quorum_are_dumped(folder: Path) -> None:
     """Kafka's tool refuses the name of this file."""
-    decoded = ours(folder / "meta" / "bootstrap.checkpoint")
+    decoded = decoded_by_logcore(folder / "meta" / "bootstrap.checkpoint")
     assert "FEATURE_LEVEL_RECORD" in {
         decoded_record["type"] for decoded_record in decoded.values()
     }
 
 
-def test_transactions(folder: Path, kafka: Storage) -> None:
+def test_dump_of_transactions_equals_the_output_of_kafka(
+    folder: Path, kafka: Storage
+) -> None:
     path = folder / "data" / "__transaction_state-0" / FIRST
-    expected = theirs(kafka, path, "--transaction-log-decoder")
-    decoded = ours(path)
+    expected = decoded_by_kafka(kafka, path, "--transaction-log-decoder")
+    decoded = decoded_by_logcore(path)
     assert decoded.keys() == expected.keys()
     for offset, content in expected.items():
         assert content["key"]["data"] == {
@@ -214,16 +222,18 @@ def test_transactions(folder: Path, kafka: Storage) -> None:
     assert {"Empty", "Ongoing", "CompleteCommit", "CompleteAbort"} <= {*states}
 
 
-def test_groups(folder: Path, kafka: Storage) -> None:
+def test_dump_of_groups_equals_the_output_of_kafka(
+    folder: Path, kafka: Storage
+) -> None:
     path = folder / "data" / "__consumer_offsets-0" / FIRST
-    expected = theirs(kafka, path, "--offsets-decoder")
-    decoded = ours(path)
+    expected = decoded_by_kafka(kafka, path, "--offsets-decoder")
+    decoded = decoded_by_logcore(path)
     assert decoded.keys() == expected.keys()
-    kinds = set()
+    record_names = set()
     for offset, content in expected.items():
         decoded_record = decoded[offset]
         key = content["key"]
-        kinds.add(int(key["type"]))
+        record_names.add(int(key["type"]))
         name = key["data"].get("group", key["data"].get("groupId"))
         assert decoded_record["group"] == name
         payload = content.get("payload")
@@ -244,4 +254,4 @@ def test_groups(folder: Path, kafka: Storage) -> None:
             ] == [entry["memberId"] for entry in payload["data"]["members"]]
         elif "kind" in decoded_record:
             assert (decoded_record["value"] is None) == (payload is None)
-    assert kinds >= {1, 2, 3, 5}
+    assert record_names >= {1, 2, 3, 5}

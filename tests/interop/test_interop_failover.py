@@ -6,8 +6,9 @@ Each client is two programs:
 - The consumer reads the topic as a member of a group and commits every 200 ms. It prints
   "read PARTITION OFFSET VALUE", and runs until it is stopped.
 
-kcat does not report single records: its exit code is 0 if all of them were acknowledged.
-Needs Java 17 or later with Maven, Go, npm, and kcat (or apt-get to download it).
+kcat does not report single records. Its exit code is 0 if all records were
+acknowledged. Needs Java 17 or later with Maven, Go, npm, and kcat (or apt-get to
+download it).
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Program:
 
 
 class Feeder(threading.Thread):
-    """Writes numbers to a producer, one every five milliseconds."""
+    """Writes numbers to a producer, one every 5 ms."""
 
     def __init__(self, producer: Program) -> None:
         super().__init__()
@@ -198,9 +199,9 @@ def read_values(consumer: Program) -> dict[tuple[int, int], int]:
     """Return the records that a consumer has printed, by partition and offset."""
     values: dict[tuple[int, int], int] = {}
     for line in list(consumer.lines):
-        word, *numbers = line.split()
-        if word == "read":
-            partition, offset, value = map(int, numbers)
+        first_word, *fields = line.split()
+        if first_word == "read":
+            partition, offset, value = map(int, fields)
             key = partition, offset
             assert values.setdefault(key, value) == value, key
     return values
@@ -213,7 +214,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_client_loses_nothing_while_brokers_are_killed(
+def test_client_loses_no_record_while_brokers_are_killed(
     cluster: Cluster, tmp_path: Path, client: str
 ) -> None:
     """The leader is killed twice, and the coordinator of the group once."""
@@ -223,7 +224,7 @@ def test_client_loses_nothing_while_brokers_are_killed(
         variables["NODE_PATH"] = str(npm.modules("kafkajs", KAFKAJS))
     programs = {}
     for role in ("consume", "produce"):
-        command_of(client, role, "", topic)  # builds it, or skips the test
+        command_of(client, role, "", topic)  # builds the programs, or skips the test
     cluster.create(topic, PARTITIONS)
     for role in ("consume", "produce"):
         command = command_of(client, role, cluster.bootstrap_servers, topic)
@@ -243,13 +244,13 @@ def test_client_loses_nothing_while_brokers_are_killed(
 
     try:
         until_more()
-        for kind in (topic, "__consumer_offsets", topic):
-            number = cluster.until_in_sync(kind, 3).leader_id
+        for victim_topic in (topic, "__consumer_offsets", topic):
+            number = cluster.until_in_sync(victim_topic, 3).leader_id
             began_s = time.monotonic()
             cluster.send(number, signal.SIGKILL)
             cluster.processes[number].wait()
             until_more()
-            steps.append(f"{kind} {time.monotonic() - began_s:.1f} s")
+            steps.append(f"{victim_topic} {time.monotonic() - began_s:.1f} s")
             cluster.start(number)
             for index in range(PARTITIONS):
                 cluster.until_in_sync(topic, 3, index)

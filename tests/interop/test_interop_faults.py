@@ -1,7 +1,6 @@
-"""What clients do under faults, as the table of docs/client-faults.md.
-
-With LOGCORE_WRITE_TABLE=1 and without -n, the lines of the page are replaced by those
-that are observed.
+"""The behavior of clients under faults, compared with the table of
+docs/client-faults.md. With LOGCORE_WRITE_TABLE=1 and without -n, the test replaces the
+lines of the page by the observed ones.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def follow(data: Path, kafka: kafka_jvm.Broker, *topics: str, **options: Any) ->
         Follower(logdir, source, topics=topics, **options).run(until_end=True)
 
 
-def test_copy_of_every_codec_and_of_transactions(
+def test_copy_has_the_bytes_of_every_codec_and_of_transactions(
     kafka: kafka_jvm.Broker, tmp_path: Path
 ) -> None:
     create(kafka, "mixed", 3, segment_bytes="1048576")
@@ -84,12 +84,12 @@ def test_copy_of_every_codec_and_of_transactions(
         assert not client.flush(60)
     client = producer(kafka, transactional_id="of-the-test")
     client.init_transactions(60)
-    for turn in range(10):
+    for index in range(10):
         client.begin_transaction()
         for partition in range(3):
-            client.produce("mixed", b"turn %d" % turn, partition=partition)
+            client.produce("mixed", b"turn %d" % index, partition=partition)
         client.flush(60)
-        if turn % 3:
+        if index % 3:
             client.commit_transaction(60)
         else:
             client.abort_transaction(60)
@@ -106,7 +106,7 @@ def test_copy_of_every_codec_and_of_transactions(
                 for record in log.read(0, isolation="read_committed")
                 if record.value is not None and record.value.startswith(b"turn")
             ]
-            assert values == [b"turn %d" % turn for turn in range(10) if turn % 3]
+            assert values == [b"turn %d" % index for index in range(10) if index % 3]
 
 
 def test_compacted_topic_is_copied_with_its_gaps(
@@ -121,17 +121,17 @@ def test_compacted_topic_is_copied_with_its_gaps(
         delete_retention_ms="100000",
     )
     client = producer(kafka)
-    until = time.monotonic() + 120
+    deadline = time.monotonic() + 120
     written: dict[bytes, bytes] = {}
-    turn = 0
-    while len(list(Path(kafka.data, "table-0").glob("*.log"))) < 2 or turn < 20:
-        assert time.monotonic() < until, "the topic is not compacted"
+    round_number = 0
+    while len(list(Path(kafka.data, "table-0").glob("*.log"))) < 2 or round_number < 20:
+        assert time.monotonic() < deadline, "the topic is not compacted"
         for number in range(50):
-            key, value = b"key %d" % number, b"%d" % turn
+            key, value = b"key %d" % number, b"%d" % round_number
             written[key] = value
             client.produce("table", value, key)
         assert not client.flush(30)
-        turn += 1
+        round_number += 1
         time.sleep(0.3)
     data = tmp_path / "copy"
     follow(data, kafka, "table")
@@ -145,7 +145,7 @@ def test_compacted_topic_is_copied_with_its_gaps(
     assert copied == written
 
 
-def test_follower_that_is_killed_copies_everything_once(
+def test_killed_follower_copies_each_record_once(
     kafka: kafka_jvm.Broker, tmp_path: Path
 ) -> None:
     create(kafka, "killed", 2)
@@ -153,13 +153,13 @@ def test_follower_that_is_killed_copies_everything_once(
     command = [sys.executable, "-m", "netshim", "follow", str(data)]
     command += ["--from", kafka.address, "--topic", "killed"]
     client = producer(kafka, linger_ms=1)
-    chance = random.Random(7)
+    rng = random.Random(7)
     for _ in range(8):
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        until = time.monotonic() + chance.uniform(0.3, 2.0)
-        while time.monotonic() < until:
+        deadline = time.monotonic() + rng.uniform(0.3, 2.0)
+        while time.monotonic() < deadline:
             for partition in range(2):
                 client.produce("killed", os.urandom(2_000), partition=partition)
             client.poll(0.001)
@@ -198,9 +198,9 @@ def test_groups_continue_on_the_promoted_copy(
     follow(data, kafka, "moved", with_internal=True)
     with logcore.open_dir(data) as logdir, Source(kafka.address) as source:
         assert "moved" in promote(logdir, source)
-    ours = start(data)
+    process = start(data)
     try:
-        address = ours.bootstrap_servers
+        address = process.bootstrap_servers
         after = confluent_kafka.Consumer({"bootstrap.servers": address, **group})
         after.subscribe(["moved"])
         while len(consumed) < 100:
@@ -208,9 +208,9 @@ def test_groups_continue_on_the_promoted_copy(
         after.close()
         assert all(message.error() is None for message in consumed)
         assert sorted(int(message.value()) for message in consumed) == list(range(100))
-        late = confluent_kafka.Producer({"bootstrap.servers": address})
+        late_producer = confluent_kafka.Producer({"bootstrap.servers": address})
         offsets = []
-        late.produce(
+        late_producer.produce(
             "moved",
             b"late",
             partition=0,
@@ -218,34 +218,34 @@ def test_groups_continue_on_the_promoted_copy(
                 (error, message.offset())
             ),
         )
-        assert not late.flush(30)
+        assert not late_producer.flush(30)
         assert offsets == [(None, 50)]
     finally:
-        ours.stop()
+        process.stop()
 
 
 def test_streams_application_continues_on_the_promoted_copy(
     kafka: kafka_jvm.Broker, tmp_path: Path
 ) -> None:
-    """Its input, offsets, transactions, changelog and results move. No count is wrong."""
+    """The copy contains the input, offsets, transactions, changelog and results of the
+    application. No count is wrong.
+    """
     for name in ("text", "counts"):
         create(kafka, name, 2)
-    chance = random.Random(6)
-    sent: Counter[str] = Counter()
+    rng = random.Random(6)
+    sent_words: Counter[str] = Counter()
 
     def feed(address: str) -> None:
         client = confluent_kafka.Producer({"bootstrap.servers": address})
         for _ in range(50):
-            line = chance.choices(["apple", "pear", "plum", "fig"], k=3)
-            sent.update(line)
-            client.produce(
-                "text", " ".join(line).encode(), partition=chance.randrange(2)
-            )
+            line = rng.choices(["apple", "pear", "plum", "fig"], k=3)
+            sent_words.update(line)
+            client.produce("text", " ".join(line).encode(), partition=rng.randrange(2))
         assert not client.flush(60)
 
     def until_counted(address: str) -> dict[str, list[int]]:
         counts = Counts(address, 2)
-        until(lambda: counts.latest() == sent, "all words are counted", 300)
+        until(lambda: counts.latest() == sent_words, "all words are counted", 300)
         counts.close()
         return counts.seen
 
@@ -258,14 +258,14 @@ def test_streams_application_continues_on_the_promoted_copy(
     with logcore.open_dir(data) as logdir, Source(kafka.address) as source:
         promoted = promote(logdir, source)
         assert {"text", "counts", "words-counts-store-changelog"} <= {*promoted}
-    ours = start(data)
+    process = start(data)
     try:
-        address = ours.bootstrap_servers
+        address = process.bootstrap_servers
         feed(address)
         with kafka_jvm.streams(address, tmp_path / "new state", "after"):
             seen = until_counted(address)
     finally:
-        ours.stop()
+        process.stop()
     # Each change of a count was reported once, on both sides.
     for word, counts in seen.items():
         assert counts == sorted(set(counts)), (word, counts)
@@ -274,7 +274,9 @@ def test_streams_application_continues_on_the_promoted_copy(
 def test_kafka_serves_the_copy_and_its_groups_continue(
     kafka: kafka_jvm.Broker, tmp_path: Path
 ) -> None:
-    """The way out of docs/follow.md: another Kafka with the segments of the copy."""
+    """Another Kafka serves the segments of the copy, as docs/follow.md describes for a
+    return to Kafka.
+    """
     create(kafka, "leaving", 2)
     client = producer(kafka, transactional_id="leaver")
     client.init_transactions()
@@ -325,9 +327,9 @@ def test_kafka_serves_the_copy_and_its_groups_continue(
         maker.commit(offsets=committed, asynchronous=False)
         maker.close()
     for name in ("leaving-0", "leaving-1", "__consumer_offsets-0"):
-        for old in Path(other, "data", name).glob("*.*"):
-            if old.name != "partition.metadata":
-                old.unlink()
+        for target_file in Path(other, "data", name).glob("*.*"):
+            if target_file.name != "partition.metadata":
+                target_file.unlink()
         for file in Path(data, name).glob("*.log"):
             shutil.copy(file, Path(other, "data", name))
     for file in Path(other, "data").glob("*checkpoint*"):

@@ -1,10 +1,8 @@
-"""Frameworks that are built on Kafka's clients run on the broker unmodified, and each
-record counts once.
-
-Kafka Streams with exactly_once_v2, killed, its state restored from its changelog; Kafka
-Connect, distributed, with exactly-once source; Quix with exactly-once; FastStream.
-Needs Java 17 and Maven for the first two; the Python ones are installed into a folder
-of build/. Run by `make interop`.
+"""Frameworks that use Kafka's clients run on netshim without changes, and count each
+record once. The frameworks are Kafka Streams with exactly_once_v2, distributed Kafka
+Connect with an exactly-once source, Quix with exactly-once, and FastStream. The first
+two need Java 17 and Maven. The Python frameworks are installed into a directory of
+build/. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ SECONDS = 120
 
 
 def committed(data: logcore.LogDir, topic: str) -> list[Any]:
-    """Records that readers of committed ones see, of all partitions."""
+    """Return the committed records of all partitions."""
     if topic not in data.topics():
         return []
     return [
@@ -45,10 +43,10 @@ def committed(data: logcore.LogDir, topic: str) -> list[Any]:
     ]
 
 
-def until(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], bool], describe: Callable[[], object]) -> None:
     deadline = time.monotonic() + SECONDS
     while not condition():
-        assert time.monotonic() < deadline, what()
+        assert time.monotonic() < deadline, describe()
         time.sleep(0.05)
 
 
@@ -57,12 +55,12 @@ def latest(data: logcore.LogDir) -> dict[bytes, int]:
 
 
 def test_kafka_streams_counts_each_word_once(tmp_path: Path) -> None:
-    """Killed three times; after that its state is lost too, and restored from the
-    changelog.
+    """The application is killed three times. Then its state is lost, and restored from
+    the changelog.
     """
     rng = random.Random(3)
     words = [b"apple", b"pear", b"plum", b"fig"]
-    sent: Counter[bytes] = Counter()
+    sent_words: Counter[bytes] = Counter()
     with netshim.serve(tmp_path / "data") as server:
         data = server.logdir
         data.create_topic("text", 2)
@@ -72,27 +70,28 @@ def test_kafka_streams_counts_each_word_once(tmp_path: Path) -> None:
         def feed(count: int) -> None:
             for _ in range(count):
                 line = rng.choices(words, k=3)
-                sent.update(line)
+                sent_words.update(line)
                 data.append("text", b" ".join(line), partition=rng.randrange(2))
 
         def has_counted() -> bool:
-            return latest(data) == dict(sent)
+            return latest(data) == dict(sent_words)
 
-        for life in range(4):
+        for run in range(4):
             with kafka_jvm.streams(
                 server.bootstrap_servers,
-                state if life < 3 else tmp_path / "other",
-                f"life-{life}",
+                state if run < 3 else tmp_path / "other",
+                f"life-{run}",
             ) as process:
                 feed(100)
-                until(
-                    lambda: sum(latest(data).values()) > sum(sent.values()) - 250,
-                    lambda: (latest(data), sent),
+                wait_until(
+                    lambda: sum(latest(data).values()) > sum(sent_words.values()) - 250,
+                    lambda: (latest(data), sent_words),
                 )
-                if life == 3:
-                    until(has_counted, lambda: (latest(data), sent))
+                if run == 3:
+                    wait_until(has_counted, lambda: (latest(data), sent_words))
                 process.send_signal(signal.SIGKILL)
-        # Each change of a count was told once: they rise by what one line may hold.
+        # Each change of a count was reported once. A count rises by at most the words
+        # of one line.
         for word in words:
             seen = [
                 int(record.value)
@@ -111,7 +110,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A distributed worker of Kafka Connect."""
+    """Run a distributed worker of Kafka Connect."""
     converter = "org.apache.kafka.connect.storage.StringConverter"
     options = {
         "bootstrap.servers": server.bootstrap_servers,
@@ -127,9 +126,9 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
         "plugin.discovery": "service_load",
         "plugin.path": str(kafka_jvm.frameworks()),
     }
-    for kind in ("config", "offset", "status"):
-        options[f"{kind}.storage.topic"] = f"connect-{kind}"
-        options[f"{kind}.storage.replication.factor"] = "1"
+    for topic_name in ("config", "offset", "status"):
+        options[f"{topic_name}.storage.topic"] = f"connect-{topic_name}"
+        options[f"{topic_name}.storage.replication.factor"] = "1"
     settings = folder / "worker.properties"
     settings.write_text("".join(f"{name}={value}\n" for name, value in options.items()))
     output = (folder / "connect.txt").open("ab")
@@ -146,22 +145,22 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
             process.wait()
 
 
-def ask(port: int, path: str, body: object = None) -> Any:
-    """What the worker answers; None while it does not."""
+def request_worker(port: int, path: str, body: object = None) -> Any:
+    """Return the response of the worker, or None if it does not respond."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
         None if body is None else json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
     except (urllib.error.URLError, OSError):
         return None
 
 
-def test_kafka_connect_takes_each_line_of_a_file_once(tmp_path: Path) -> None:
-    """A worker is killed in the middle of its transactions, three times."""
+def test_kafka_connect_copies_each_line_of_a_file_once(tmp_path: Path) -> None:
+    """The worker is killed three times in the middle of a transaction."""
     source = tmp_path / "lines.txt"
     source.touch()
     expected: list[bytes] = []
@@ -178,10 +177,10 @@ def test_kafka_connect_takes_each_line_of_a_file_once(tmp_path: Path) -> None:
         def seen() -> list[bytes]:
             return [bytes(record.value) for record in committed(data, "lines")]
 
-        for life in range(4):
+        for run in range(4):
             port = free_port()
             with connect(server, tmp_path, port) as process:
-                if life == 0:
+                if run == 0:
                     connector = {
                         "connector.class": "org.apache.kafka.connect.file.FileStreamSourceConnector",
                         "tasks.max": "1",
@@ -190,61 +189,65 @@ def test_kafka_connect_takes_each_line_of_a_file_once(tmp_path: Path) -> None:
                         "batch.size": "20",
                         "exactly.once.support": "required",
                     }
-                    until(
-                        lambda port=port: ask(port, "/connectors") is not None,
+                    wait_until(
+                        lambda port=port: (
+                            request_worker(port, "/connectors") is not None
+                        ),
                         lambda: "no worker",
                     )
-                    asked = {"name": "file", "config": connector}
-                    until(
-                        lambda asked=asked, port=port: bool(
-                            ask(port, "/connectors", asked)
+                    definition = {"name": "file", "config": connector}
+                    wait_until(
+                        lambda definition=definition, port=port: bool(
+                            request_worker(port, "/connectors", definition)
                         ),
                         lambda: "no connector",
                     )
                 feed(200)
-                most = len(expected) - 100
+                minimum = len(expected) - 100
 
-                def has_come(most: int = most) -> bool:
-                    # The connector holds back up to one batch until the file grows.
+                def has_arrived(minimum: int = minimum) -> bool:
+                    # The connector sends its last batch only after the file grows.
                     feed(1)
-                    return len(seen()) >= most
+                    return len(seen()) >= minimum
 
-                until(has_come, lambda: (len(seen()), len(expected)))
+                wait_until(has_arrived, lambda: (len(seen()), len(expected)))
                 process.send_signal(signal.SIGKILL)
-        found = seen()
-        assert found == expected[: len(found)]
-        assert len(found) >= 700
+        stored = seen()
+        assert stored == expected[: len(stored)]
+        assert len(stored) >= 700
 
 
 def test_quix_counts_each_record_once(tmp_path: Path) -> None:
-    """Killed twice; after that its state is lost too, and restored from the changelog."""
+    """The application is killed twice. Then its state is lost, and restored from the
+    changelog.
+    """
     python = environment("quixstreams", "quixstreams")
     job = ROOT / "tests" / "support" / "quix_job.py"
     with netshim.serve(tmp_path / "data") as server:
         data = server.logdir
         data.create_topic("text", 2)
         data.create_topic("counts", 2)
-        sent: Counter[bytes] = Counter()
-        for life in range(3):
+        sent_keys: Counter[bytes] = Counter()
+        for run in range(3):
             for number in range(200):
                 key = b"k%d" % (number % 5)
-                sent[key] += 1
+                sent_keys[key] += 1
                 data.append("text", b"%d" % number, key=key)
-            state = tmp_path / ("state" if life < 2 else "other")
-            output = (tmp_path / f"life-{life}.txt").open("wb")
+            state = tmp_path / ("state" if run < 2 else "other")
+            output = (tmp_path / f"life-{run}.txt").open("wb")
             with output:
                 command = [str(python), str(job), server.bootstrap_servers, str(state)]
                 process = subprocess.Popen(command, stdout=output, stderr=output)
                 try:
-                    least = sum(sent.values()) - 120 * (life < 2)
-                    until(
-                        lambda least=least: sum(latest(data).values()) >= least,
-                        lambda: (latest(data), sent),
+                    minimum = sum(sent_keys.values()) - 120 * (run < 2)
+                    wait_until(
+                        lambda minimum=minimum: sum(latest(data).values()) >= minimum,
+                        lambda: (latest(data), sent_keys),
                     )
                 finally:
                     process.kill()
                     process.wait()
-        for key, count in sent.items():
+        for key, count in sent_keys.items():
             seen = [
                 int(record.value)
                 for record in committed(data, "counts")
@@ -254,17 +257,17 @@ def test_quix_counts_each_record_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("client", ["confluent", "aiokafka"])
-def test_faststream(tmp_path: Path, client: str) -> None:
+def test_faststream_processes_each_message(tmp_path: Path, client: str) -> None:
     python = environment("faststream", "faststream[confluent,kafka]")
     job = ROOT / "tests" / "support" / "faststream_job.py"
     with netshim.serve(tmp_path / "data") as server:
         command = [str(python), str(job), server.bootstrap_servers, client]
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=SECONDS
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = [
+        assert result.returncode == 0, result.stdout + result.stderr
+        values = [
             bytes(record.value).decode()
             for record in committed(server.logdir, f"{client}-out")
         ]
-        assert found == [f"MESSAGE {number}" for number in range(20)]
+        assert values == [f"MESSAGE {number}" for number in range(20)]

@@ -42,7 +42,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         cwd=folder,
         env=environment,
@@ -51,16 +51,20 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
         timeout=900,
         check=False,
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3_000:]
+    assert result.returncode == 0, (result.stdout + result.stderr)[-3_000:]
 
 
-def test_java_example(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_java_example_controls_a_broker(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     (tmp_path / "BadDay.java").write_text(example("java"))
     jars = f"{kafka_jvm.classes()}/*"
     run(["java", "-cp", jars, "BadDay.java"], tmp_path, environment)
 
 
-def test_go_example(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_go_example_controls_a_broker(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     if shutil.which("go") is None:
         pytest.skip("needs go: apt-get install golang-go")
     folder = tmp_path / "shop"
@@ -71,7 +75,9 @@ def test_go_example(tmp_path: Path, environment: dict[str, str]) -> None:
     run(["go", "test", "-count=1", "./..."], folder, environment)
 
 
-def test_node_example(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_node_example_controls_a_broker(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     if shutil.which("node") is None:
         pytest.skip("needs node: apt-get install nodejs")
     (tmp_path / "orders.mjs").write_text(example("js"))

@@ -1,7 +1,6 @@
-"""One script of failures against three brokers of this project, and of Apache Kafka.
-
-The test prints the times of both; docs/cluster.md lists the differences. Needs Java 17
-and Maven. Run by `make interop`.
+"""The same script of failures for three brokers of netshim, and of Apache Kafka. The
+test prints the times of both clusters, and docs/cluster.md lists the differences. Needs
+Java 17 and Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ def pause_of(load: Load, failure: Callable[[], None]) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("kind", [Cluster, KafkaCluster])
-def test_no_acknowledged_record_is_lost_by_failures(
-    tmp_path: Path, kind: type[Cluster], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("cluster_type", [Cluster, KafkaCluster])
+def test_failures_of_a_cluster_lose_no_acknowledged_record(
+    tmp_path: Path, cluster_type: type[Cluster], capsys: pytest.CaptureFixture[str]
 ) -> None:
     times: dict[str, list[float]] = {}
-    with kind(tmp_path / "cluster") as cluster:
+    with cluster_type(tmp_path / "cluster") as cluster:
         cluster.create("t")
         cluster.until_in_sync("t", 3)
         load = Load(cluster, "t")
@@ -76,11 +75,11 @@ def test_no_acknowledged_record_is_lost_by_failures(
         count = len(load.acknowledged)
         check_load(cluster, "t", load)
     with capsys.disabled():
-        shown = "; ".join(
+        times_text = "; ".join(
             f"{name} " + ", ".join(f"{seconds:.2f}" for seconds in durations)
             for name, durations in times.items()
         )
         print(
-            f"\n{kind.__name__}: {count} records, {offsets.commits} commits, "
-            f"{offsets.reads} reads; seconds: {shown}"
+            f"\n{cluster_type.__name__}: {count} records, {offsets.commits} commits, "
+            f"{offsets.reads} reads; seconds: {times_text}"
         )

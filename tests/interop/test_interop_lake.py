@@ -25,7 +25,7 @@ SPARK = "4.0"
 JOB = Path(__file__).parents[1] / "support" / "lake_job.py"
 
 
-def run_spark(place: Path, mode: str) -> dict[str, list[Any]]:
+def run_spark(directory: Path, mode: str) -> dict[str, list[Any]]:
     folder = jars("lake.xml", "lake", "delta-spark_2.13")
     names = ",".join(
         str(path) for path in folder.iterdir() if not path.name.startswith("scala")
@@ -33,18 +33,18 @@ def run_spark(place: Path, mode: str) -> dict[str, list[Any]]:
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     for name in ("PYSPARK_PYTHON", "SPARK_HOME"):
         environment.pop(name, None)
-    done = subprocess.run(
-        [environment_of(SPARK), JOB, place / "orders", place, names, mode],
+    result = subprocess.run(
+        [environment_of(SPARK), JOB, directory / "orders", directory, names, mode],
         env=environment,
-        cwd=place,
+        cwd=directory,
         capture_output=True,
         text=True,
         check=False,
         timeout=600,
     )
-    assert not done.returncode, done.stderr[-4_000:]
-    found: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    assert not result.returncode, result.stderr[-4_000:]
+    printed: dict[str, list[Any]] = json.loads(result.stdout.splitlines()[-1])
+    return printed
 
 
 def test_spark_reads_and_compacts_the_tables(tmp_path: Path) -> None:
@@ -70,17 +70,17 @@ def test_spark_reads_and_compacts_the_tables(tmp_path: Path) -> None:
                 )
 
         def export() -> None:
-            for kind in KINDS:
-                lake.export(data, TOPIC, target(kind, tmp_path), options)
+            for format_name in KINDS:
+                lake.export(data, TOPIC, target(format_name, tmp_path), options)
 
         def expected() -> list[list[Any]]:
-            found = []
+            rows = []
             for record in data.read(TOPIC):
                 value = json.loads(record.value or b"")
-                place = [record.partition, record.offset, record.timestamp_ms, 0]
+                position = [record.partition, record.offset, record.timestamp_ms, 0]
                 city = value.get("to", {}).get("city")
-                found.append([*place, value["id"], city, value.get("tags")])
-            return found
+                rows.append([*position, value["id"], city, value.get("tags")])
+            return rows
 
         append(40)
         export()
@@ -91,5 +91,5 @@ def test_spark_reads_and_compacts_the_tables(tmp_path: Path) -> None:
         append(40)
         export()
         assert run_spark(tmp_path, "read") == dict.fromkeys(KINDS, expected())
-        for kind in KINDS:
-            assert len(offsets_of(kind, tmp_path)) == 120
+        for format_name in KINDS:
+            assert len(offsets_of(format_name, tmp_path)) == 120

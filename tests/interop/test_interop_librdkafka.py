@@ -1,10 +1,8 @@
-"""librdkafka's own tests of administration and authorization, over TLS.
-
-The tests are those of librdkafka 2.15.1; confluent-kafka contains a newer release. Two
-expectations are changed, see tests/support/librdkafka.py. 0081 authenticates with a
-client certificate. With a password, three parts of it expect a broker on which everyone
-may use a resource without rules (allow.everyone.if.no.acl.found). netshim has no such
-setting.
+"""The tests of librdkafka 2.15.1 for administration and authorization, over TLS.
+confluent-kafka contains a newer release. Two expectations are changed, see
+tests/support/librdkafka.py. 0081 authenticates with a client certificate. With a
+password, three parts of it expect a broker on which everyone may use a resource without
+rules (allow.everyone.if.no.acl.found). netshim has no such setting.
 
 Needs Java 17 or later with Maven, npm, make and a C++ compiler.
 """
@@ -66,7 +64,7 @@ def run(number: str, settings: Mapping[str, str], kafka: SecuredKafka) -> None:
     tool.chmod(0o700)
     program = librdkafka.runner()
     source = program.parents[1]
-    done = subprocess.run(
+    result = subprocess.run(
         # -Q omits the repetition as a consumer. -p4 doubles all time limits: 0119 starts
         # kafka-acls.sh four times.
         [str(program), "-p4", "-Q"],
@@ -85,15 +83,15 @@ def run(number: str, settings: Mapping[str, str], kafka: SecuredKafka) -> None:
         timeout=900,
         check=False,
     )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-5_000:]
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output[-5_000:]
     (line,) = [
         line for line in output.splitlines() if f" {number}_" in line and "|" in line
     ]
     assert "PASSED" in line, line
 
 
-def test_admin_api(broker: SecuredKafka) -> None:
+def test_admin_api_of_librdkafka_over_mutual_tls(broker: SecuredKafka) -> None:
     """Run 0081: administration, by a super user with a client certificate."""
     certificate = str(broker.client_certificate("admin"))
     port = broker.server.server.listeners[1].port
@@ -108,7 +106,7 @@ def test_admin_api(broker: SecuredKafka) -> None:
 
 
 @pytest.mark.parametrize("number", ["0109", "0115", "0119"])
-def test_refused_users(broker: SecuredKafka, number: str) -> None:
+def test_librdkafka_reports_refused_users(broker: SecuredKafka, number: str) -> None:
     """Run tests of denied topics, by a user who may use everything else."""
     for resource in ("topic", "group", "transactional_id"):
         broker.allow("tester", "all", **{resource: "*"})

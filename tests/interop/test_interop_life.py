@@ -1,10 +1,8 @@
-"""One history of a partition in logcore and in Kafka's own storage classes, which must
-end with the same files.
-
-A script of appends, transactions, rolls, deletions, compactions and restarts runs on
-both. After each chapter, the offsets, epochs, producers and segments are the same. At
-the end every file is the same, and each side opens the files of the other. Needs Java
-17 and Maven. Run by `make interop`.
+"""The same operations on a partition in logcore and in Kafka's storage classes must
+create the same files. A script of appends, transactions, rolls, deletions, compactions
+and restarts runs on both. After each chapter, the offsets, epochs, producers and
+segments are equal. At the end all files are equal, and each implementation opens the
+files of the other. Needs Java 17 and Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -77,8 +75,10 @@ def state_of(log: Log) -> dict[str, Any]:
     with log._state.lock:
         producers = log.host.writer.producers.known()._known
     segments = []
-    for facts in log.host.maintenance.facts().segments:
-        segments.append([facts.base_offset, facts.size_bytes, facts.largest_timestamp])
+    for segment in log.host.maintenance.facts().segments:
+        segments.append(
+            [segment.base_offset, segment.size_bytes, segment.largest_timestamp]
+        )
     return {
         "log_start": log.log_start_offset,
         "log_end": log.log_end_offset,
@@ -100,7 +100,7 @@ def state_of(log: Log) -> dict[str, Any]:
 
 
 def row_of(batch: RecordBatch) -> dict[str, Any]:
-    """Return the facts about a batch of logcore in the form of Storage.java."""
+    """Return the fields of a batch of logcore in the form of Storage.java."""
     codec = batch.codec_name if batch.codec else "none"
     return {
         "base": batch.base_offset,
@@ -137,7 +137,7 @@ def text(value: bytes | None) -> str | None:
 
 
 class PartitionPair:
-    """A partition of logcore and one of Kafka that get the same calls at the same
+    """A partition of logcore and a partition of Kafka with the same calls at the same
     times.
     """
 
@@ -167,7 +167,7 @@ class PartitionPair:
         self.clock(0)
         self.open()
 
-    # -- both
+    # -- operations on both
 
     def open(self) -> None:
         self.story.append("open")
@@ -185,19 +185,21 @@ class PartitionPair:
         self.now_ms += ms
         self.kafka.ask("now", now=self.now_ms)
 
-    def both(self, run_own: Any, operation: str, **more: Any) -> Any:
-        """Make a call on both, and check that both return or refuse it."""
-        told = more
+    def run_on_both(self, run_own: Any, operation: str, **more: Any) -> Any:
+        """Run an operation on both, and check that both accept or refuse it."""
+        arguments = more
         if "data" in more:
             batch = RecordBatch.parse(base64.b64decode(more["data"]))
             assert batch is not None
-            told = {
+            arguments = {
                 key: value
                 for key, value in row_of(batch).items()
                 if key in ("producer", "transactional", "codec")
             }
         self.story.append(
-            " ".join([operation, *(f"{key}={value}" for key, value in told.items())])
+            " ".join(
+                [operation, *(f"{key}={value}" for key, value in arguments.items())]
+            )
         )
         try:
             kafka_result: Any = self.kafka.ask(operation, path=self.kafka_path, **more)
@@ -217,11 +219,11 @@ class PartitionPair:
             self.roll_after_refusal(operation)
             return None
         if kafka_result == "OutOfOrderSequenceException" and self.is_reopened:
-            # A repeated batch that Kafka does not remember any more: see check().
-            # Neither side stores it.
+            # Kafka does not remember the repeated batch, see check(). Neither
+            # implementation stores it.
             assert own_result.last_offset < end == self.log.log_end_offset, (
                 own_result,
-                self.told(),
+                self.print_story(),
             )
             self.story[-1] += f" -> {kafka_result}, known here"
             self.roll_after_refusal(operation)
@@ -229,7 +231,7 @@ class PartitionPair:
         assert not isinstance(kafka_result, str), (
             kafka_result,
             own_result,
-            self.told(),
+            self.print_story(),
         )
         self.story[-1] += (
             f" -> {own_result[:2] if isinstance(own_result, logcore.Receipt) else own_result}"
@@ -238,7 +240,7 @@ class PartitionPair:
             assert (own_result.offset, own_result.last_offset) == (
                 kafka_result["offset"],
                 kafka_result["last_offset"],
-            ), self.told()
+            ), self.print_story()
             if self.log.log_end_offset > end:
                 self.ends.append(self.log.log_end_offset)
             else:
@@ -246,9 +248,9 @@ class PartitionPair:
         return kafka_result
 
     def roll_after_refusal(self, operation: str) -> None:
-        """Check that both refuse a batch with a wrong sequence. Kafka rolls before it
-        checks sequences (storage format section 14, 17), and logcore does not change
-        the log.
+        """Roll the log of logcore if Kafka rolled for a refused batch. Kafka rolls
+        before it checks sequences (storage format section 14, 17), and logcore does not
+        change the log.
         """
         if operation in ("append", "marker") and self.log.host.writer.active.size_bytes:
             base_offset, size, _ = self.kafka.ask("state", path=self.kafka_path)[
@@ -260,7 +262,7 @@ class PartitionPair:
     # -- steps
 
     def append(self, data: bytes) -> None:
-        self.both(
+        self.run_on_both(
             lambda: self.log.append_batch(data),
             "append",
             data=base64.b64encode(data).decode(),
@@ -272,7 +274,7 @@ class PartitionPair:
         rng = self.rng
 
         def row(
-            at: int,
+            index: int,
         ) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]:
             value = rng.choice(
                 [None, b"v%d" % rng.randrange(1000), b"", b"x" * rng.randrange(200)]
@@ -285,7 +287,7 @@ class PartitionPair:
                 self.now_ms + rng.randrange(-3000, 50),
             )
 
-        return [row(at) for at in range(rng.randrange(1, 7))]
+        return [row(index) for index in range(rng.randrange(1, 7))]
 
     def batch(self) -> None:
         self.append(encode(self.rows(), codec=self.codec()))
@@ -330,7 +332,7 @@ class PartitionPair:
                 sequence + len(rows),
             )
 
-    def again(self) -> None:
+    def resend(self) -> None:
         if self.sent:
             self.append(self.rng.choice(self.sent[-8:]))
 
@@ -348,18 +350,18 @@ class PartitionPair:
             self.epochs[producer_id], self.sequences[producer_id] = epoch, 0
 
     def end(self, producer_id: int, epoch: int, commit: bool, coordinator: int) -> None:
-        self.both(
+        self.run_on_both(
             lambda: self.log.end_transaction(producer_id, epoch, commit=commit, coordinator_epoch=coordinator),
             "marker", producer=producer_id, epoch=epoch, commit=commit, coordinator=coordinator,
         )  # fmt: skip
 
     def roll(self) -> None:
         if self.log.statistics().size_bytes and self.log.host.writer.active.size_bytes:
-            self.both(self.log.roll, "roll")
+            self.run_on_both(self.log.roll, "roll")
 
     def epoch(self) -> None:
         epoch = self.log.leader_epoch + self.rng.randrange(1, 3)
-        self.both(lambda: self.log.begin_epoch(epoch), "epoch", epoch=epoch)
+        self.run_on_both(lambda: self.log.begin_epoch(epoch), "epoch", epoch=epoch)
 
     def wait(self) -> None:
         self.clock(self.rng.choice([10, 600, 2000, 2000, 30_000]))
@@ -368,24 +370,24 @@ class PartitionPair:
         self.close()
         self.start()
 
-    def swap(self) -> None:
-        """Let each side continue with the files of the other."""
+    def swap_files(self) -> None:
+        """Continue in each implementation with the files of the other."""
         self.close()
-        self.exchange()
+        self.exchange_files()
         self.start()
 
     def crash(self) -> None:
-        """Kill both, lose the same last bytes of both, and let each continue with the
-        files of the other.
+        """Kill both, remove the same number of bytes at the end of both, and continue
+        in each implementation with the files of the other.
         """
         self.is_crashed = True
-        # A roll or a close syncs, so records before it are not lost.
+        # A roll or a close syncs, so that earlier records are not lost.
         unsynced = [
             end
             for end in self.ends
             if end > max(self.opened_end, self.log.host.writer.active.base_offset)
         ]
-        lost = (
+        lost_bytes = (
             self.rng.choice([0, 1, 30, 100])
             if len(unsynced) > 3 and self.durability == "os"
             else 0
@@ -393,7 +395,7 @@ class PartitionPair:
         copies = []
         for path in (self.own_path, self.kafka_path):
             copies.append(path.parent.with_suffix(".copy"))
-            # Kafka writes its checkpoints in a thread of its own.
+            # Kafka writes its checkpoints in another thread.
             shutil.copytree(
                 path.parent, copies[-1], ignore=shutil.ignore_patterns(".lock", "*.tmp")
             )
@@ -402,26 +404,28 @@ class PartitionPair:
             shutil.rmtree(path.parent)
             copy.rename(path.parent)
             active = max(path.glob("*.log"))
-            os.truncate(active, max(0, active.stat().st_size - lost))
+            os.truncate(active, max(0, active.stat().st_size - lost_bytes))
             (path.parent / ".kafka_cleanshutdown").unlink(missing_ok=True)
-        self.story.append(f"crash, {lost} bytes lost")
-        self.exchange()
+        self.story.append(f"crash, {lost_bytes} bytes lost")
+        self.exchange_files()
         self.start()
         self.ends = [end for end in self.ends if end <= self.log.log_end_offset]
         self.renew()
 
-    def exchange(self) -> None:
-        ours = self.own_path.parent
-        theirs = self.kafka_path.parent
-        between = self.own_path.parent.with_suffix(".between")
-        ours.rename(between)
-        theirs.rename(ours)
-        between.rename(theirs)
+    def exchange_files(self) -> None:
+        own_directory = self.own_path.parent
+        kafka_directory = self.kafka_path.parent
+        temporary = self.own_path.parent.with_suffix(".between")
+        own_directory.rename(temporary)
+        kafka_directory.rename(own_directory)
+        temporary.rename(kafka_directory)
         self.story.append("exchange")
 
     def start(self) -> None:
         self.open()
-        self.epoch()  # as a leader that comes back; Kafka's log forgets an epoch without records, ours does not
+        # Like a returning leader: Kafka forgets an epoch without records, and logcore
+        # does not.
+        self.epoch()
         self.is_reopened = True
         if self.is_deleted:
             self.renew()
@@ -431,7 +435,9 @@ class PartitionPair:
         end = self.log.log_end_offset
         self.is_deleted = True
         offset = min(start + self.rng.randrange(30), end + self.rng.randrange(2))
-        self.both(lambda: self.log.delete_records(offset), "delete", offset=offset)
+        self.run_on_both(
+            lambda: self.log.delete_records(offset), "delete", offset=offset
+        )
         self.retain()
 
     def truncate(self) -> None:
@@ -442,15 +448,18 @@ class PartitionPair:
         ]
         if candidates:
             offset = self.rng.choice(candidates)
-            self.both(lambda: self.log.truncate(offset), "truncate", offset=offset)
+            self.run_on_both(
+                lambda: self.log.truncate(offset), "truncate", offset=offset
+            )
             self.ends = [end for end in self.ends if end <= offset]
             self.is_truncated = True
-            self.epoch()  # who truncates was a follower; Kafka forgets an epoch without records
+            # After a truncation by a follower, Kafka forgets an epoch without records.
+            self.epoch()
             self.renew()
 
     def renew(self) -> None:
-        """Let other producers continue. The remembered state of the earlier ones
-        depends on the snapshots that exist.
+        """Continue with other producers. The remembered state of earlier producers
+        depends on the existing snapshots.
         """
         self.sent.clear()
         for producer_id in [
@@ -461,11 +470,11 @@ class PartitionPair:
 
     def retain(self) -> None:
         self.is_deleted = True
-        result = self.both(lambda: self.log.retain(self.now_ms), "retain")
+        result = self.run_on_both(lambda: self.log.retain(self.now_ms), "retain")
         assert result is not None
 
     def clean(self) -> None:
-        result = self.both(lambda: None, "clean", memory=1 << 20)
+        result = self.run_on_both(lambda: None, "clean", memory=1 << 20)
         report = clean(self.log, now_ms=self.now_ms, force=True)
         assert (-1 if report is None else report.end_offset) == result["end"], (
             report,
@@ -474,7 +483,7 @@ class PartitionPair:
 
     # -- comparing
 
-    def told(self) -> str:
+    def print_story(self) -> str:
         print("\n".join(self.story))
         return self.story[-1]
 
@@ -488,9 +497,9 @@ class PartitionPair:
                 del state["segments"]
             else:
                 state["segments"] = [
-                    # Kafka does not know which transactions below the log start were
-                    # aborted, and no reader needs it. An empty segment has the time of
-                    # its file.
+                    # Kafka does not store which transactions below the log start were
+                    # aborted, and no reader needs that. An empty segment has the time
+                    # of its file.
                     [
                         base,
                         *(
@@ -516,18 +525,18 @@ class PartitionPair:
             if entry["open"] >= 0
         ]
         if min(begun, default=own_state["log_start"]) < own_state["log_start"]:
-            # If the first batches of a transaction are deleted, Kafka knows the facts
-            # of a snapshot, and logcore the remaining batches. After a restart, these
+            # If the first batches of a transaction are deleted, Kafka uses the state of
+            # a snapshot, and logcore the remaining batches. After a restart, these
             # differ.
             self.is_unsure = True
             del own_state["last_stable"], kafka_state["last_stable"]
         if self.is_reopened:
             # Kafka's snapshot contains the last batch of a producer. logcore reads up
             # to five earlier batches from the log.
-            for name, known in kafka_state["producers"].items():
-                own = own_state["producers"].get(name, known)
+            for name, expected_producer in kafka_state["producers"].items():
+                own = own_state["producers"].get(name, expected_producer)
                 own["batches"] = own["batches"][
-                    max(0, len(own["batches"]) - len(known["batches"])) :
+                    max(0, len(own["batches"]) - len(expected_producer["batches"])) :
                 ]
         if (
             self.is_truncated
@@ -550,7 +559,7 @@ class PartitionPair:
                 for state in (own_state, kafka_state)
             )
         if own_state != kafka_state:
-            pytest.fail(f"{diff(own_state, kafka_state)} {self.told()}")
+            pytest.fail(f"{diff(own_state, kafka_state)} {self.print_story()}")
 
     def is_below_start(self, base_offset: int) -> bool:
         return self.log.config.is_compacted and base_offset < self.log.log_start_offset
@@ -560,7 +569,7 @@ class PartitionPair:
         rows = [row_of(batch) for batch in self.log.batches(self.log.log_start_offset)]
         for row, other in zip(rows, kafka_values, strict=False):
             if row != other:
-                pytest.fail(f"{row['base']} {diff(row, other)} {self.told()}")
+                pytest.fail(f"{row['base']} {diff(row, other)} {self.print_story()}")
         assert len(rows) == len(kafka_values)
         committed = [
             record.offset
@@ -570,10 +579,10 @@ class PartitionPair:
         ]
         kafka_values = self.kafka.ask("committed", path=self.kafka_path)["offsets"]
         if not self.is_unsure:
-            assert committed == kafka_values, self.told()
+            assert committed == kafka_values, self.print_story()
         times = [
-            T0 + 500 * at
-            for at in range(
+            T0 + 500 * index
+            for index in range(
                 -5, (self.now_ms - T0) // 500 + 2, max(1, (self.now_ms - T0) // 10_000)
             )
         ]
@@ -590,18 +599,19 @@ class PartitionPair:
             for batch in self.log.batches(self.log.log_start_offset)
             if batch.is_control
         }
-        for at, offset in enumerate(kafka_values["times"]):
+        for index, offset in enumerate(kafka_values["times"]):
             if offset in markers and (
-                own_values["times"][at] is None or own_values["times"][at] > offset
+                own_values["times"][index] is None
+                or own_values["times"][index] > offset
             ):
-                kafka_values["times"][at] = own_values["times"][at]
+                kafka_values["times"][index] = own_values["times"][index]
             # Kafka searches no further than a segment whose youngest record is deleted.
             if offset is None and (self.is_deleted or self.log.config.is_compacted):
-                kafka_values["times"][at] = own_values["times"][at]
+                kafka_values["times"][index] = own_values["times"][index]
         own_values["ends"] = [[*self.log.end_of_epoch(epoch)] for epoch in epochs]
         if own_values != kafka_values:
             pytest.fail(
-                f"{times} {epochs} {diff(own_values, kafka_values)} {self.told()}"
+                f"{times} {epochs} {diff(own_values, kafka_values)} {self.print_story()}"
             )
 
     def check_files(self) -> None:
@@ -610,7 +620,7 @@ class PartitionPair:
             damaged = [
                 verdict for verdict in verify(path) if verdict.status == "damaged"
             ]
-            assert not damaged, (damaged, self.told())
+            assert not damaged, (damaged, self.print_story())
         suffixes = (
             [".log", ".txnindex", ".index", ".timeindex"]
             if self.codecs == ["uncompressed"]
@@ -624,7 +634,7 @@ class PartitionPair:
                 {path.name: path.read_bytes() for path in folder.glob("*" + suffix)}
                 for folder in (self.own_path, self.kafka_path)
             )
-            # The two may differ in their empty files.
+            # The two partitions may differ in their empty files.
             own_content, kafka_content = (
                 {
                     name: content
@@ -640,9 +650,9 @@ class PartitionPair:
                 ]
                 own_content, kafka_content = entries
                 if self.is_deleted or self.log.config.is_compacted:
-                    # Kafka remembers transactions whose first batches, or all, are
-                    # deleted. logcore returns the start of the remaining batches, and
-                    # readers need no earlier one.
+                    # Kafka remembers transactions whose first batches, or all batches,
+                    # are deleted. logcore returns the start of the remaining batches,
+                    # and readers need no earlier start.
                     with logcore.open(self.own_path, read_only=True) as log:
                         needed = [
                             [entry.producer_id, entry.last_offset]
@@ -666,7 +676,7 @@ class PartitionPair:
                     own_content, kafka_content = ({"needed": rows} for rows in rows_of)
             if own_content != kafka_content:
                 pytest.fail(
-                    f"{suffix} {diff(own_content, kafka_content)} {self.told()}"
+                    f"{suffix} {diff(own_content, kafka_content)} {self.print_story()}"
                 )
         for path in sorted(self.own_path.iterdir()):
             for options in DUMPS.get(path.suffix, ()):
@@ -681,7 +691,7 @@ class PartitionPair:
                 if re.search(
                     "isvalid: false|mismatch|exception|error|found", dumped, re.I
                 ):
-                    pytest.fail(f"{path.name} {options} {dumped} {self.told()}")
+                    pytest.fail(f"{path.name} {options} {dumped} {self.print_story()}")
 
 
 def aborted_in(content: bytes) -> list[tuple[int, ...]]:
@@ -705,11 +715,11 @@ def diff(own: dict[str, Any], kafka: dict[str, Any]) -> dict[str, Any]:
 
 
 WEIGHTS = {
-    "batch": 5, "sequenced": 10, "again": 1, "marker": 5, "roll": 1, "epoch": 0.4, "wait": 1, "reopen": 0.5,
+    "batch": 5, "sequenced": 10, "resend": 1, "marker": 5, "roll": 1, "epoch": 0.4, "wait": 1, "reopen": 0.5,
 }  # fmt: skip
 
 
-def live(pairs: PartitionPair, chapters: int, **weights: float) -> None:
+def run_chapters(pairs: PartitionPair, chapters: int, **weights: float) -> None:
     weights = {**WEIGHTS, **weights}
     for _ in range(chapters):
         for _ in range(pairs.rng.randrange(5, 25)):
@@ -761,8 +771,11 @@ HISTORIES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
         {"clean": 1},
     ),
     "unpacked": ({"compression.type": "uncompressed"}, {}),
-    "turns": ({"cleanup.policy": "compact"}, {"clean": 1, "wait": 3, "swap": 0.7}),
-    "crashes": ({}, {"swap": 0.3, "crash": 0.7}),
+    "turns": (
+        {"cleanup.policy": "compact"},
+        {"clean": 1, "wait": 3, "swap_files": 0.7},
+    ),
+    "crashes": ({}, {"swap_files": 0.3, "crash": 0.7}),
     "crashes-compacted": (
         {"cleanup.policy": "compact"},
         {"clean": 1, "wait": 3, "crash": 0.7},
@@ -777,12 +790,12 @@ def test_two_histories_end_with_equal_logs(pairs: Any, kind: str, seed: int) -> 
     partition_pair: PartitionPair = pairs(seed, **config)
     partition_pair.codecs = CODECS if seed % 2 else ["uncompressed"]
     partition_pair.durability = "group" if seed % 3 == 2 else "os"
-    live(partition_pair, 6, **steps)
+    run_chapters(partition_pair, 6, **steps)
     partition_pair.close()
     partition_pair.check_files()
 
 
-def test_a_producer_is_known_after_its_batches_are_deleted(pairs: Any) -> None:
+def test_producer_state_remains_after_its_batches_are_deleted(pairs: Any) -> None:
     partition_pair: PartitionPair = pairs(0)
     data = encode(
         [(b"k", b"v")], producer_id=9, producer_epoch=0, base_sequence=0, now_ms=T0
@@ -794,7 +807,7 @@ def test_a_producer_is_known_after_its_batches_are_deleted(pairs: Any) -> None:
     partition_pair.roll()
     end = partition_pair.log.log_end_offset
     partition_pair.batch()
-    partition_pair.both(
+    partition_pair.run_on_both(
         lambda: partition_pair.log.delete_records(end), "delete", offset=end
     )
     partition_pair.check()
@@ -814,7 +827,7 @@ def test_kafka_opens_forks_and_snapshots(
     pairs: Any, kafka: Storage, tmp_path: Path, seed: int
 ) -> None:
     partition_pair: PartitionPair = pairs(seed, **{"cleanup.policy": "compact"})
-    live(partition_pair, 4, clean=0.5)
+    run_chapters(partition_pair, 4, clean=0.5)
     partition_pair.close()
     at_offset = partition_pair.rng.randrange(partition_pair.ends[-1])
     with logcore.open_dir(partition_pair.own_path.parent, durability="os") as directory:
@@ -884,8 +897,8 @@ def test_old_formats_are_read(
 
 
 def legacy(magic: int, codec: int) -> bytes:
-    """Return forty records of ten keys, four in a wrapper or none, as a broker of that
-    time stored them.
+    """Return 40 records of 10 keys as an old broker stored them: 4 records in each
+    compressed wrapper, or no wrapper.
     """
     raw = b""
     for first in range(0, 40, 4):
@@ -902,17 +915,19 @@ def legacy(magic: int, codec: int) -> bytes:
                 value,
             )
         entry = bytearray(builder.build())
-        if codec:  # its offset is that of the last record; v0 counts inside as in the log, v1 from 0
+        # A wrapper has the offset of its last record. Its records have log offsets in v0,
+        # and offsets from 0 in v1.
+        if codec:
             entry[:8] = (first + 3).to_bytes(8, "big")
         raw += entry
     return raw
 
 
-def test_compaction_takes_as_long_as_kafka_s(
+def test_compaction_creates_the_files_of_kafka_and_prints_the_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Compact values of 100 bytes with keys of 16 bytes, of which one record in ten
-    remains. The files must be the same. The times are printed.
+    """Compact values of 100 bytes with keys of 16 bytes, of which one record in 10
+    remains. The files must be equal. The test prints the times.
     """
     size = int(os.environ.get("LOGCORE_INTEROP_BYTES", str(256 << 20)))
     config = {
@@ -927,13 +942,13 @@ def test_compaction_takes_as_long_as_kafka_s(
     maps: list[int] = []
     with Storage("-Xmx1g", "-XX:+UseParallelGC") as kafka:
 
-        def theirs(path: Path) -> float:
+        def clean_with_kafka(path: Path) -> float:
             kafka.ask("open", path=path, config=config)
             result = kafka.ask("clean", path=path)
             kafka.ask("close", path=path)
             return float(result["seconds"])
 
-        def ours(path: Path) -> float:
+        def clean_with_logcore(path: Path) -> float:
             with logcore.open(path, config=config, durability="os") as log:
                 began = time.perf_counter()
                 report = clean(log, force=True)
@@ -942,66 +957,69 @@ def test_compaction_takes_as_long_as_kafka_s(
             maps.append(report.map_bytes)
             return ended - began
 
-        def timed(work: Callable[[Path], float], name: str) -> float:
+        def clean_copy(clean_directory: Callable[[Path], float], name: str) -> float:
             shutil.copytree(
                 tmp_path / "made",
                 tmp_path / name,
                 ignore=shutil.ignore_patterns(".lock"),
             )
-            return work(tmp_path / name / "t-0")
+            return clean_directory(tmp_path / name / "t-0")
 
         times: dict[str, list[float]] = {
-            "theirs": [timed(theirs, "warm-up")],
+            "theirs": [clean_copy(clean_with_kafka, "warm-up")],
             "ours": [],
         }
-        for turn in range(2):
-            for name, work in (("ours", ours), ("theirs", theirs)):
-                times[name].append(timed(work, f"{name}{turn}"))
-    own_seconds, kafka_seconds = (
+        for run in range(2):
+            for name, clean_directory in (
+                ("ours", clean_with_logcore),
+                ("theirs", clean_with_kafka),
+            ):
+                times[name].append(clean_copy(clean_directory, f"{name}{run}"))
+    own_files, kafka_files = (
         {
             path.name: path.read_bytes()
             for path in (tmp_path / name / "t-0").glob("*.log")
         }
         for name in ("ours1", "theirs1")
     )
-    assert own_seconds == kafka_seconds
+    assert own_files == kafka_files
     tracemalloc.start()
     try:
-        timed(ours, "measured")
+        clean_copy(clean_with_logcore, "measured")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert max(maps) <= DEDUPE_BYTES and peak - maps[-1] < 32 << 20
     with capsys.disabled():
-        mine_s = min(times["ours"])
-        theirs_s = min(times["theirs"])
+        own_s = min(times["ours"])
+        kafka_s = min(times["theirs"])
         print(
-            f"\ncompaction of {size >> 20} MiB, 10 % live: Kafka {theirs_s:.2f} s, logcore {mine_s:.2f} s, ",
+            f"\ncompaction of {size >> 20} MiB, 10 % live: Kafka {kafka_s:.2f} s, logcore {own_s:.2f} s, ",
             end="",
         )
         print(
-            f"ratio {theirs_s / mine_s:.2f}; offset map {maps[-1] >> 20} of {DEDUPE_BYTES >> 20} MiB, ",
+            f"ratio {kafka_s / own_s:.2f}; offset map {maps[-1] >> 20} of {DEDUPE_BYTES >> 20} MiB, ",
             end="",
         )
         print(f"peak beyond it {(peak - maps[-1]) >> 20} MiB")
 
 
 def fill(log: Log, size: int) -> None:
-    """Return ten records of each key, in random order."""
+    """Append 10 records of each key, in random order."""
     keys = size // 1300
-    chosen = np.random.default_rng(1).permuted(np.repeat(np.arange(keys), 10))
-    at = 0
-    while at < len(chosen):
-        part = chosen[at : at + 50_000]
-        text = b"".join(b"%016d" % key for key in part)
-        values = b"".join(b"%0100d" % (at + row) for row in range(len(part)))
+    keys_in_order = np.random.default_rng(1).permuted(np.repeat(np.arange(keys), 10))
+    position = 0
+    while position < len(keys_in_order):
+        chunk = keys_in_order[position : position + 50_000]
+        key_bytes = b"".join(b"%016d" % key for key in chunk)
+        values = b"".join(b"%0100d" % (position + row) for row in range(len(chunk)))
         key_ends, value_ends = (
-            np.arange(len(part) + 1, dtype=np.int64) * width for width in (16, 100)
+            np.arange(len(chunk) + 1, dtype=np.int64) * width for width in (16, 100)
         )
         log.append_columns(
-            keys=(text, key_ends),
+            keys=(key_bytes, key_ends),
             values=(values, value_ends),
-            timestamps_ms=np.full(len(part), T0),
+            timestamps_ms=np.full(len(chunk), T0),
         )
-        at += len(part)
+        position += len(chunk)
     log.roll()

@@ -1,9 +1,8 @@
 """A cluster on several machines: brokers in network namespaces, with a real ZooKeeper.
-
-Each broker and the ZooKeeper server has a network of its own. Clients of confluent-kafka
-run in the network of the tests. After each failure, every acknowledged record is at its
-place, no record is stored twice, committed offsets never decrease, and the replicas have
-the same bytes.
+Each broker and the ZooKeeper server has a separate network. Clients of confluent-kafka
+run in the network of the tests. After each failure, every acknowledged record has its
+offset, no record is stored twice, committed offsets never decrease, and the replicas
+have the same bytes.
 
 Needs root and the program `ip`, Java 17 and Maven. Run by `make interop`. The test with
 random failures is run by `make slow`, see test_cluster_chaos.py.
@@ -48,7 +47,7 @@ SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
 ZOO = "zoo"
 NUMBERS = (1, 2, 3)
 #: A leader without a registry keeps its clients until a request times out.
-PATIENT = {"request.timeout.ms": 3_000}
+PATIENT_SETTINGS = {"request.timeout.ms": 3_000}
 
 _paths = itertools.count()
 
@@ -81,21 +80,21 @@ class LoadedCluster:
     def network(self) -> Network:
         return self.site.network
 
-    def leader(self, asked: int | None = None) -> int:
-        return int(self.cluster.partition("t", number=asked).leader_id)
+    def leader(self, reporting_broker: int | None = None) -> int:
+        return int(self.cluster.partition("t", number=reporting_broker).leader_id)
 
     def until_led_by_another(self, number: int) -> int:
-        """Wait until another broker leads, as brokers report that are not cut off."""
-        asked = next(index for index in NUMBERS if index != number)
+        """Wait until brokers that are not cut off report another leader."""
+        reporting_broker = next(index for index in NUMBERS if index != number)
 
-        def found() -> int:
-            leader = self.leader(asked)
+        def other_leader() -> int:
+            leader = self.leader(reporting_broker)
             return leader if leader not in (-1, number) else 0
 
-        return int(until(found, f"another leader than {number}"))
+        return int(until(other_leader, f"another leader than {number}"))
 
     def until_whole(self) -> None:
-        """Wait until all replicas are in sync, and all brokers report that."""
+        """Wait until all replicas are in sync, and all brokers report it."""
         for topic in ("t", "__consumer_offsets"):
             self.cluster.until_in_sync(topic, 3)
             until(lambda topic=topic: self._agree(topic), f"one view of {topic}")
@@ -110,7 +109,7 @@ class LoadedCluster:
         )
 
     def check(self) -> None:
-        """Check the history, once all failures are over."""
+        """Check the history after all failures have ended."""
         self.until_whole()
         self.load.until_more()
         self.offsets.end()
@@ -171,8 +170,8 @@ def loaded_cluster_on(
 
 @pytest.fixture
 def loaded(site: Site, tmp_path: Path) -> Iterator[LoadedCluster]:
-    with loaded_cluster_on(site, tmp_path, **PATIENT) as made:
-        yield made
+    with loaded_cluster_on(site, tmp_path, **PATIENT_SETTINGS) as cluster:
+        yield cluster
 
 
 # -- brokers ---------------------------------------------------------------------------
@@ -204,7 +203,7 @@ def test_stopped_leader_is_replaced_and_joins_again(loaded: LoadedCluster) -> No
 # -- links -----------------------------------------------------------------------------
 
 
-def test_leader_that_is_cut_off_is_replaced(loaded: LoadedCluster) -> None:
+def test_isolated_leader_is_replaced(loaded: LoadedCluster) -> None:
     leader = loaded.leader()
     began_s = time.monotonic()
     loaded.network.isolate(name(leader))
@@ -220,7 +219,7 @@ def test_leader_that_is_cut_off_is_replaced(loaded: LoadedCluster) -> None:
 def test_leader_without_zookeeper_is_replaced(
     loaded: LoadedCluster, direction: str
 ) -> None:
-    """Clients and the other brokers still reach it."""
+    """Clients and the other brokers still reach the leader."""
     leader = loaded.leader()
     if direction != "from ZooKeeper":
         loaded.network.cut(name(leader), ZOO)
@@ -243,8 +242,8 @@ def test_follower_with_a_one_way_link_leaves_and_rejoins_the_isr(
         loaded.network.cut(name(follower), name(leader))
     else:
         loaded.network.cut(name(leader), name(follower))
-    left = loaded.cluster.until_in_sync("t", 2)
-    assert left.leader_id == leader and follower not in left.isr_nodes
+    isr = loaded.cluster.until_in_sync("t", 2)
+    assert isr.leader_id == leader and follower not in isr.isr_nodes
     loaded.load.until_more()
     loaded.network.heal()
     loaded.check()
@@ -253,7 +252,9 @@ def test_follower_with_a_one_way_link_leaves_and_rejoins_the_isr(
 def test_leader_without_responses_to_clients_remains_leader(
     loaded: LoadedCluster,
 ) -> None:
-    """Only its responses to clients are lost, so no other broker notices."""
+    """Only the responses of the leader to clients are lost, so that no other broker
+    detects the fault.
+    """
     leader = loaded.leader()
     loaded.network.cut(name(leader), TESTS)
     time.sleep(2 * SESSION_S)
@@ -280,7 +281,9 @@ def test_restarted_zookeeper_changes_no_leader(loaded: LoadedCluster) -> None:
 def test_records_are_acknowledged_while_zookeeper_is_down(
     loaded: LoadedCluster,
 ) -> None:
-    """Coordinators stop to answer when their lease is over, and start again."""
+    """Coordinators stop to respond when their lease expires, and start to respond again
+    later.
+    """
     loaded.until_whole()
     loaded.site.zookeeper.kill()
     time.sleep(SESSION_S)
@@ -293,7 +296,7 @@ def test_records_are_acknowledged_while_zookeeper_is_down(
     loaded.check()
 
 
-def test_leader_that_dies_while_zookeeper_is_down_is_replaced_afterwards(
+def test_leader_killed_while_zookeeper_is_down_is_replaced_later(
     loaded: LoadedCluster,
 ) -> None:
     loaded.until_whole()
@@ -309,7 +312,7 @@ def test_leader_that_dies_while_zookeeper_is_down_is_replaced_afterwards(
 
 
 def test_emptied_zookeeper_deletes_no_replica(site: Site, tmp_path: Path) -> None:
-    """Brokers that register again refuse the empty path."""
+    """Brokers that register again refuse a ZooKeeper path without nodes."""
     below = f"/test-{next(_paths)}"
     with cluster_on(site, tmp_path, below) as cluster:
         cluster.create("t")
@@ -327,7 +330,9 @@ def test_emptied_zookeeper_deletes_no_replica(site: Site, tmp_path: Path) -> Non
 
 
 def _delete_all(registry: Registry, path: str = "") -> None:
-    """Delete all nodes, the deepest first. Brokers may create nodes while it runs."""
+    """Delete all nodes, the deepest first. Brokers may create nodes during the
+    deletion.
+    """
     for child in registry.children(path or "/"):
         below = f"{path}/{child}"
         _delete_all(registry, below)
@@ -340,7 +345,7 @@ def _delete_all(registry: Registry, path: str = "") -> None:
 
 @attrs.define
 class Ensemble:
-    """Three ZooKeeper servers, each on a machine of its own."""
+    """Three ZooKeeper servers, each on another machine."""
 
     servers: list[ZooKeeper]
 
@@ -355,11 +360,11 @@ class Ensemble:
 
 
 def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> None:
-    """One server is lost. Later, the machines of a server and of a broker are."""
-    zoos = ["z1", "z2", "z3"]
+    """One server is lost. Later, the machines of a server and of a broker are lost."""
+    server_names = ["z1", "z2", "z3"]
     with ExitStack() as stack:
-        network = stack.enter_context(Network(*zoos, *map(name, NUMBERS)))
-        machines = [network.machines[each] for each in zoos]
+        network = stack.enter_context(Network(*server_names, *map(name, NUMBERS)))
+        machines = [network.machines[name_] for name_ in server_names]
         ensemble = Ensemble(
             [
                 stack.enter_context(
@@ -368,7 +373,7 @@ def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> Non
                         address=machine.address,
                         port=2181,
                         prefix=machine.command(),
-                        members=[each.address for each in machines],
+                        members=[name_.address for name_ in machines],
                         number=number,
                     )
                 )
@@ -377,22 +382,24 @@ def test_ensemble_that_loses_its_leader_changes_no_leader(tmp_path: Path) -> Non
         )
         until(ensemble.leader, "a leader of the ensemble")
         site = Site(network, ensemble)
-        loaded = stack.enter_context(loaded_cluster_on(site, tmp_path, **PATIENT))
+        loaded = stack.enter_context(
+            loaded_cluster_on(site, tmp_path, **PATIENT_SETTINGS)
+        )
         loaded.until_whole()
         before = loaded.cluster.partition("t")
-        lost = ensemble.leader()
-        assert lost is not None
-        lost.kill()
+        lost_server = ensemble.leader()
+        assert lost_server is not None
+        lost_server.kill()
         loaded.load.until_more()
         until(ensemble.leader, "another leader of the ensemble")
         loaded.load.until_more(200)
         assert loaded.leader() == before.leader_id
-        lost.begin()
-        until(lambda: lost.mode() == "follower", "the server is back")
+        lost_server.begin()
+        until(lambda: lost_server.mode() == "follower", "the server has rejoined")
 
         leader = loaded.leader()
         network.isolate(name(leader))
-        server = zoos[ensemble.servers.index(lost)]
+        server = server_names[ensemble.servers.index(lost_server)]
         network.isolate(server)
         loaded.until_led_by_another(leader)
         loaded.load.until_more()
@@ -409,47 +416,49 @@ def serve(site: Site, path: Path, number: int, registry: str, *more: str) -> str
     command = [sys.executable, "-m", "netshim", "serve", str(path)]
     command += ["--registry", registry, "--node-id", str(number), "--insecure"]
     command += ["--host", machine.address, "--port", "0", *more]
-    done = subprocess.run(
+    result = subprocess.run(
         machine.command(*command),
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    assert done.returncode == 2, done.stderr[-2_000:]
-    return done.stderr
+    assert result.returncode == 2, result.stderr[-2_000:]
+    return result.stderr
 
 
 @pytest.fixture(scope="module")
-def calm(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose brokers are not stopped, beside those of single tests."""
-    with cluster_on(site, tmp_path_factory.mktemp("calm"), "/calm", 9093) as made:
-        yield made
+def undisturbed(
+    site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Start a cluster whose brokers no test stops."""
+    with cluster_on(site, tmp_path_factory.mktemp("calm"), "/calm", 9093) as cluster:
+        yield cluster
 
 
-def test_number_in_use_is_refused_with_its_address(
-    site: Site, calm: Cluster, tmp_path: Path
+def test_used_broker_number_is_refused_with_its_address(
+    site: Site, undisturbed: Cluster, tmp_path: Path
 ) -> None:
     registry = f"zk://{site.zookeeper.server}/calm"
     more = ("--broker-session-timeout-ms", "1000")
     output = serve(site, tmp_path / "1", 1, registry, *more)
     assert "another broker has the number 1" in output
-    assert f"{calm.host(1)}:{calm.ports[1]}" in output
+    assert f"{undisturbed.host(1)}:{undisturbed.ports[1]}" in output
 
 
 def test_directory_of_another_cluster_is_refused(
-    site: Site, calm: Cluster, tmp_path: Path
+    site: Site, undisturbed: Cluster, tmp_path: Path
 ) -> None:
     other = tmp_path / "cluster"
     other.mkdir()
-    properties = calm.path / "1" / "meta.properties"
+    properties = undisturbed.path / "1" / "meta.properties"
     (other / "meta.properties").write_text(properties.read_text())
     registry = f"zk://{site.zookeeper.server}/other"
     assert "another cluster.id" in serve(site, other, 1, registry)
 
 
 def test_path_of_another_program_is_refused(site: Site, tmp_path: Path) -> None:
-    """Apache Kafka has nodes of the same names."""
+    """Apache Kafka uses nodes with the same names."""
     below = f"/test-{next(_paths)}"
     with connect(f"{site.zookeeper.server}{below}") as registry:
         registry.create(paths.CLUSTER_ID, paths.pack_cluster_id("kafka"))
@@ -461,7 +470,9 @@ def test_path_of_another_program_is_refused(site: Site, tmp_path: Path) -> None:
         assert registry.children("/") == ["brokers", "cluster"]
 
 
-def test_server_that_does_not_answer_is_named(site: Site, tmp_path: Path) -> None:
+def test_error_contains_the_zookeeper_that_does_not_respond(
+    site: Site, tmp_path: Path
+) -> None:
     """The broker tries for 30 s."""
     registry = f"zk://{site.network.machines[name(3)].address}:2181/logcore"
     began_s = time.monotonic()
@@ -469,7 +480,7 @@ def test_server_that_does_not_answer_is_named(site: Site, tmp_path: Path) -> Non
     assert time.monotonic() - began_s >= 30
 
 
-def test_address_of_all_networks_needs_an_advertised_one(
+def test_listener_on_all_networks_needs_an_advertised_address(
     site: Site, tmp_path: Path
 ) -> None:
     registry = f"zk://{site.zookeeper.server}/test-{next(_paths)}"
@@ -477,106 +488,110 @@ def test_address_of_all_networks_needs_an_advertised_one(
     assert "--advertise" in output
 
 
-def test_damaged_state_is_offline_and_others_continue(
-    site: Site, calm: Cluster
+def test_partition_with_damaged_state_is_offline_and_others_continue(
+    site: Site, undisturbed: Cluster
 ) -> None:
-    calm.create("good")
-    calm.create("bad")
+    undisturbed.create("good")
+    undisturbed.create("bad")
     partition = f"{registry_nodes.partitions_path('bad')}/0"
 
     def write(registry: Registry, path: str, state: bytes) -> None:
         """Write the state and report it. Unreported changes are read after 5 minutes."""
         registry.set(path, state)
-        note = registry_nodes.changes_of(NUMBERS[0])
+        changes = registry_nodes.changes_of(NUMBERS[0])
 
-        def add(data: bytes | None) -> bytes:
+        def count_published(data: bytes | None) -> bytes:
             assert data is not None
-            published = registry_nodes.unpack_changes(data, note)
+            published = registry_nodes.unpack_changes(data, changes)
             return registry_nodes.pack_changes(published.with_changes([("bad", 0)]))
 
-        registry.update(note, add)
+        registry.update(changes, count_published)
 
     with connect(f"{site.zookeeper.server}/calm") as registry:
         (topic_id,) = registry.children(partition)
         path = f"{partition}/{topic_id}"
         before = registry.get(path).value
         write(registry, path, before[:20])
-        leader = calm.partition("good").leader_id
-        load = Load(calm, "good")
-        until(lambda: "bad-0 is offline" in calm.log(leader), "the report")
-        assert path in calm.log(leader)
+        leader = undisturbed.partition("good").leader_id
+        load = Load(undisturbed, "good")
+        until(lambda: "bad-0 is offline" in undisturbed.log(leader), "the report")
+        assert path in undisturbed.log(leader)
         load.until_more()
         load.end()
         write(registry, path, before)
-    calm.until_in_sync("bad", 3)
+    undisturbed.until_in_sync("bad", 3)
 
 
 def test_topics_are_created_by_any_broker_and_deleted(
-    site: Site, calm: Cluster
+    site: Site, undisturbed: Cluster
 ) -> None:
-    calm.create("short", 4)
+    undisturbed.create("short", 4)
     for index in range(4):
-        calm.until_in_sync("short", 3, index)
+        undisturbed.until_in_sync("short", 3, index)
     request = wire.DELETE_TOPICS.Request(topic_names=["short"], timeout_ms=30_000)
     api = wire.DELETE_TOPICS
-    (deleted,) = calm.ask(2, api, request, max_version=5).responses
+    (deleted,) = undisturbed.ask(2, api, request, max_version=5).responses
     assert deleted.error_code == codes.NONE
     for number in NUMBERS:
-        folder = calm.path / str(number) / "short-0"
+        folder = undisturbed.path / str(number) / "short-0"
         until(lambda folder=folder: not folder.exists(), f"{folder} is deleted")
 
 
 # -- random failures -------------------------------------------------------------------
 
 
-def fail(loaded: LoadedCluster, chance: random.Random) -> str:
-    """Let one machine, link or server fail and come back; return a description."""
-    number = chance.choice(NUMBERS)
-    if chance.random() < 0.5:
+def fail(loaded: LoadedCluster, rng: random.Random) -> str:
+    """Let one machine, link or server fail and recover. Return a description of the
+    failure.
+    """
+    number = rng.choice(NUMBERS)
+    if rng.random() < 0.5:
         leader = loaded.leader(None)
         number = leader if leader > 0 else number
-    kind = chance.choice(
+    failure = rng.choice(
         ["kill", "pause", "isolate", "no ZooKeeper", "one way", "restart", "outage"]
     )
-    seconds = SESSION_S * chance.uniform(0.2, 2.5)
+    seconds = SESSION_S * rng.uniform(0.2, 2.5)
     network, cluster = loaded.network, loaded.cluster
-    if kind == "kill":
+    if failure == "kill":
         cluster.kill(number)
-        time.sleep(chance.choice([0.0, 0.5, 2.0]))
+        time.sleep(rng.choice([0.0, 0.5, 2.0]))
         cluster.start(number)
-    elif kind == "pause":
+    elif failure == "pause":
         cluster.send(number, signal.SIGSTOP)
         time.sleep(seconds)
         cluster.send(number, signal.SIGCONT)
-    elif kind in ("restart", "outage"):
+    elif failure in ("restart", "outage"):
         loaded.site.zookeeper.kill()
-        time.sleep(seconds if kind == "outage" else 0)
+        time.sleep(seconds if failure == "outage" else 0)
         loaded.site.zookeeper.start()
     else:
-        if kind == "isolate":
+        if failure == "isolate":
             network.isolate(name(number))
-        elif kind == "no ZooKeeper":
+        elif failure == "no ZooKeeper":
             network.cut_both(name(number), ZOO)
         else:
             ends = [ZOO, *map(name, NUMBERS), TESTS]
-            source, target = chance.sample(ends, 2)
+            source, target = rng.sample(ends, 2)
             network.cut(source, target)
-            kind = f"one way {source} to {target}"
+            failure = f"one way {source} to {target}"
         time.sleep(seconds)
         network.heal()
-    return f"{kind} {number} {seconds:.1f} s"
+    return f"{failure} {number} {seconds:.1f} s"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
-def test_random_failures_of_machines_lose_nothing(loaded: LoadedCluster) -> None:
-    chance = random.Random(SEED)
+def test_random_failures_of_machines_lose_no_acknowledged_record(
+    loaded: LoadedCluster,
+) -> None:
+    rng = random.Random(SEED)
     steps = []
     end_s = time.monotonic() + SECONDS
     while time.monotonic() < end_s:
-        steps.append(fail(loaded, chance))
+        steps.append(fail(loaded, rng))
         print(steps[-1], flush=True)
-        if chance.random() < 0.7:
+        if rng.random() < 0.7:
             loaded.until_whole()
     print(
         f"{len(steps)} failures, {len(loaded.load.acknowledged)} records, "

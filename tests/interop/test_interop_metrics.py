@@ -1,4 +1,4 @@
-"""Prometheus' own checker reads the metrics of a broker."""
+"""The checker of Prometheus reads the metrics of a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.metrics_broker import CountedBroker
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
 
-def test_promtool_finds_nothing(tmp_path: Path) -> None:
+def test_promtool_finds_no_error(tmp_path: Path) -> None:
     promtool = program("promtool", "prometheus")
     with CountedBroker(tmp_path / "data") as broker:
         produce(producer(broker), "t", b"a", b"b")

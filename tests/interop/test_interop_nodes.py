@@ -1,4 +1,4 @@
-"""Kafka's own programs against one broker that advertises several nodes."""
+"""Programs of Kafka use one broker that advertises several nodes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_kafka_topics_shows_the_leaders(kafka: Kafka, release: str | None) -> No
     ]
 
 
-def test_a_java_producer_follows_leaders(kafka: Kafka) -> None:
-    """Leaders move and nodes stop; each record is stored once."""
+def test_java_producer_follows_moving_leaders(kafka: Kafka) -> None:
+    """Leaders move and nodes stop. Each record is stored once."""
     kafka.create_topic("t", 6)
     kafka.as_node_count(3)
     is_over = threading.Event()

@@ -1,4 +1,6 @@
-"""Java clients from 0.11 on, old kafka-python and rskafka against one broker. Run by `make interop`."""
+"""Java clients from 0.11 on, old versions of kafka-python, and rskafka use one broker.
+Run by `make interop`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,7 @@ TIMEOUT_S = 600
 
 @attrs.frozen
 class Broker:
-    """A `netshim serve` process.
-
-    Attributes:
-        address: host:port of the broker.
-        data: Directory of the broker's partitions.
-    """
+    """A `netshim serve` process."""
 
     address: str
     data: Path
@@ -44,7 +41,9 @@ class Broker:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Start a broker with a topic logcore-CODEC for each codec, which logcore's producer has written."""
+    """Start a broker with a topic logcore-CODEC for each codec, with records of
+    logcore's producer.
+    """
     data = tmp_path_factory.mktemp("clients") / "data"
     with logcore.open_dir(data, create=True) as directory:
         for codec in CODECS:
@@ -103,18 +102,18 @@ for record in consumer:
 def test_old_kafka_python_reads_batches_of_each_codec(
     broker: Broker, version: str, codec: str
 ) -> None:
-    """Their Fetch is older than version 10, and they read zstd if the package `zstandard` is installed (from 2.0 on).
-
-    netshim refused zstd batches to every Fetch below version 10, so such a client saw no record and mostly no error.
+    """netshim refused zstd batches to every Fetch below version 10, so that such a
+    client returned no record and mostly no error. kafka-python from 2.0 on sends such a
+    Fetch, and reads zstd if the package `zstandard` is installed.
     """
     if codec == "zstd" and version.startswith("1."):
         pytest.skip("kafka-python 1.4 cannot read zstd")
     python = environment(f"kafka-python-{version}-codecs", *OLD[version])
     command = [python, "-c", READ, broker.address, f"logcore-{codec}", f"{COUNT}"]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
-    assert done.stdout.split() == VALUES, done.stderr
+    assert result.stdout.split() == VALUES, result.stderr
 
 
 #: Versions of the crate. Both send Fetch version 4.
@@ -124,11 +123,11 @@ RSKAFKA = ["0.5.0", "0.6.0"]
 def rskafka(version: str, address: str, *arguments: str) -> str:
     """Run one operation of tests/data/rskafka with a version of the crate, and return its output."""
     command = [cargo.program("rskafka", version), address, *arguments]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
 
 
 @pytest.mark.parametrize("version", RSKAFKA)
@@ -147,7 +146,7 @@ def test_rskafka_reads_batches_of_each_codec(
 def test_rskafka_creates_topics_and_writes_each_codec(
     broker: Broker, version: str
 ) -> None:
-    """Compare the stored keys, values, headers and timestamps with those that the program sent."""
+    """Compare the stored keys, values, headers and timestamps with the sent ones."""
     for codec in CODECS:
         topic = f"rskafka-{version}-{codec}"
         rskafka(version, broker.address, "create", topic)
@@ -210,10 +209,12 @@ def java(
 
 @pytest.fixture(scope="module")
 def java_topics(broker: Broker) -> list[str]:
-    """Have the newest Java producer write a topic java-CODEC for each codec, and return the topics."""
+    """Write a topic java-CODEC for each codec with the newest Java producer, and return
+    the topics.
+    """
     codecs = CODECS[1:]
-    done = java(NEWEST, broker.address, "compress", "java", f"{COUNT}", *codecs)
-    assert done.returncode == 0, done.stderr[-2000:]
+    result = java(NEWEST, broker.address, "compress", "java", f"{COUNT}", *codecs)
+    assert result.returncode == 0, result.stderr[-2000:]
     return [f"java-{codec}" for codec in codecs]
 
 
@@ -241,7 +242,7 @@ def test_java_client_line_writes_batches_of_each_codec(
         if version in WITHOUT_ZSTD
         else ["none", "gzip", "snappy", "lz4", "zstd"]
     )
-    done = java(
+    result = java(
         version,
         broker.address,
         "compress",
@@ -249,7 +250,7 @@ def test_java_client_line_writes_batches_of_each_codec(
         f"{COUNT}",
         *codecs,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert result.returncode == 0, result.stderr[-2000:]
     for codec in codecs:
         assert broker.stored(f"compressed-{version}-{codec}") == ({codec}, VALUES)
 
@@ -260,7 +261,8 @@ def test_java_client_line_reads_batches_of_each_codec(
 ) -> None:
     """Read batches of logcore's producer and of the newest Java producer.
 
-    A client older than 2.1 has no zstd: its poll() must raise an error instead of blocking.
+    A client older than 2.1 has no zstd, so that its poll() must raise an error instead
+    of blocking.
     """
     topics = [*(f"logcore-{codec}" for codec in CODECS[1:]), *java_topics]
     readable = [

@@ -1,8 +1,7 @@
-"""The recipe of examples/delivery_postgres.py on a real PostgreSQL, killed at every
-change on disk and every statement.
-
-The server is Debian's (apt-get install postgresql), run for these tests alone with its
-data in a temporary directory and a socket there. Run by `make interop`.
+"""The recipe of examples/delivery_postgres.py on a real PostgreSQL server, killed at
+every change on disk and every statement. The tests start the server of the system
+(apt-get install postgresql) with its data and its socket in a temporary directory. Run
+by `make interop`.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def program(name: str) -> str:
 
 
 class Server:
-    """A PostgreSQL server. It refuses to run as root, and then runs as the user of its
-    package.
+    """A PostgreSQL server. If the tests run as root, it runs as the user of its
+    package, because PostgreSQL refuses to run as root.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -128,7 +127,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def data(server: Server, tmp_path: Path) -> Path:
-    """A topic of two partitions, and tables without rows."""
+    """Create a topic of two partitions, and tables without rows."""
     with psycopg.connect(server.connection) as database:
         database.execute(RECIPE["TABLES"])
         database.execute("TRUNCATE payments, consumed_offsets")
@@ -140,9 +139,11 @@ def data(server: Server, tmp_path: Path) -> Path:
 
 
 def run(server: Server, data: Path, strike: Strike | None) -> int:
-    """Return the number of changes and statements, or -1 if the process was killed."""
+    """Run the recipe. Return the number of changes and statements, or -1 if the process
+    was killed.
+    """
 
-    def work(pipe: int) -> int:
+    def run_recipe(pipe: int) -> int:
         fs = StrikingFS(strike)
 
         class Connection(psycopg.Connection):  # type: ignore[name-defined, misc]
@@ -152,9 +153,9 @@ def run(server: Server, data: Path, strike: Strike | None) -> int:
 
             def wait(self, *arguments: Any, **named: Any) -> Any:
                 with fs._step("sql", str(data)):
-                    found = super().wait(*arguments, **named)
+                    response = super().wait(*arguments, **named)
                 with fs._step("sql answer", str(data)):
-                    return found
+                    return response
 
         with (
             logcore.open_dir(data, fs=fs) as directory,
@@ -164,7 +165,7 @@ def run(server: Server, data: Path, strike: Strike | None) -> int:
         os.write(pipe, b"%d" % len(fs.sites))
         return 0
 
-    child, pipe = fork(work)
+    child, pipe = fork(run_recipe)
     with pipe:
         reported = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -184,25 +185,27 @@ def stored(server: Server) -> Counter[bytes]:
 ONCE = Counter(b"%d" % number for number in range(COUNT))
 
 
-def test_a_kill_at_each_step(server: Server, data: Path, tmp_path: Path) -> None:
+def test_kill_at_each_step_stores_each_row_once(
+    server: Server, data: Path, tmp_path: Path
+) -> None:
     shutil.copytree(data, tmp_path / "calm")
     steps = run(server, tmp_path / "calm", None)
     assert stored(server) == ONCE
-    partly = 0
+    partial_count = 0
     for number in range(steps):
         path = tmp_path / str(number)
         shutil.copytree(data, path)
         with psycopg.connect(server.connection) as database:
             database.execute("TRUNCATE payments, consumed_offsets")
         assert run(server, path, Strike(number)) == -1, f"step {number} of {steps}"
-        partly += 0 < stored(server).total() < COUNT
+        partial_count += 0 < stored(server).total() < COUNT
         run(server, path, None)
         assert stored(server) == ONCE, f"killed at step {number} of {steps}"
         shutil.rmtree(path)
-    assert partly, "some kills came between two transactions"
+    assert partial_count, "some kills must be between two transactions"
 
 
-def test_a_database_that_crashes_between_rows_and_commit(
+def test_database_crash_between_rows_and_commit_stores_each_row_once(
     server: Server, data: Path
 ) -> None:
     """The server loses the rows of a transaction that was not committed. The next run
@@ -224,16 +227,14 @@ def test_a_database_that_crashes_between_rows_and_commit(
             RECIPE["StoredOffsets"].move = move
             server.start()
         assert stored(server) == Counter()
-        with psycopg.connect(server.connection, autocommit=True) as again:
-            RECIPE["exactly_once"](directory, again)
+        with psycopg.connect(server.connection, autocommit=True) as database_:
+            RECIPE["exactly_once"](directory, database_)
     assert stored(server) == ONCE
 
 
-def test_a_worker_that_stood_still_stores_nothing_twice(
-    server: Server, data: Path
-) -> None:
-    """The worker was in the middle of a transaction when its partitions were assigned
-    to another worker, which waits for that row.
+def test_suspended_worker_stores_no_row_twice(server: Server, data: Path) -> None:
+    """The worker is in the middle of a transaction when its partitions are assigned to
+    another worker, which waits for a row lock.
     """
     with (
         logcore.open_dir(data, shared=True) as directory,
@@ -242,21 +243,23 @@ def test_a_worker_that_stood_still_stores_nothing_twice(
         directory.consumer() as consumer,
     ):
         consumer.assign([("orders", 0), ("orders", 1)])
-        late = RECIPE["StoredOffsets"](consumer, first)
-        late.on_partitions_assigned(consumer.assignment())
+        late_callback = RECIPE["StoredOffsets"](consumer, first)
+        late_callback.on_partitions_assigned(consumer.assignment())
         RECIPE["exactly_once"](directory, other)
         with pytest.raises(RuntimeError, match="another owner"), first.transaction():
             first.execute(RECIPE["INSERT"], ("orders", 0, 0, b"0"))
-            late.move(next(iter(consumer.assignment())), 7)
+            late_callback.move(next(iter(consumer.assignment())), 7)
     assert stored(server) == ONCE
 
 
-def test_two_workers_divide_the_partitions(server: Server, data: Path) -> None:
+def test_two_workers_divide_the_partitions_and_store_each_row_once(
+    server: Server, data: Path
+) -> None:
     command = [sys.executable, str(EXAMPLE), str(data), server.connection]
     workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     for worker in workers:
         _, reported = worker.communicate(timeout=60)
         assert worker.returncode == 0 or b"another owner" in reported, reported.decode()
-    # Files of a worker that ended before the other joined.
+    # Files of a worker that ended before the other worker joined.
     subprocess.run(command, check=True, timeout=60)
     assert stored(server) == ONCE

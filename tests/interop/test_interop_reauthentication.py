@@ -1,8 +1,8 @@
 """Clients authenticate again on open connections, and no record is lost or repeated.
 
-The broker's clock for lifetimes runs at a tenth of the real time. So a client that is
-late on a busy machine is not disconnected, and a test can require that all connections
-remain open.
+The broker's clock for lifetimes runs at a tenth of the real time. Therefore a client
+that is late on a busy machine is not disconnected, and a test can require that all
+connections remain open.
 
 Needs Java 17 or later with Maven.
 """
@@ -44,9 +44,9 @@ Exchange = Callable[[int], list[str]]
 class SlowClock:
     """A clock whose time for waits and lifetimes runs at a tenth of the real time.
 
-    `slows_tokens` slows the wall clock, too. Then a token whose times come from this
-    clock is valid for ten times its lifetime. librdkafka needs that, because it gets a
-    new token only when the program polls, and may present its token late.
+    `slows_tokens` also slows the wall clock, so that a token is valid for ten times its
+    lifetime. librdkafka needs that, because it gets a new token only when the program
+    polls.
     """
 
     def __init__(self, *, slows_tokens: bool) -> None:
@@ -68,14 +68,16 @@ class SlowClock:
 
 @pytest.fixture
 def handshakes(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Number of SaslHandshake requests of each connection, by a number of its own."""
+    """Count the SaslHandshake requests of each connection, by the number of the
+    connection.
+    """
     counts: Counter[int] = Counter()
-    numbers: dict[SaslAuthentication, int] = {}
+    connection_numbers: dict[SaslAuthentication, int] = {}
     handle = SaslAuthentication.handle
 
     def counting(gate: SaslAuthentication, frame: memoryview, now_ms: int) -> Any:
         if wire.decode_header(frame).api_key == wire.SASL_HANDSHAKE.key:
-            counts[numbers.setdefault(gate, len(numbers))] += 1
+            counts[connection_numbers.setdefault(gate, len(connection_numbers))] += 1
         return handle(gate, frame, now_ms)
 
     monkeypatch.setattr(SaslAuthentication, "handle", counting)
@@ -131,13 +133,13 @@ def librdkafka(
         }
     )
     consumer.subscribe([TOPIC])
-    sent = 0
+    sent_count = 0
 
     def exchange(count: int) -> list[str]:
-        nonlocal sent
+        nonlocal sent_count
         for _ in range(count):
-            producer.produce(TOPIC, str(sent))
-            sent += 1
+            producer.produce(TOPIC, str(sent_count))
+            sent_count += 1
         while producer.flush(1):
             pass
         values: list[str] = []

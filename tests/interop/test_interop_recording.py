@@ -25,7 +25,7 @@ TOPICS = ("orders", "copies")
 
 
 def values(servers: str, topic: str) -> list[bytes]:
-    """Return the committed values of a topic, up to its present ends."""
+    """Return the committed values of a topic, up to its current end offsets."""
     settings = {
         "bootstrap.servers": servers,
         "group.id": f"check {topic}",

@@ -1,4 +1,6 @@
-"""The versions of APIs in netshim/kafka_releases.py are those of Kafka's own jars."""
+"""The versions of APIs in netshim/kafka_releases.py equal those in the jars of
+Kafka.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ JARS = {
     "4.0": "4.0.2",
     "4.1": "4.1.1",
 }
-#: In the jar of 3.9, but a broker serves them only if a setting allows it.
+#: APIs in the jar of 3.9 that a broker serves only if a setting allows it.
 OFF = {
     "3.9": {wire.CONSUMER_GROUP_HEARTBEAT.key, wire.CONSUMER_GROUP_DESCRIBE.key},
 }
 
 
 @pytest.mark.parametrize("name", JARS)
-def test_the_table_is_that_of_the_jar(name: str) -> None:
+def test_table_of_api_versions_equals_the_jar(name: str) -> None:
     program = str(kafka_jvm.SOURCES / "ApiRanges.java")
     output = subprocess.run(
         ["java", "-cp", f"{kafka_jvm.clients(JARS[name])}/*", program],

@@ -1,4 +1,4 @@
-"""Kafka's programs against a cluster of three brokers: Streams and the tools.
+"""Programs of Kafka use a cluster of three brokers: Streams and the tools.
 
 LOGCORE_FAILOVERS is the number of brokers that are killed under Kafka Streams. Needs Java
 17 and Maven. Run by `make interop`.
@@ -28,10 +28,10 @@ LIMIT_S = 300.0
 
 
 def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
-    """Brokers are killed, one at a time; their leaders and coordinators move."""
-    chance = random.Random(5)
+    """Brokers are killed, one at a time. Their leaders and coordinators move."""
+    rng = random.Random(5)
     words = ["apple", "pear", "plum", "fig"]
-    sent: Counter[str] = Counter()
+    sent_words: Counter[str] = Counter()
     with Cluster(tmp_path / "cluster") as cluster:
         cluster.create("text", 2)
         cluster.create("counts", 2)
@@ -45,10 +45,10 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
 
         def feed(count: int) -> None:
             for _ in range(count):
-                line = chance.choices(words, k=3)
-                sent.update(line)
+                line = rng.choices(words, k=3)
+                sent_words.update(line)
                 producer.produce(
-                    "text", " ".join(line).encode(), partition=chance.randrange(2)
+                    "text", " ".join(line).encode(), partition=rng.randrange(2)
                 )
             assert producer.flush(120) == 0
 
@@ -56,22 +56,24 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
         with kafka_jvm.streams(cluster.bootstrap_servers, state, "application"):
             counts = Counts(cluster.bootstrap_servers, 2)
             feed(50)
-            until(lambda: counts.latest() == sent, "the first counts", LIMIT_S)
+            until(lambda: counts.latest() == sent_words, "the first counts", LIMIT_S)
             for _ in range(FAILOVERS):
-                number = chance.choice([1, 2, 3])
+                number = rng.choice([1, 2, 3])
                 feed(20)
                 cluster.send(number, signal.SIGKILL)
                 cluster.processes[number].wait()
                 feed(20)
                 until(
-                    lambda: sum(counts.latest().values()) > sum(sent.values()) - 30,
+                    lambda: (
+                        sum(counts.latest().values()) > sum(sent_words.values()) - 30
+                    ),
                     f"counts without broker {number}",
                     LIMIT_S,
                 )
                 cluster.start(number)
                 for topic in ("text", "__transaction_state", "__consumer_offsets"):
                     cluster.until_in_sync(topic, 3)
-            until(lambda: counts.latest() == sent, "the last counts", LIMIT_S)
+            until(lambda: counts.latest() == sent_words, "the last counts", LIMIT_S)
         # Each change of a count was reported once. It rises by the words of one line.
         for word, seen in counts.seen.items():
             assert seen == sorted(set(seen)), (word, seen)
@@ -80,8 +82,8 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("tools") / "cluster") as made:
-        yield made
+    with Cluster(tmp_path_factory.mktemp("tools") / "cluster") as started:
+        yield started
 
 
 def tool(cluster: Cluster, program: str, *arguments: str) -> str:
@@ -136,8 +138,8 @@ def test_kafka_reassign_partitions_moves_replicas(
     load = Load(cluster, "moved")
     load.until_more()
     before = cluster.until_in_sync("moved", 2)
-    spare = ({1, 2, 3} - {*before.replica_nodes}).pop()
-    target = [spare, before.replica_nodes[0]]
+    new_replica = ({1, 2, 3} - {*before.replica_nodes}).pop()
+    target = [new_replica, before.replica_nodes[0]]
     plan = tmp_path / "plan.json"
     plan.write_text(
         '{"version":1,"partitions":[{"topic":"moved","partition":0,"replicas":'

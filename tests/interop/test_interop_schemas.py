@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 KAFKAJS = "@kafkajs/confluent-schema-registry@4.1.0"
 
 
-def answers(command: list[str], **variables: str) -> Any:
+def printed_json(command: list[str], **variables: str) -> Any:
     """Return the JSON that a program prints."""
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         env={**os.environ, **variables},
         capture_output=True,
@@ -30,16 +30,16 @@ def answers(command: list[str], **variables: str) -> Any:
         check=False,
         timeout=300,
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3_000:]
-    return json.loads(done.stdout)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-3_000:]
+    return json.loads(result.stdout)
 
 
 def decoder(kafka: Kafka) -> ValueDecoder:
     return ValueDecoder(load_schemas(kafka.logdir.partition("_schemas", 0).read(0)))
 
 
-def test_franz_go(kafka: Kafka) -> None:
-    results = answers([str(golang.program("franz_sr")), kafka.schema_registry_url])
+def test_franz_go_uses_the_schema_registry(kafka: Kafka) -> None:
+    results = printed_json([str(golang.program("franz_sr")), kafka.schema_registry_url])
     assert json.loads(results.pop("text"))["name"] == "Order"
     encoded = base64.b64decode(results.pop("encoded"))
     assert results == {
@@ -57,13 +57,13 @@ def test_franz_go(kafka: Kafka) -> None:
         "unknown": 40403,
         "json": "JSON",
         "deleted": [1, 2],
-        "deleted for good": [1, 2],
+        "deleted permanently": [1, 2],
     }
     assert encoded == b"\0\0\0\0\2\x2a"
 
 
-def test_kafkajs(kafka: Kafka) -> None:
-    """kafkajs and the serializers of confluent-kafka read values of each other."""
+def test_kafkajs_uses_the_schema_registry(kafka: Kafka) -> None:
+    """kafkajs and the serializers of confluent-kafka read the values of each other."""
     modules = npm.modules("kafkajs-registry", KAFKAJS)
     with SerializedTopics(kafka) as topics:
         topics.produce("orders")
@@ -74,7 +74,7 @@ def test_kafkajs(kafka: Kafka) -> None:
     ]
     program = str(DATA / "kafkajs_registry" / "client.js")
     url = kafka.schema_registry_url
-    results = answers(["node", program, url, *values], NODE_PATH=str(modules))
+    results = printed_json(["node", program, url, *values], NODE_PATH=str(modules))
     expected = {
         "avro": {"amount": 7},
         "json": {"name": "anna"},
@@ -87,10 +87,10 @@ def test_kafkajs(kafka: Kafka) -> None:
     assert "9999 not found" in results["unknown"]
     decode = decoder(kafka).decode
     for name in ("avro", "json"):
-        piece = decode(base64.b64decode(results["encoded"][name]))
-        assert (piece.value, piece.error) == (expected[name], None)
+        decoded = decode(base64.b64decode(results["encoded"][name]))
+        assert (decoded.value, decoded.error) == (expected[name], None)
     # This client writes no message indexes, which the format of Confluent requires.
     data = base64.b64decode(results["encoded"]["protobuf"])
     assert data[5:] == b"\x08\x07\x12\x03\x0a\x01x"
-    piece = decode(data)
-    assert piece.error is not None and "message" in piece.error
+    decoded = decode(data)
+    assert decoded.error is not None and "message" in decoded.error

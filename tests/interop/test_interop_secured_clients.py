@@ -1,8 +1,8 @@
 """Six clients of Kafka and every way to authenticate over TLS.
 
 The table is CLIENTS x METHODS. In each cell the client creates a topic, writes records,
-and reads them as a member of a group. Only alice is allowed to do so. So the test also
-shows that the broker knows which user the client is.
+and reads them as a member of a group. Only alice may do so. The test therefore also
+checks that the broker identifies the user of the client.
 
 Needs Java 17 or later with Maven, Go, and kcat (or apt-get to download it).
 """
@@ -51,16 +51,16 @@ _TIMEOUT_S: Final = 120
 
 
 class ClientError(Exception):
-    """A client could not connect; the text is its own."""
+    """A client could not connect. The text is the error text of the client."""
 
 
 @attrs.frozen
 class Login:
-    """One user's way to authenticate, for any client."""
+    """How a user authenticates, for any client."""
 
     address: str
     ca_file: Path
-    #: A mechanism of SASL; None for a client certificate.
+    #: A SASL mechanism, or None for a client certificate.
     mechanism: str | None
     user: str
     password: str
@@ -169,7 +169,7 @@ class Login:
         return path
 
 
-# -- clients: each writes VALUES to a topic, and returns the values that it reads -------
+# -- clients, which write VALUES to a topic and return the values that they read ------
 
 
 def confluent(login: Login) -> list[str]:
@@ -216,7 +216,9 @@ def exchange_by_confluent(
 
 @contextmanager
 def reported_by(package: str, error: type[Exception]) -> Iterator[None]:
-    """Raise ClientError with the log lines of a client that only logs the cause."""
+    """Raise ClientError with the log lines of a client that does not raise the
+    cause.
+    """
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -252,9 +254,9 @@ def python(login: Login) -> list[str]:
     consumer = kafka_python.KafkaConsumer(
         login.topic, group_id=login.group, auto_offset_reset="earliest", **settings
     )
-    found = [next(consumer).value.decode() for _ in VALUES]
+    values = [next(consumer).value.decode() for _ in VALUES]
     consumer.close()
-    return found
+    return values
 
 
 class AiokafkaToken(aiokafka.abc.AbstractTokenProvider):  # type: ignore[misc]
@@ -288,12 +290,8 @@ def aio(login: Login) -> list[str]:
 
 
 def run_program(command: list[str], text: str = "") -> str:
-    """Run a client; return its output.
-
-    Raises:
-        ClientError: the program failed.
-    """
-    done = subprocess.run(
+    """Run a client, and return its output. Raises: ClientError: the program failed."""
+    result = subprocess.run(
         command,
         input=text,
         capture_output=True,
@@ -301,9 +299,9 @@ def run_program(command: list[str], text: str = "") -> str:
         timeout=_TIMEOUT_S,
         check=False,
     )
-    if done.returncode:
-        raise ClientError(done.stdout + done.stderr)
-    return done.stdout
+    if result.returncode:
+        raise ClientError(result.stdout + result.stderr)
+    return result.stdout
 
 
 def java(login: Login) -> list[str]:
@@ -350,14 +348,18 @@ def franz(login: Login) -> list[str]:
 
 
 def kcat(login: Login) -> list[str]:
-    """Run kcat. It has no admin API: the broker creates the topic on the first use."""
+    """Run kcat, which has no admin API. The broker creates the topic on the first
+    use.
+    """
     command = [*debian.program("kcat", "kcat", "librdkafka1", "libyajl2")]
     for name, value in login.librdkafka().items():
         command += ["-X", f"{name}={value}"]
     run_program([*command, "-L", "-m", "10"])
     run_program([*command, "-P", "-t", login.topic], "\n".join(VALUES))
-    reading = ["-X", "auto.offset.reset=earliest", "-c", str(len(VALUES))]
-    return run_program([*command, *reading, "-G", login.group, login.topic]).split()
+    read_options = ["-X", "auto.offset.reset=earliest", "-c", str(len(VALUES))]
+    return run_program(
+        [*command, *read_options, "-G", login.group, login.topic]
+    ).split()
 
 
 CLIENTS: Final[dict[str, Callable[[Login], list[str]]]] = {
@@ -456,7 +458,8 @@ def test_client_writes_and_reads(
     assert [(record.value or b"").decode() for record in stored] == VALUES
 
 
-#: Client -> parts of its own texts for a wrong password and for an unknown authority.
+#: For each client, parts of its error texts for a wrong password and for an unknown
+#: authority.
 ERRORS: Final = {
     "confluent-kafka": ("Authentication failed", "certificate verify failed"),
     "kafka-python": ("SaslAuthenticationFailed", "certificate verify failed"),
@@ -494,8 +497,8 @@ def test_unknown_authority_is_reported_by_the_client(
     assert ERRORS[client][1] in str(failure.value)
 
 
-# kafka-python and aiokafka take the broker's error message for the end of the exchange,
-# so they report the connection that the broker closes next.
+# kafka-python and aiokafka interpret the error message of the broker as the end of the
+# exchange. They report the connection that the broker then closes.
 @pytest.mark.parametrize("client", ["confluent-kafka", "java", "franz-go"])
 def test_token_with_another_signature_is_reported_by_the_client(
     login_by: Callable[[str, str], Login], client: str
@@ -544,7 +547,7 @@ def test_client_and_broker_use_an_authorization_server(
     monkeypatch: pytest.MonkeyPatch,
     exchange: Callable[[Login, str, Path], list[str]],
 ) -> None:
-    """The client gets its token, and the broker the keys, from one https server."""
+    """The client requests its token, and the broker the keys, from one HTTPS server."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(broker.ca_file.parent / "broker.pem")
     # The broker trusts the authorities of the system. This file replaces them.

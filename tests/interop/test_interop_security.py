@@ -1,4 +1,5 @@
-"""Access control beside Apache Kafka: a user without rules gets the same answers.
+"""Access control, compared with Apache Kafka: a user without rules gets the same
+responses.
 
 Needs Java 17 or later and Maven. Run by `make interop`.
 """
@@ -48,7 +49,7 @@ _LOGIN = (
     f'username="admin" password="{_PASSWORD}" user_admin="{_PASSWORD}";'
 )
 
-#: (API, step or *) -> why the answer differs from Kafka's.
+#: (API, step or *) -> the reason why the response differs from the response of Kafka.
 REASONS = {
     ("Produce", "magic 3"): "Kafka checks records before permissions",
     ("Fetch", "*"): "fetch sessions are declined",
@@ -115,10 +116,10 @@ def ask_netshim(folder: Path) -> report.Answers:
         kafka.stop()
 
 
-def test_user_without_rules_gets_kafkas_answers(tmp_path: Path) -> None:
+def test_user_without_rules_gets_the_responses_of_kafka(tmp_path: Path) -> None:
     kafka_responses = ask_kafka(tmp_path / "kafka")
-    ours = ask_netshim(tmp_path / "ours")
-    differing = report.differences(ours, kafka_responses)
+    own_responses = ask_netshim(tmp_path / "ours")
+    differing = report.differences(own_responses, kafka_responses)
     unexplained = [
         row
         for row in differing
@@ -130,41 +131,43 @@ def test_user_without_rules_gets_kafkas_answers(tmp_path: Path) -> None:
 # -- classes of Kafka and of Java ------------------------------------------------------
 
 
-def answers(lines: list[str]) -> list[str]:
-    """Return the answers of tests/data/kafka/Authorization.java to lines."""
+def authorizer_decisions(lines: list[str]) -> list[str]:
+    """Return the output of tests/data/kafka/Authorization.java for lines."""
     program = kafka_jvm.SOURCES / "Authorization.java"
     command = ["java", "-cp", f"{kafka_jvm.classes()}/*", str(program)]
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         input="".join(f"{line}\n" for line in lines).encode(),
         capture_output=True,
         timeout=300,
         check=False,
     )
-    assert not done.returncode, done.stderr.decode()[-2_000:]
-    return done.stdout.decode().splitlines()
+    assert not result.returncode, result.stderr.decode()[-2_000:]
+    return result.stdout.decode().splitlines()
 
 
-def test_random_questions_are_decided_as_by_standard_authorizer() -> None:
-    chance = random.Random(42)
+def test_decisions_equal_those_of_the_standard_authorizer() -> None:
+    rng = random.Random(42)
     names = ("orders", "orders-eu", "ord", "o", "*", "other", "ordinary")
-    kinds = [ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID]
+    resource_types = [
+        ResourceType.TOPIC,
+        ResourceType.GROUP,
+        ResourceType.TRANSACTIONAL_ID,
+    ]
     lines: list[str] = []
     own_decisions: list[bool] = []
     for _ in range(200):
         rules = [
             Acl(
-                chance.choice(kinds),
-                chance.choice((Pattern.LITERAL, Pattern.PREFIXED)),
-                chance.choice(names),
-                chance.choice(("User:alice", "User:bob", "User:*")),
-                chance.choice(("*", "10.0.0.1", "10.0.0.2")),
-                chance.choice(
-                    [operation for operation in AclOperation if operation > 1]
-                ),
-                chance.choice((Permission.ALLOW, Permission.ALLOW, Permission.DENY)),
+                rng.choice(resource_types),
+                rng.choice((Pattern.LITERAL, Pattern.PREFIXED)),
+                rng.choice(names),
+                rng.choice(("User:alice", "User:bob", "User:*")),
+                rng.choice(("*", "10.0.0.1", "10.0.0.2")),
+                rng.choice([operation for operation in AclOperation if operation > 1]),
+                rng.choice((Permission.ALLOW, Permission.ALLOW, Permission.DENY)),
             )
-            for _ in range(chance.randrange(50))
+            for _ in range(rng.randrange(50))
         ]
         rules = list(dict.fromkeys(rules))  # Kafka refuses a rule twice
         lines.append("clear")
@@ -175,24 +178,28 @@ def test_random_questions_are_decided_as_by_standard_authorizer() -> None:
             )
         index = AclIndex(rules, ["User:admin"])
         for _ in range(10):
-            user = chance.choice(("User:alice", "User:bob", "User:eve", "User:admin"))
-            host = chance.choice(("10.0.0.1", "10.0.0.3"))
-            kind = chance.choice(kinds)
-            name = chance.choice(("orders", "orders-eu", "order", "x", "o"))
-            operation = chance.choice(
+            user = rng.choice(("User:alice", "User:bob", "User:eve", "User:admin"))
+            host = rng.choice(("10.0.0.1", "10.0.0.3"))
+            resource_type = rng.choice(resource_types)
+            name = rng.choice(("orders", "orders-eu", "order", "x", "o"))
+            operation = rng.choice(
                 [operation for operation in AclOperation if operation > 2]
             )
-            lines.append(f"ask\t{user}\t{host}\t{operation:d}\t{kind:d}\t{name}")
-            own_decisions.append(index.allows(user, host, operation, kind, name))
+            lines.append(
+                f"ask\t{user}\t{host}\t{operation:d}\t{resource_type:d}\t{name}"
+            )
+            own_decisions.append(
+                index.allows(user, host, operation, resource_type, name)
+            )
             lines.append(f"some\t{user}\t{host}")
             own_decisions.append(index.allows_some_topic(user, host))
-    kafka_decisions = [answer == "true" for answer in answers(lines)]
+    kafka_decisions = [decision == "true" for decision in authorizer_decisions(lines)]
     assert len(kafka_decisions) == len(own_decisions) == 4_000
     assert kafka_decisions == own_decisions
 
 
-def test_subjects_of_certificates_are_written_as_by_java() -> None:
-    chance = random.Random(7)
+def test_subjects_of_certificates_have_the_text_of_java() -> None:
+    rng = random.Random(7)
     oids = [
         NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME, NameOID.ORGANIZATION_NAME,
         NameOID.LOCALITY_NAME, NameOID.STATE_OR_PROVINCE_NAME, NameOID.STREET_ADDRESS,
@@ -204,17 +211,17 @@ def test_subjects_of_certificates_are_written_as_by_java() -> None:
     )  # fmt: skip
     key = ec.generate_private_key(ec.SECP256R1())
     lines = []
-    ours = []
+    own_texts = []
     for _ in range(200):
-        parts = []
-        for _ in range(chance.randrange(1, 5)):
-            chosen = chance.sample(oids, chance.choice((1, 1, 1, 2)))
-            parts.append(
+        attributes = []
+        for _ in range(rng.randrange(1, 5)):
+            chosen_oids = rng.sample(oids, rng.choice((1, 1, 1, 2)))
+            attributes.append(
                 x509.RelativeDistinguishedName(
                     # IA5String holds ASCII only.
                     x509.NameAttribute(
                         object_identifier,
-                        chance.choice(
+                        rng.choice(
                             [
                                 text
                                 for text in texts
@@ -224,10 +231,10 @@ def test_subjects_of_certificates_are_written_as_by_java() -> None:
                             ]
                         ),
                     )
-                    for object_identifier in chosen
+                    for object_identifier in chosen_oids
                 )
             )
-        name = x509.Name(parts)
+        name = x509.Name(attributes)
         now = datetime.now(UTC)
         certificate = (
             x509.CertificateBuilder()
@@ -246,11 +253,11 @@ def test_subjects_of_certificates_are_written_as_by_java() -> None:
             file.write(certificate.public_bytes(serialization.Encoding.PEM))
             file.flush()
             decoded = ssl._ssl._test_decode_cert(file.name)  # type: ignore[attr-defined]
-        ours.append(subject_of(decoded, lambda der=der: der))  # type: ignore[misc]
-    assert ours == answers(lines)
+        own_texts.append(subject_of(decoded, lambda der=der: der))  # type: ignore[misc]
+    assert own_texts == authorizer_decisions(lines)
 
 
-# -- Kafka's own programs --------------------------------------------------------------
+# -- programs of Kafka --------------------------------------------------------------
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def admin(broker: Broker) -> Iterator[Any]:
-    """Of a broker without the topic."""
+    """Return an admin client, after deleting the topic."""
     client = AdminClient({"bootstrap.servers": broker.address})
     yield client
     if TOPIC in client.list_topics(timeout=30).topics:
@@ -55,13 +55,13 @@ def admin(broker: Broker) -> Iterator[Any]:
 
 
 def make(admin: Any, config: dict[str, str] | None = None) -> None:
-    # Without retention: it goes by the times of the records, which are old.
+    # Without retention, because the timestamps of the records are old.
     config = {"retention.ms": "-1", **(config or {})}
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, config=config)])[TOPIC].result(30)
 
 
 def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
-    """The committed records of a partition, and their leader epochs."""
+    """Return the committed records of a partition, and their leader epochs."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.address,
@@ -81,7 +81,7 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
     records_and_epochs = []
     while True:
         message = consumer.poll(30)
-        assert message is not None, "the consumer waits for nothing"
+        assert message is not None, "the consumer is at the end of the partition"
         if message.error() is not None:
             assert message.error().name() == "_PARTITION_EOF", message.error()
             break
@@ -98,37 +98,37 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
     return records_and_epochs
 
 
-@pytest.mark.parametrize("kind", ["exactly-once", "at-least-once"])
-def test_killed_forwarder_continues(
-    tmp_path: Path, broker: Broker, admin: Any, kind: str
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_killed_forwarder_loses_no_record(
+    tmp_path: Path, broker: Broker, admin: Any, guarantee: str
 ) -> None:
     make(admin)
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic(TOPIC, PARTITIONS)
         logs = [data.partition(TOPIC, number) for number in range(PARTITIONS)]
 
-        def add(turn: int) -> None:
+        def add(round_number: int) -> None:
             for log in logs:
                 fill(log, 1_400)
 
         kill_often(
-            kind, tmp_path / "data", broker.address, KILLS, seed=1, before_each=add
+            guarantee, tmp_path / "data", broker.address, KILLS, seed=1, before_each=add
         )
         for number, log in enumerate(logs):
             source_records = list(log.read(0))
             forwarded = [record for record, _ in read(broker, number)]
-            if kind == "exactly-once":
+            if guarantee == "exactly-once":
                 assert contents(forwarded) == contents(source_records)
             else:
                 assert check_repeats(forwarded, source_records) <= 40 * KILLS
 
 
 @pytest.mark.parametrize("kind", ["keep", "new"])
-def test_killed_mirror_continues(
+def test_killed_mirror_copies_each_record_to_its_offset(
     tmp_path: Path, broker: Broker, admin: Any, kind: str
 ) -> None:
-    """Of records of transactions that were committed and aborted, whose markers take
-    offsets too.
+    """The mirrored partition contains committed and aborted transactions, whose markers
+    have offsets.
     """
     make(admin)
     producer = confluent_kafka.Producer(
@@ -136,15 +136,15 @@ def test_killed_mirror_continues(
     )
     producer.init_transactions(60)
 
-    def add(turn: int) -> None:
+    def add(round_number: int) -> None:
         for commit in (True, False, True):
             producer.begin_transaction()
             for index in range(2_000):
-                headers = [("turn", str(turn).encode()), ("none", None)]
+                headers = [("round", str(round_number).encode()), ("none", None)]
                 time_ms = 1_700_000_000_000 + index
                 producer.produce(
                     TOPIC,
-                    b"%d-%d" % (turn, index),
+                    b"%d-%d" % (round_number, index),
                     b"k",
                     index % PARTITIONS,
                     timestamp=time_ms,
@@ -176,7 +176,7 @@ def test_killed_mirror_continues(
                 )
 
 
-def test_records_that_kafka_refuses_are_reported_and_kept(
+def test_records_that_kafka_refuses_are_reported_and_remain(
     tmp_path: Path, broker: Broker, admin: Any
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:

@@ -1,8 +1,7 @@
-"""Each minor of pyspark from 4.0 on runs one job, batch and streaming. Spark's own
-Kafka connector, against netshim, finds the rows that format("logcore") finds.
-
-Each pyspark is installed once into a folder of build/, by uv. Needs Java 17, and for
-the connector Maven. Run by `make interop`.
+"""Each minor version of pyspark from 4.0 on runs one job, as a batch and as a stream.
+Spark's Kafka connector with netshim returns the same rows as format("logcore"). uv
+installs each pyspark once into a directory of build/. Needs Java 17, and for the
+connector Maven. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ROWS = 20
 
 
 def run(minor: str, *args: str) -> dict[str, Any]:
-    """What the job says."""
+    """Return the report of the job."""
     try:
         pyspark_logcore.ensure_java()
     except pyspark_logcore.JavaNotFoundError as error:
@@ -43,7 +42,7 @@ def run(minor: str, *args: str) -> dict[str, Any]:
     for name in ("PYSPARK_PYTHON", "SPARK_HOME"):
         environment.pop(name, None)
     command = [str(environment_of(minor)), "-m", "support.matrix_job", *args]
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         env=environment,
         capture_output=True,
@@ -51,8 +50,8 @@ def run(minor: str, *args: str) -> dict[str, Any]:
         check=False,
         timeout=600,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-4000:]
+    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     assert report["pyspark"].startswith(minor)
     return report
 
@@ -81,7 +80,7 @@ def data(tmp_path: Path) -> Path:
 def rows_of(
     path: Path, topic: str, first: int = 0, last: int = ROWS
 ) -> list[list[Any]]:
-    """As the job says them, by logcore alone."""
+    """Return the rows as in the report of the job, but read by logcore."""
     rows = []
     with logcore.open_dir(path, read_only=True) as directory:
         for partition in (0, 1):
@@ -109,12 +108,14 @@ def rows_of(
 
 
 def pairs_of(path: Path, topic: str) -> list[list[Any]]:
-    """Without what a copy does not keep."""
+    """Return the rows without the fields that a copy does not keep."""
     return [[row[1], row[4], row[5]] for row in rows_of(path, topic, last=1000)]
 
 
 @pytest.mark.parametrize("minor", MINORS)
-def test_a_job_on_each_pyspark(data: Path, tmp_path: Path, minor: str) -> None:
+def test_job_reads_and_copies_all_rows_with_each_pyspark(
+    data: Path, tmp_path: Path, minor: str
+) -> None:
     report = run(minor, str(data), str(tmp_path))
     expected = rows_of(data, "orders")
     assert report["orders"] == expected
@@ -123,7 +124,9 @@ def test_a_job_on_each_pyspark(data: Path, tmp_path: Path, minor: str) -> None:
         assert pairs_of(data, topic) == pairs_of(data, "orders")
 
 
-def test_the_connector_finds_the_same_rows(data: Path, tmp_path: Path) -> None:
+def test_kafka_connector_of_spark_returns_the_same_rows(
+    data: Path, tmp_path: Path
+) -> None:
     needed = connector_jars()
     with netshim.serve(str(data)) as broker:
         report = run(

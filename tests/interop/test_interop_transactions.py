@@ -1,9 +1,7 @@
-"""Transactions of foreign clients through the broker, and Kafka's dump tool on what the
-broker wrote of them.
-
-Clients: Kafka's Java client, by the second transaction protocol; kafka-python and
-aiokafka, by the first. Needs Java 17 or later and Maven for the Java part. Run by `make
-interop`.
+"""Transactions of other clients through the broker, and the output of Kafka's dump tool
+for the records of the broker. Kafka's Java client uses the second version of the
+transaction protocol, and kafka-python and aiokafka use the first. Needs Java 17 or
+later and Maven for the Java part. Run by `make interop`.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def committed(logdir: Any, topic: str) -> list[bytes | None]:
     ]
 
 
-def test_kafkas_java_clients_and_tools(tmp_path: Path) -> None:
+def test_transactions_of_java_clients_are_dumped_by_kafka(tmp_path: Path) -> None:
     source = DATA / "kafka" / "Transactions.java"
     with netshim.serve(tmp_path / "data") as server:
         command = [
@@ -43,12 +41,12 @@ def test_kafkas_java_clients_and_tools(tmp_path: Path) -> None:
             str(source),
             server.bootstrap_servers,
         ]
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=300
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        values = [f"turn {turn}" for turn in (0, 0, 2, 2, 4, 4)]
-        assert done.stdout.splitlines() == [
+        assert result.returncode == 0, result.stdout + result.stderr
+        values = [f"turn {run}" for run in (0, 0, 2, 2, 4, 4)]
+        assert result.stdout.splitlines() == [
             "feature 2",
             f"read [{', '.join(values)}]",
             "aborted null",
@@ -73,22 +71,27 @@ def test_kafkas_java_clients_and_tools(tmp_path: Path) -> None:
         assert f'"transactionStatus":{status},' in text, text
 
 
-def test_a_transaction_takes_as_many_requests_as_with_kafka(tmp_path: Path) -> None:
-    """A broker that answers too early, that its markers are still on their way, makes
-    the client ask again.
+def test_transaction_needs_as_many_requests_as_with_kafka(tmp_path: Path) -> None:
+    """If the broker responds before its markers are written, the client must repeat its
+    request.
     """
     with netshim.serve(tmp_path / "data") as server:
-        ours = kafka_jvm.small_transactions(server.bootstrap_servers, "one", 20, 300)
+        own_count = kafka_jvm.small_transactions(
+            server.bootstrap_servers, "one", 20, 300
+        )
     (tmp_path / "kafka").mkdir()
     with kafka_jvm.Broker(tmp_path / "kafka") as broker:
-        theirs = kafka_jvm.small_transactions(broker.address, "one", 20, 300)
+        kafka_count = kafka_jvm.small_transactions(broker.address, "one", 20, 300)
     print(
-        f"requests for a transaction: {ours['requests']:.2f}, with Kafka {theirs['requests']:.2f}"
+        f"requests for a transaction: {own_count['requests']:.2f}, with Kafka {kafka_count['requests']:.2f}"
     )
-    assert 2 <= ours["requests"] <= theirs["requests"] + 0.05, (ours, theirs)
+    assert 2 <= own_count["requests"] <= kafka_count["requests"] + 0.05, (
+        own_count,
+        kafka_count,
+    )
 
 
-def test_kafka_python(tmp_path: Path) -> None:
+def test_transactions_of_kafka_python(tmp_path: Path) -> None:
     kafka = pytest.importorskip("kafka")
     with netshim.serve(tmp_path / "data") as server:
         server.logdir.create_topic("t")
@@ -97,14 +100,14 @@ def test_kafka_python(tmp_path: Path) -> None:
             bootstrap_servers=servers, transactional_id="python"
         )
         producer.init_transactions()
-        for turn in range(4):
+        for run in range(4):
             producer.begin_transaction()
-            producer.send("t", b"%d" % turn, partition=0)
+            producer.send("t", b"%d" % run, partition=0)
             producer.send_offsets_to_transaction(
-                {kafka.TopicPartition("t", 0): kafka.OffsetAndMetadata(turn, "", -1)},
+                {kafka.TopicPartition("t", 0): kafka.OffsetAndMetadata(run, "", -1)},
                 "g",
             )
-            if turn % 2:
+            if run % 2:
                 producer.flush()
                 producer.abort_transaction()
             else:
@@ -121,20 +124,20 @@ def test_kafka_python(tmp_path: Path) -> None:
         assert committed(server.logdir, "t") == [b"0", b"2"]
 
 
-def test_aiokafka(tmp_path: Path) -> None:
+def test_transactions_of_aiokafka(tmp_path: Path) -> None:
     aiokafka = pytest.importorskip("aiokafka")
     partition = aiokafka.TopicPartition("t", 0)
 
-    async def work(servers: str) -> None:
+    async def transact(servers: str) -> None:
         producer = aiokafka.AIOKafkaProducer(
             bootstrap_servers=servers, transactional_id="aio"
         )
         await producer.start()
-        for turn in range(4):
+        for run in range(4):
             await producer.begin_transaction()
-            await producer.send_and_wait("t", b"%d" % turn, partition=0)
-            await producer.send_offsets_to_transaction({partition: turn}, "g")
-            if turn % 2:
+            await producer.send_and_wait("t", b"%d" % run, partition=0)
+            await producer.send_offsets_to_transaction({partition: run}, "g")
+            if run % 2:
                 await producer.abort_transaction()
             else:
                 await producer.commit_transaction()
@@ -148,5 +151,5 @@ def test_aiokafka(tmp_path: Path) -> None:
 
     with netshim.serve(tmp_path / "data") as server:
         server.logdir.create_topic("t")
-        asyncio.run(work(server.bootstrap_servers))
+        asyncio.run(transact(server.bootstrap_servers))
         assert committed(server.logdir, "t") == [b"0", b"2"]

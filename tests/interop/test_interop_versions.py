@@ -1,9 +1,7 @@
-"""The table of clients and frameworks in docs/netshim.md names the versions that the
-tests run. Run by `make interop`.
-
-A version is asked of what is installed: the package itself, or the jar that Maven
-fetched. After an update of a client the table, and the sentence of the README that
-repeats it, follow.
+"""The table of clients and frameworks in docs/netshim.md contains the versions that the
+tests use. Run by `make interop`. The tests read each version from the installed
+package, or from the name of the jar that Maven fetched. After an update of a client,
+the table and a sentence of the README must be updated.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from support.environments import ROOT, environment
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1_800)]
 
 
-def rows() -> dict[str, str]:
-    """Client -> version, as the page says."""
+def documented_versions() -> dict[str, str]:
+    """Return the version of each client in the table of the page."""
     page = (ROOT / "docs" / "netshim.md").read_text("utf-8")
     table = page.split("## Clients and frameworks that run unmodified", 1)[1].split(
         "\n## ", 1
@@ -36,17 +34,17 @@ def rows() -> dict[str, str]:
     return {name: number for name, number, *_ in cells[2:]}
 
 
-def in_environment(name: str, *packages: str) -> str:
-    """Of the package `name` in the environment that the tests of it make."""
+def version_in_environment(name: str, *packages: str) -> str:
+    """Return the version of a package in the environment of its tests."""
     python = environment(name, *packages)
-    ask = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
+    program = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
     return subprocess.run(
-        [python, "-c", ask], capture_output=True, text=True, check=True, timeout=60
+        [python, "-c", program], capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()
 
 
-def of_jar(folder: Path, name: str) -> str:
-    """Of the one jar `name` in a folder."""
+def version_of_jar(folder: Path, name: str) -> str:
+    """Return the version of the only jar with a name in a directory."""
     matches = [
         re.fullmatch(rf"{re.escape(name)}-(\d[\d.]*)\.jar", path.name)
         for path in folder.iterdir()
@@ -63,34 +61,38 @@ def connector() -> Path:
     return kafka_jvm.jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
 
 
-RUNS: dict[str, Callable[[], str]] = {
+INSTALLED_VERSIONS: dict[str, Callable[[], str]] = {
     "confluent-kafka (librdkafka)": lambda: version("confluent-kafka"),
     "kafka-python": lambda: version("kafka-python"),
     "aiokafka": lambda: version("aiokafka"),
-    "Kafka's Java clients and admin tools": lambda: of_jar(
+    "Kafka's Java clients and admin tools": lambda: version_of_jar(
         kafka_jvm.classes(), "kafka-clients"
     ),
-    "Kafka Streams": lambda: of_jar(frameworks(), "kafka-streams"),
-    "Kafka Connect": lambda: of_jar(frameworks(), "connect-runtime"),
-    "Quix Streams": lambda: in_environment("quixstreams", "quixstreams"),
-    "FastStream": lambda: in_environment("faststream", "faststream[confluent,kafka]"),
-    "Spark's Kafka connector": lambda: of_jar(connector(), "spark-sql-kafka-0-10_2.13"),
+    "Kafka Streams": lambda: version_of_jar(frameworks(), "kafka-streams"),
+    "Kafka Connect": lambda: version_of_jar(frameworks(), "connect-runtime"),
+    "Quix Streams": lambda: version_in_environment("quixstreams", "quixstreams"),
+    "FastStream": lambda: version_in_environment(
+        "faststream", "faststream[confluent,kafka]"
+    ),
+    "Spark's Kafka connector": lambda: version_of_jar(
+        connector(), "spark-sql-kafka-0-10_2.13"
+    ),
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_table_names_the_version_that_runs(name: str) -> None:
-    assert rows()[name] == RUNS[name]()
+@pytest.mark.parametrize("name", INSTALLED_VERSIONS)
+def test_documented_version_is_installed(name: str) -> None:
+    assert documented_versions()[name] == INSTALLED_VERSIONS[name]()
 
 
-def test_each_row_of_the_table_is_requested() -> None:
-    assert rows().keys() == RUNS.keys()
+def test_each_documented_version_has_a_test() -> None:
+    assert documented_versions().keys() == INSTALLED_VERSIONS.keys()
 
 
-def test_the_readme_names_the_same_versions() -> None:
-    """In one sentence, with shorter names."""
+def test_readme_contains_the_same_versions() -> None:
+    """The README has the versions in one sentence, with shorter names."""
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    for name, number in rows().items():
+    for name, number in documented_versions().items():
         if name == "Spark's Kafka connector":  # the README has a paragraph on Spark
             continue
         client = name.removesuffix(" (librdkafka)").removesuffix(" and admin tools")

@@ -1,8 +1,6 @@
-"""The registry on a real ZooKeeper server passes the suite of the registry of files, and
-so do users, rules and quotas in it; `make interop`.
-
-The server is of one Java process for all tests, on a port of its own, with its data in
-a temporary directory.
+"""The registry on a real ZooKeeper server passes the tests of the registry of files,
+and so do its users, rules and quotas. Run by `make interop`. One Java process is the
+server for all tests.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def registries(server: str) -> Iterator[Registries]:
     opened = []
-    below = f"/test-{next(_numbers)}"
+    root_path = f"/test-{next(_numbers)}"
 
     def make() -> Registry:
-        registry = connect(server + below)
+        registry = connect(server + root_path)
         opened.append(registry)
         return registry
 
@@ -59,11 +57,11 @@ def registries(server: str) -> Iterator[Registries]:
 
 @pytest.fixture
 def open_store(server: str) -> Iterator[OpenStore]:
-    below = f"/test-{next(_numbers)}"
+    root_path = f"/test-{next(_numbers)}"
     with contextlib.ExitStack() as opened:
 
         def open_one() -> SecurityStore:
-            registry = connect(server + below)
+            registry = connect(server + root_path)
             opened.callback(registry.close)
             store = SecurityStore.of_cluster(lambda: registry)
             opened.callback(store.close)
@@ -88,24 +86,28 @@ def test_commands_change_the_users_of_a_cluster(server: str) -> None:
         assert netshim(*add).exit_code == 0
         rule = ("acl", "add", address, "User:alice", "--consumer", "--topic", "t")
         assert netshim(*rule, "--group", "g").exit_code == 0
-        facts = SecurityStore.of_cluster(lambda: registry).load()
-        assert list(facts.users) == ["alice"]
-        assert {acl.principal for acl in facts.acls} == {"User:alice"}
+        security = SecurityStore.of_cluster(lambda: registry).load()
+        assert list(security.users) == ["alice"]
+        assert {acl.principal for acl in security.acls} == {"User:alice"}
         assert "alice" in netshim("user", "list", address).stdout
 
 
-def test_an_expired_session_writes_nothing(server: str) -> None:
-    """The server ends a session when somebody connects with its id and leaves it."""
+def test_expired_session_writes_no_node(server: str) -> None:
+    """The server ends a session when another client with its id connects and
+    disconnects.
+    """
     from kazoo.client import KazooClient
 
-    below = f"/test-{next(_numbers)}"
-    with connect(server + below) as first, connect(server + below) as other:
+    root_path = f"/test-{next(_numbers)}"
+    with connect(server + root_path) as first, connect(server + root_path) as other:
         first.create("/e", b"one", ephemeral=True)
         first.create("/p", b"0")
-        thief = KazooClient(hosts=server, client_id=first._connection.client.client_id)
-        thief.start()
-        thief.stop()
-        thief.close()
+        client_with_the_same_id = KazooClient(
+            hosts=server, client_id=first._connection.client.client_id
+        )
+        client_with_the_same_id.start()
+        client_with_the_same_id.stop()
+        client_with_the_same_id.close()
         assert gone(lambda: other.get("/e"))
         for _ in range(400):
             if first.session.state == "expired":
@@ -119,15 +121,15 @@ def test_an_expired_session_writes_nothing(server: str) -> None:
         assert other.get("/p") == Node(b"0", 0)
 
 
-def test_no_server_is_an_error_with_a_name() -> None:
+def test_missing_server_raises_unavailable_error() -> None:
     with pytest.raises(RegistryUnavailableError):
         connect("127.0.0.1:1", connect_timeout_ms=300)
 
 
-def test_the_servers_own_node_is_not_shown(server: str) -> None:
+def test_node_of_the_server_is_hidden(server: str) -> None:
     with connect(server) as registry:
         assert "zookeeper" not in registry.children("/")
-        registry.create("/zookeeper", b"ours")
+        registry.create("/zookeeper", b"test")
         assert "zookeeper" in registry.children("/")
-        assert registry.get("/zookeeper").value == b"ours"
+        assert registry.get("/zookeeper").value == b"test"
         registry.delete("/zookeeper")

@@ -39,7 +39,7 @@ LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id
 @pytest.mark.parametrize(
     "kind", ["exactly-once", pytest.param("at-least-once", marks=pytest.mark.slow)]
 )
-def test_killed_forwarder_continues(
+def test_killed_forwarder_loses_no_record(
     tmp_path: Path, kafka: Kafka, kind: str, kills: int
 ) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
@@ -77,7 +77,7 @@ def test_killed_forwarder_continues(
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [KILLS, LONG])
 @pytest.mark.parametrize("kind", [pytest.param("keep", marks=pytest.mark.slow), "new"])
-def test_killed_mirror_continues(
+def test_killed_mirror_copies_each_record_to_its_offset(
     tmp_path: Path, kafka: Kafka, kind: str, kills: int
 ) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
