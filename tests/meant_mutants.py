@@ -1241,7 +1241,7 @@ MISTAKES: Final = (
         "                functools.partial(self._on_durable, append_effects, log),\n"
         "            )",
         "            self._on_stored(append_effects, None)",
-        "consumer/test_consumer_groups.py::test_random_histories",
+        "consumer/test_consumer_groups.py::test_random_histories_keep_all_invariants_of_groups",
     ),
     Mistake(
         "one_batch_for_two_partitions_of_offsets", "logcore/coordinators/local_groups.py",
@@ -1426,7 +1426,7 @@ MISTAKES: Final = (
         "auto_commit_reverts_a_commit", "logcore/consumer/consumer.py",
         "would later commit a smaller offset.\n        self._fetcher.finish()\n",
         "would later commit a smaller offset.\n",
-        "consumer/test_consumer_groups.py::test_random_histories",
+        "consumer/test_consumer_groups.py::test_random_histories_keep_all_invariants_of_groups",
     ),
     Mistake(
         "consumer_gets_records_before_its_position", "logcore/partition/scan.py",

@@ -1,4 +1,4 @@
-"""Assignors, compared with the results of Kafka's own classes
+"""Assignors, compared with the results of Kafka's classes
 (tests/data/vectors/assignors.json), and the bytes of Kafka's group protocol.
 """
 
@@ -43,7 +43,7 @@ def member(entry: dict[str, Any]) -> Member:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
-def test_assignments_equal_those_of_kafka(case: dict[str, Any]) -> None:
+def test_assignments_equal_the_assignments_of_kafka(case: dict[str, Any]) -> None:
     members = [member(entry) for entry in case["members"]]
     assignment = ASSIGNORS[case["assignor"]].assign(case["topics"], members)
     if case["exact"]:
@@ -61,10 +61,10 @@ def test_assignments_equal_those_of_kafka(case: dict[str, Any]) -> None:
         } == expected
         return
     assert sorted(map(len, assignment.values())) in case["sizes"]
-    kept = sum(
+    kept_count = sum(
         len(set(assignment[member.member_id]) & set(member.owned)) for member in members
     )
-    assert kept in case["kept"]
+    assert kept_count in case["kept"]
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -131,7 +131,9 @@ def test_former_owner_without_subscription_gets_no_partition() -> None:
     ]
     assignment = STICKY.assign({"a": 1, "b": 3}, members)
     for member in members:
-        assert {each.topic for each in assignment[member.member_id]} <= member.topics
+        assert {
+            assigned.topic for assigned in assignment[member.member_id]
+        } <= member.topics
 
 
 @given(groups())
@@ -140,11 +142,11 @@ def test_second_assignment_moves_no_partition(
 ) -> None:
     counts, members = group
     first = STICKY.assign(counts, members)
-    again = [
+    members_with_owned = [
         Member(member.member_id, member.topics, None, tuple(first[member.member_id]), 7)
         for member in members
     ]
-    second = STICKY.assign(counts, again)
+    second = STICKY.assign(counts, members_with_owned)
     assert {name: sorted(owned) for name, owned in second.items()} == {
         n: sorted(owned) for n, owned in first.items()
     }
@@ -154,8 +156,8 @@ def test_second_assignment_moves_no_partition(
 def test_cooperative_rounds_assign_all_partitions_in_the_end(
     group: tuple[dict[str, int], list[Member]],
 ) -> None:
-    """A member gets no partition that another member still owns. Once the owners have
-    revoked theirs, all partitions are assigned.
+    """A member gets no partition that another member still owns. Once all owners have
+    revoked their partitions, all partitions are assigned.
     """
     counts, members = group
     owned = {member.member_id: frozenset(member.owned) for member in members}
@@ -202,17 +204,17 @@ def test_subscription_has_the_bytes_of_kafka() -> None:
     entry = VECTOR_FILE["protocol"]
     owned = (("a", 0), ("a", 2), ("b", 1))
     for version in range(4):
-        found = read_subscription(bytes.fromhex(entry[f"subscription_v{version}"]))
-        assert found is not None
-        assert (found.topics, found.user_data) == (("a", "b"), b"\1\2")
-        assert found.owned == (owned if version >= 1 else ())
-        assert found.generation == (7 if version >= 2 else -1)
+        parsed = read_subscription(bytes.fromhex(entry[f"subscription_v{version}"]))
+        assert parsed is not None
+        assert (parsed.topics, parsed.user_data) == (("a", "b"), b"\1\2")
+        assert parsed.owned == (owned if version >= 1 else ())
+        assert parsed.generation == (7 if version >= 2 else -1)
     assert (
         subscription_value(Subscription(("a",))).hex()
         == entry["subscription_v3_minimal"]
     )
-    whole = subscription_value(Subscription(("a", "b"), b"\1\2", owned, 7)).hex()
-    assert whole == entry["subscription_v3"].removesuffix("00057261636b31") + "ffff"
+    packed = subscription_value(Subscription(("a", "b"), b"\1\2", owned, 7)).hex()
+    assert packed == entry["subscription_v3"].removesuffix("00057261636b31") + "ffff"
 
 
 def test_assignment_has_the_bytes_of_kafka() -> None:

@@ -53,8 +53,8 @@ def fill(data: LogDir, partition: int, count: int) -> None:
     )
 
 
-def offsets(found: object) -> list[tuple[int, int]]:
-    return [(record.partition, record.offset) for record in found.records()]  # type: ignore[attr-defined]
+def offsets(polled: object) -> list[tuple[int, int]]:
+    return [(record.partition, record.offset) for record in polled.records()]  # type: ignore[attr-defined]
 
 
 def test_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
@@ -73,8 +73,8 @@ def test_consumer_without_a_group_reads_all_partitions(data: LogDir) -> None:
 def test_poll_returns_the_same_records_as_read_from_every_offset(
     data: LogDir, codec: str
 ) -> None:
-    """This includes offsets in the middle of a batch, plain batches, and batches that
-    are decoded on their own.
+    """The offsets include offsets in the middle of a batch. Some batches are plain, and
+    others are decoded one by one.
     """
     log = data.partition("t", 0)
     rows = [(b"k", None, [("h", b"1")], 1_000), (None, b"v"), (b"", b"w", [], 999)]
@@ -86,12 +86,12 @@ def test_poll_returns_the_same_records_as_read_from_every_offset(
         consumer.assign([ONE])
         for offset in range(9):
             consumer.seek(ONE, offset)
-            found = [
+            polled = [
                 *consumer.poll(max_records=2).records(),
                 *consumer.poll().records(),
             ]
-            assert found == expected[offset:]
-            assert {type(record) for record in found} == {logcore.TopicRecord}
+            assert polled == expected[offset:]
+            assert {type(record) for record in polled} == {logcore.TopicRecord}
 
 
 def test_consumer_reports_damage_like_read(data: LogDir) -> None:
@@ -110,18 +110,18 @@ def test_consumer_reports_damage_like_read(data: LogDir) -> None:
     with data.consumer(enable_auto_commit=False) as consumer:
         consumer.assign([ONE])
         consumer.seek(ONE, 17)
-        with pytest.raises(CorruptBatchError) as found:
+        with pytest.raises(CorruptBatchError) as caught:
             consumer.poll()
         assert consumer.position(ONE) == 17
-    assert (found.value.path, found.value.position) == (
+    assert (caught.value.path, caught.value.position) == (
         expected.value.path,
         expected.value.position,
     )
-    assert found.value.position > 0
+    assert caught.value.position > 0
 
 
-@pytest.mark.parametrize("how", ["poll", "columns", "iteration"])
-def test_records_before_damage_are_returned_first(data: LogDir, how: str) -> None:
+@pytest.mark.parametrize("method", ["poll", "columns", "iteration"])
+def test_records_before_damage_are_returned_first(data: LogDir, method: str) -> None:
     """The position remains before the damage, so that each later call raises the error
     again.
     """
@@ -131,18 +131,20 @@ def test_records_before_damage_are_returned_first(data: LogDir, how: str) -> Non
     raw = bytearray(segment.read_bytes())
     raw[-1] ^= 1
     segment.write_bytes(raw)
-    found: list[int] = []
+    offsets_before_damage: list[int] = []
     with data.consumer(auto_offset_reset="earliest", consumer_timeout_ms=0) as consumer:
         consumer.assign([ONE])
         with pytest.raises(CorruptBatchError):
-            while how == "poll":
-                found += [record.offset for record in consumer.poll().records()]
-            while how == "columns":
+            while method == "poll":
+                offsets_before_damage += [
+                    record.offset for record in consumer.poll().records()
+                ]
+            while method == "columns":
                 for columns in consumer.poll_columns()[TopicPartition(*ONE)]:
-                    found += columns.offsets.tolist()
+                    offsets_before_damage += columns.offsets.tolist()
             for record in consumer:
-                found.append(record.offset)
-        assert found == list(range(15))
+                offsets_before_damage.append(record.offset)
+        assert offsets_before_damage == list(range(15))
         for _ in range(2):
             with pytest.raises(CorruptBatchError):
                 consumer.poll()
@@ -178,8 +180,8 @@ def test_columns_read_before_the_log_start_moved_are_returned(
 
 
 def test_poll_continues_after_an_abandoned_iteration(data: LogDir) -> None:
-    """The iteration reads ahead. Records that it has not returned go to the next read,
-    by poll() or by another loop.
+    """The iteration reads ahead. The next read, by poll() or by another loop, returns
+    the records that the iteration has not returned.
     """
     fill(data, 0, 300)
     with data.consumer(auto_offset_reset="earliest", max_poll_records=2) as consumer:
@@ -210,13 +212,13 @@ def test_latest_begins_at_the_end_except_for_new_partitions(
         assert sorted(offsets(consumer.poll())) == [(0, 3), (2, 0), (2, 1)]
 
 
-def test_partitions_are_served_in_turn(data: LogDir) -> None:
+def test_polls_return_records_of_partitions_in_turn(data: LogDir) -> None:
     fill(data, 0, 4)
     fill(data, 1, 4)
     with data.consumer(auto_offset_reset="earliest", max_poll_records=3) as consumer:
         consumer.assign([("t", 0), ("t", 1)])
-        found = [offsets(consumer.poll()) for _ in range(4)]
-        assert found == [
+        polled_offsets = [offsets(consumer.poll()) for _ in range(4)]
+        assert polled_offsets == [
             [(0, 0), (0, 1), (0, 2)],
             [(1, 0), (1, 1), (1, 2)],
             [(0, 3), (1, 3)],
@@ -328,8 +330,8 @@ def test_auto_commit_stores_only_finished_records(data: LogDir) -> None:
 
     def stored() -> int | None:
         with data.consumer(group_id="g") as observer:
-            found = observer.committed([ONE])[ONE]
-            return None if found is None else found.offset
+            committed = observer.committed([ONE])[ONE]
+            return None if committed is None else committed.offset
 
     def consume(count: int, *, fails: bool) -> None:
         with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
@@ -353,29 +355,29 @@ def test_auto_commit_stores_only_finished_records(data: LogDir) -> None:
 
 
 def test_poll_waits_for_records(data: LogDir) -> None:
-    found: list[list[tuple[int, int]]] = []
+    polled: list[list[tuple[int, int]]] = []
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         thread = threading.Thread(
-            target=lambda: found.append(offsets(consumer.poll(60)))
+            target=lambda: polled.append(offsets(consumer.poll(60)))
         )
         thread.start()
         fill(data, 1, 1)
         thread.join(60)
-        assert found == [[(1, 0)]]
+        assert polled == [[(1, 0)]]
 
 
-def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
+def test_wakeup_ends_one_poll_and_loses_no_record(data: LogDir) -> None:
     raised: list[WakeupError] = []
     fill(data, 0, 2)
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         consumer.wakeup()
-        for wait in (consumer.poll, consumer.poll_columns):
+        for poll in (consumer.poll, consumer.poll_columns):
             with pytest.raises(WakeupError):
-                wait()
+                poll()
             consumer.wakeup()
-        assert list(consumer) == [], "an iteration ends without an error"
+        assert list(consumer) == [], "a wakeup ends an iteration without an error"
         assert offsets(consumer.poll()) == [(0, 0), (0, 1)]
 
         def wait_for_records() -> None:
@@ -394,7 +396,7 @@ def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
 @pytest.mark.parametrize(
     ("epoch", "offset", "reason"),
     [
-        (1, 4, None),  # up to the end of the epoch
+        (1, 4, None),  # the end of the epoch
         (1, 5, "truncated below the committed offset.*leader epoch 1.*its end at 4"),
         (3, 6, None),
         (9, 4, "truncated below the committed offset.*leader epoch 9.*no such epoch"),
@@ -449,17 +451,17 @@ def test_columns_are_returned_in_bounded_chunks_without_a_gap(
         consumer.subscribe(["t"])
         seen: dict[TopicPartition, list[int]] = {}
         polls = 0
-        while found := consumer.poll_columns(max_bytes=4_000_000):
+        while polled := consumer.poll_columns(max_bytes=4_000_000):
             polls += 1
             size_bytes = sum(
-                int(piece.value_sizes.sum())
-                for pieces in found.values()
-                for piece in pieces
+                int(chunk.value_sizes.sum())
+                for chunks in polled.values()
+                for chunk in chunks
             )
             assert 1_000_000 <= size_bytes <= 7_000_000
-            for row, pieces in found.items():
-                for piece in pieces:
-                    seen.setdefault(row, []).extend(piece.offsets.tolist())
+            for row, chunks in polled.items():
+                for chunk in chunks:
+                    seen.setdefault(row, []).extend(chunk.offsets.tolist())
                     assert consumer.position(row) >= seen[row][-1] + 1
         assert seen == {
             ONE: list(range(10)),
@@ -510,19 +512,23 @@ def test_topics_partitions_and_metrics_of_a_consumer(data: LogDir) -> None:
         consumer.pause(ONE)
         consumer.commit()
         consumer.commit_async()
-        found = consumer.metrics()
+        metrics = consumer.metrics()
         assert (
-            found.records,
-            found.commits,
-            found.waiting_commits,
-            found.rebalances,
+            metrics.records,
+            metrics.commits,
+            metrics.waiting_commits,
+            metrics.rebalances,
         ) == (3, 1, 1, 1)
-        assert (found.partitions, found.paused_partitions, found.refused_commits) == (
+        assert (
+            metrics.partitions,
+            metrics.paused_partitions,
+            metrics.refused_commits,
+        ) == (
             2,
             1,
             0,
         )
-        assert found.checks > 0
+        assert metrics.checks > 0
 
 
 def test_deserializers_are_not_called_with_null(data: LogDir) -> None:
@@ -540,7 +546,7 @@ def test_deserializers_are_not_called_with_null(data: LogDir) -> None:
         ]
 
 
-def test_damage_skips_no_record(data: LogDir) -> None:
+def test_consumer_at_damage_skips_no_record(data: LogDir) -> None:
     fill(data, 0, 5)
     fill(data, 1, 5)
     fill(data, 1, 5)
@@ -548,31 +554,29 @@ def test_damage_skips_no_record(data: LogDir) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2 + 80] ^= 1
     path.write_bytes(content)
-    for ask in ("poll", "poll_columns"):
+    for poll in ("poll", "poll_columns"):
         with data.consumer(auto_offset_reset="earliest") as consumer:
             consumer.subscribe(["t"])
-            first = getattr(consumer, ask)()
-            assert ("t", 0) in first, "whole records are returned first"
+            first = getattr(consumer, poll)()
+            assert ("t", 0) in first, "undamaged records are returned first"
             for _ in range(3):
                 with pytest.raises(CorruptBatchError):
                     for _ in range(3):
-                        getattr(consumer, ask)()
+                        getattr(consumer, poll)()
             assert consumer.position(("t", 1)) in (0, 5)
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign([("t", 1)])
-        found = []
+        returned = []
         for _ in range(3):
             with pytest.raises(CorruptBatchError):
-                found += [record.offset for record in consumer]
-        assert found in ([], list(range(5)))
+                returned += [record.offset for record in consumer]
+        assert returned in ([], list(range(5)))
 
 
 def test_poll_returns_records_before_one_that_fails_to_deserialize(
     data: LogDir,
 ) -> None:
-    """poll() raised, and did not return the earlier records that it had read from the
-    partition.
-    """
+    """poll() raised the error, and did not return the earlier records of the partition."""
     for value in (b"1", b"two", b"3"):
         data.append("t", value, partition=0)
     with data.consumer(
@@ -585,12 +589,12 @@ def test_poll_returns_records_before_one_that_fails_to_deserialize(
                 consumer.poll()
             assert consumer.position(ONE) == 1
         consumer.seek(ONE, 0)
-        taken = []
+        returned = []
         for _ in range(2):
             with pytest.raises(ValueError, match="two"):
                 for record in consumer:
-                    taken.append(record.value)
-        assert taken == [1]
+                    returned.append(record.value)
+        assert returned == [1]
         consumer.seek(ONE, 2)
         assert [record.value for record in consumer.poll().records()] == [3]
 
@@ -614,15 +618,19 @@ def test_lag_of_an_undecided_position_is_an_error(data: LogDir) -> None:
         producer.send_offsets_to_transaction({ONE: 3}, consumer.group_metadata())
         with data.consumer(**committed) as other:
             other.assign([ONE])
-            for ask in (other.lag, lambda: other.lag(ONE), lambda: other.position(ONE)):
+            for query in (
+                other.lag,
+                lambda: other.lag(ONE),
+                lambda: other.position(ONE),
+            ):
                 with pytest.raises(NoOffsetError, match="open transaction"):
-                    ask()
+                    query()
             producer.commit_transaction()
             assert (other.position(ONE), other.lag(ONE)) == (3, 2)
 
 
 class _Interrupting:
-    """Interrupts the first call for a record of partition 1, as Ctrl-C may."""
+    """Interrupts the first call for a record of partition 1, like Ctrl-C."""
 
     def __init__(self) -> None:
         self.is_left = True
@@ -641,25 +649,27 @@ class _Interrupting:
     def on_commit(self, given: Any) -> None: ...
 
 
-@pytest.mark.parametrize("where", ["value_deserializer", "interceptors"])
-@pytest.mark.parametrize("how", ["poll", "iteration"])
+@pytest.mark.parametrize("interrupted_hook", ["value_deserializer", "interceptors"])
+@pytest.mark.parametrize("method", ["poll", "iteration"])
 def test_interrupted_poll_commits_no_record_that_it_did_not_return(
-    data: LogDir, how: str, where: str
+    data: LogDir, method: str, interrupted_hook: str
 ) -> None:
-    """close() committed the records of the partitions that the interrupted poll had
-    read already.
+    """close() committed the records of partitions that the interrupted poll() had
+    already read.
     """
     fill(data, 0, 10)
     fill(data, 1, 10)
     hook = _Interrupting()
-    given: Any = {where: hook if where == "value_deserializer" else (hook,)}
+    options: Any = {
+        interrupted_hook: hook if interrupted_hook == "value_deserializer" else (hook,)
+    }
     seen = []
     with data.consumer(
-        group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=0, **given
+        group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=0, **options
     ) as consumer:
         consumer.subscribe(["t"])
         with pytest.raises(KeyboardInterrupt):
-            if how == "poll":
+            if method == "poll":
                 consumer.poll(max_records=15)
             for record in consumer:
                 seen.append(record.value)
@@ -689,9 +699,9 @@ def test_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:
         data.create_topic("t1")
         data.create_topic("other")
         data.append("t1", b"x")
-        while not (found := consumer.poll(1)):
+        while not (polled := consumer.poll(1)):
             pass
-        assert [record.topic for record in found.records()] == ["t1"]
+        assert [record.topic for record in polled.records()] == ["t1"]
         assert consumer.subscription() == {"t", "t1"}
 
 
@@ -721,10 +731,10 @@ def test_metrics_are_countable_while_partitions_are_revoked(
     with data.consumer(auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         consumer.poll()
-        readings = consumer._assignment._read_positions
+        read_positions = consumer._assignment._read_positions
 
         def give_up(_: object) -> bool:
-            readings.set_partitions(frozenset())
+            read_positions.set_partitions(frozenset())
             return False
 
         with monkeypatch.context() as patch:
@@ -797,21 +807,23 @@ def test_position_above_the_last_stable_offset_waits(data: LogDir, reset: str) -
         assert offsets(consumer.poll()) == [(0, 5)]
 
 
-@pytest.mark.parametrize("way", ["read_only", "shared"])
+@pytest.mark.parametrize("method", ["read_only", "shared"])
 def test_wakeup_ends_the_wait_for_other_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Such a wait ended only at the next check for changes."""
+    """The wait ended only at the next check for changes."""
     monkeypatch.setattr(consumer_module, "_CHECK_SECONDS", 600)
-    is_shared = way == "shared"
-    with logcore.open_dir(tmp_path / "data", create=True, shared=is_shared) as made:
-        made.create_topic("t")
-        made.append("t", b"v")
+    is_shared = method == "shared"
+    with logcore.open_dir(
+        tmp_path / "data", create=True, shared=is_shared
+    ) as directory:
+        directory.create_topic("t")
+        directory.append("t", b"v")
     with (
         logcore.open_dir(
             tmp_path / "data", read_only=not is_shared, shared=is_shared
-        ) as reading,
-        reading.consumer(auto_offset_reset="earliest") as consumer,
+        ) as read_only_directory,
+        read_only_directory.consumer(auto_offset_reset="earliest") as consumer,
     ):
         consumer.assign([("t", 0)])
         assert len(consumer.poll(60)) == 1
@@ -825,7 +837,9 @@ def test_wakeup_ends_the_wait_for_other_processes(
 
 @pytest.mark.long
 def test_idle_consumer_of_a_shared_directory_rarely_checks(tmp_path: Path) -> None:
-    """The consumer waits for events, including deaths. It checked 20 times a second."""
+    """The consumer waits for events, also for the end of other processes. Earlier it
+    checked 20 times a second.
+    """
     with (
         logcore.open_dir(tmp_path / "data", create=True, shared=True) as data,
         data.consumer(group_id="g", auto_offset_reset="earliest") as consumer,
@@ -844,10 +858,10 @@ def test_idle_consumer_of_a_shared_directory_rarely_checks(tmp_path: Path) -> No
 
 def test_read_only_directory_can_be_read_but_not_committed_to(data: LogDir) -> None:
     fill(data, 0, 2)
-    with logcore.open_dir(data.path, read_only=True) as reading:
+    with logcore.open_dir(data.path, read_only=True) as read_only_directory:
         with pytest.raises(ReadOnlyLogError):
-            reading.consumer(group_id="g")
-        with reading.consumer(auto_offset_reset="earliest") as consumer:
+            read_only_directory.consumer(group_id="g")
+        with read_only_directory.consumer(auto_offset_reset="earliest") as consumer:
             consumer.subscribe(["t"])
             assert len(offsets(consumer.poll())) == 2
             fill(data, 1, 1)
@@ -855,7 +869,7 @@ def test_read_only_directory_can_be_read_but_not_committed_to(data: LogDir) -> N
 
 
 def test_invalid_settings_and_calls_are_refused(data: LogDir) -> None:
-    for wrong in (
+    for invalid in (
         {"group_id": ""},
         {"group_instance_id": "i"},
         {"auto_offset_reset": "smallest"},
@@ -866,7 +880,7 @@ def test_invalid_settings_and_calls_are_refused(data: LogDir) -> None:
         {"isolation_level": "serializable"},
     ):
         with pytest.raises(InvalidConfigError):
-            data.consumer(**wrong)  # type: ignore[arg-type]
+            data.consumer(**invalid)  # type: ignore[arg-type]
     with data.consumer() as consumer:
         with pytest.raises(ConsumerStateError, match="nothing to read"):
             consumer.poll()
@@ -879,24 +893,24 @@ def test_invalid_settings_and_calls_are_refused(data: LogDir) -> None:
             consumer.seek(("t", 1), 0)
         with pytest.raises(InvalidConfigError):
             consumer.seek(ONE, -1)
-        for wrong in (-1, float("nan"), "1"):
+        for invalid in (-1, float("nan"), "1"):
             with pytest.raises(InvalidConfigError, match="in seconds"):
-                consumer.poll(wrong)  # type: ignore[arg-type]
+                consumer.poll(invalid)  # type: ignore[arg-type]
     with pytest.raises(ConsumerStateError, match="closed"):
         consumer.poll()
 
 
 def test_non_member_commits_only_to_an_empty_group(data: LogDir) -> None:
     fill(data, 0, 2)
-    with data.consumer(group_id="g", auto_offset_reset="earliest") as alone:
-        alone.assign([ONE])
-        alone.poll()
-        alone.commit()
+    with data.consumer(group_id="g", auto_offset_reset="earliest") as non_member:
+        non_member.assign([ONE])
+        non_member.poll()
+        non_member.commit()
         with data.consumer(group_id="g") as member:
             member.subscribe(["t"])
             member.poll()
             with pytest.raises(CommitFailedError, match="not one of them"):
-                alone.commit({ONE: 1})
+                non_member.commit({ONE: 1})
             assert member.committed([ONE])[ONE] == OffsetAndMetadata(2)
 
 
@@ -907,7 +921,7 @@ def test_documentation_page_runs(
     run_blocks(Path(__file__).resolve().parents[2] / "docs" / "consumer.md", tmp_path)
 
 
-def test_unknown_setting_error_names_the_nearest(tmp_path: Path) -> None:
+def test_unknown_setting_error_suggests_the_nearest_setting(tmp_path: Path) -> None:
     with (
         logcore.open_dir(tmp_path / "data", create=True) as data,
         pytest.raises(InvalidConfigError, match="group_id"),
@@ -919,7 +933,7 @@ def test_unknown_setting_error_names_the_nearest(tmp_path: Path) -> None:
 def test_iteration_ends_at_once_after_pause_seek_or_assign(
     tmp_path: Path, end: str
 ) -> None:
-    """Records that were read ahead are neither returned afterwards nor skipped."""
+    """Records that were read ahead are then neither returned nor skipped."""
     with logcore.open_dir(tmp_path / "data", create=True) as data:
         data.create_topic("t", 2)
         data.partition("t", 0).append_many(
@@ -943,8 +957,8 @@ def test_iteration_ends_at_once_after_pause_seek_or_assign(
                         consumer.assign([("t", 1)])
             if len(seen) == 4:
                 break
-        then = {"pause": [(0, 3)], "seek": [(0, 40)], "assign": [(1, 0)]}[end]
-        assert seen == [(0, 0), (0, 1), (0, 2), *then]
+        expected = {"pause": [(0, 3)], "seek": [(0, 40)], "assign": [(1, 0)]}[end]
+        assert seen == [(0, 0), (0, 1), (0, 2), *expected]
         consumer.close()
 
 

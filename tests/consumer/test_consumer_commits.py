@@ -62,8 +62,8 @@ class CommitCallback:
             (
                 name,
                 {
-                    partition.partition: each.offset
-                    for partition, each in offsets.items()
+                    partition.partition: offset.offset
+                    for partition, offset in offsets.items()
                 },
             )
         )
@@ -102,11 +102,11 @@ def test_pending_commits_are_stored_together_in_order(data: LogDir) -> None:
             consumer.commit_async({ONE: offset}, callback)
         consumer.commit_async({TWO: 0})
         assert (callback.calls, stored(data)) == ([], 0), (
-            "no callback runs outside the consumer's methods"
+            "callbacks run only inside methods of the consumer"
         )
         consumer.poll()
         assert callback.calls == [(None, {0: 1}), (None, {0: 4}), (None, {0: 2})]
-        assert stored(data) == 2, "the last call counts"
+        assert stored(data) == 2, "the offset of the last call is stored"
         assert log.statistics().syncs == before + 1
 
 
@@ -308,7 +308,9 @@ def test_member_commits_only_for_subscribed_topics(data: LogDir) -> None:
 def test_commit_is_retried_until_its_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process holds the lock of the group twice, and later forever."""
+    """Another process holds the lock of the group during two attempts, and later
+    permanently.
+    """
     tries: list[int] = []
     commit = SharedGroups.commit
 
@@ -332,7 +334,7 @@ def test_commit_is_retried_until_its_timeout(
         assert len(tries) == 6
         with pytest.raises(RegistryLockedError):
             consumer.commit({ONE: 2})
-        assert len(tries) == 7, "only once without a timeout"
+        assert len(tries) == 7, "one attempt without a timeout"
         monkeypatch.undo()
         consumer.close(timeout=1)
 
@@ -344,21 +346,24 @@ class MarkingInterceptor:
         self.committed: list[dict[int, int]] = []
 
     def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
-        kept = {
+        remaining = {
             record: [
-                each._replace(value=bytes(each.value or b"") + b"!")
-                for each in records[record]
-                if each.offset % 2
+                topic_record._replace(value=bytes(topic_record.value or b"") + b"!")
+                for topic_record in records[record]
+                if topic_record.offset % 2
             ]
             for record in records
         }
         return ConsumerRecords(
-            {partition: rows for partition, rows in kept.items() if rows}
+            {partition: rows for partition, rows in remaining.items() if rows}
         )
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self.committed.append(
-            {partition.partition: each.offset for partition, each in offsets.items()}
+            {
+                partition.partition: offset.offset
+                for partition, offset in offsets.items()
+            }
         )
 
 
@@ -383,15 +388,15 @@ def test_interceptors_get_returned_records_and_commits(
         assert [
             record.value for record in consumer.poll(max_records=4).records(ONE)
         ] == [b"1!", b"3!"]
-        assert consumer.position(ONE) == 4, "after the dropped records, too"
+        assert consumer.position(ONE) == 4, "the commit includes the dropped records"
         assert [record.value for record in consumer] == [b"5!", b"7!", b"9!"]
         reported.clear()
         consumer.commit()
         assert (marking.committed, len(reported)) == ([{0: 10, 1: 0}], 1)
 
 
-def test_an_iteration_that_an_interceptor_interrupts_continues(data: LogDir) -> None:
-    """The records that were read ahead are not skipped."""
+def test_iteration_continues_after_an_interceptor_raised(data: LogDir) -> None:
+    """No record that was read ahead is skipped."""
     seen: list[int] = []
     interrupts = False
 
@@ -408,31 +413,31 @@ def test_an_iteration_that_an_interceptor_interrupts_continues(data: LogDir) -> 
 
     with joined(data, interceptors=[Interrupting()], consumer_timeout_ms=0) as consumer:
         consumer.seek(ONE, 0)
-        found: list[int] = []
+        returned: list[int] = []
         interrupts = True
         records = iter(consumer)
         while True:
             try:
-                found.append(next(records).offset)
+                returned.append(next(records).offset)
             except KeyboardInterrupt:
                 continue
             except StopIteration:
                 break
-    assert found == list(range(10))
+    assert returned == list(range(10))
 
 
 def test_records_of_one_partition_are_selectable(data: LogDir) -> None:
     with joined(data) as consumer:
         consumer.seek(ONE, 0)
-        found = consumer.poll(max_records=2)
-        assert found.partitions() == [ONE]
-        assert [record.offset for record in found.records(("t", 0))] == [0, 1]
-        assert list(found.records(TWO)) == []
+        polled = consumer.poll(max_records=2)
+        assert polled.partitions() == [ONE]
+        assert [record.offset for record in polled.records(("t", 0))] == [0, 1]
+        assert list(polled.records(TWO)) == []
 
 
 def test_concurrent_commits_of_threads_share_batches(tmp_path: Path) -> None:
-    """Commits share a batch if they go to the same partition and have the same producer,
-    up to the maximum batch size of a producer.
+    """Commits share a batch if they are for the same partition and producer, up to the
+    maximum batch size of a producer.
     """
     large = "m" * 4_000
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
@@ -451,8 +456,8 @@ def test_concurrent_commits_of_threads_share_batches(tmp_path: Path) -> None:
         with groups._lock:
             for group_id, offset, metadata, producer in commits:
                 committed = {("t", 0): Committed(offset, -1, metadata, 1_000)}
-                given = (Committer(group_id, -1, "", None), committed, producer)
-                threads.append(threading.Thread(target=groups.commit, args=given))
+                arguments = (Committer(group_id, -1, "", None), committed, producer)
+                threads.append(threading.Thread(target=groups.commit, args=arguments))
                 threads[-1].start()
                 while len(groups._steps._requests) < len(threads):
                     time.sleep(0.0005)
@@ -462,10 +467,10 @@ def test_concurrent_commits_of_threads_share_batches(tmp_path: Path) -> None:
             data.partition(OFFSETS_TOPIC, number)
             for number in (partition_of("g0", 2), partition_of("g1", 2))
         )
-        kept = [
+        batch_facts = [
             (batch.record_count, batch.is_transactional) for batch in first.batches(0)
         ]
-        assert kept == [(5, False), (1, True), (5, False), (1, False)], (
+        assert batch_facts == [(5, False), (1, True), (5, False), (1, False)], (
             "four of 4 KB and a small one are 16 KiB"
         )
         assert [batch.record_count for batch in second.batches(0)] == [5]

@@ -61,15 +61,15 @@ class RecordingListener(RebalanceListener):
 
 
 def consumers(data: LogDir, count: int, **given: Any) -> list[Consumer]:
-    made = []
+    opened = []
     for _ in range(count):
         settings = {"auto_offset_reset": "earliest", **given}
         consumer = data.consumer(
             group_id="g", max_poll_interval_ms=INTERVAL_MS, **settings
         )
         consumer.subscribe(["t"], listener=RecordingListener())
-        made.append(consumer)
-    return made
+        opened.append(consumer)
+    return opened
 
 
 def poll_all(members: list[Consumer], rounds: int = 4) -> None:
@@ -78,7 +78,7 @@ def poll_all(members: list[Consumer], rounds: int = 4) -> None:
             member.poll()
 
 
-def shares(members: list[Consumer]) -> list[list[int]]:
+def assigned_partitions(members: list[Consumer]) -> list[list[int]]:
     return [
         sorted(partition.partition for partition in member.assignment())
         for member in members
@@ -92,15 +92,15 @@ def test_members_divide_partitions_and_take_over(name: str) -> None:
         data.create_topic("t", 4)
         members = consumers(data, 2, assignors=[name])
         poll_all(members)
-        first = shares(members)
+        first = assigned_partitions(members)
         assert sorted(first[0] + first[1]) == [0, 1, 2, 3] and len(first[0]) == 2
         members[0].close()
         poll_all(members[1:])
-        assert shares(members[1:]) == [[0, 1, 2, 3]]
+        assert assigned_partitions(members[1:]) == [[0, 1, 2, 3]]
         data.add_partitions("t", 6)
         disk.advance(1000)
         poll_all(members[1:])
-        assert shares(members[1:]) == [[0, 1, 2, 3, 4, 5]]
+        assert assigned_partitions(members[1:]) == [[0, 1, 2, 3, 4, 5]]
         members[1].close()
 
 
@@ -191,12 +191,12 @@ def test_close_during_a_rebalance_commits(
         else:
             closing.poll()
             other.poll()
-        assert closing.assignment() == set(returned), "it keeps its partitions"
+        assert closing.assignment() == set(returned), "the member keeps its partitions"
         closing.close()
         with data.consumer(group_id="g") as observer:
             stored = observer.committed(returned)
         assert {
-            partition: each and each.offset for partition, each in stored.items()
+            partition: offset and offset.offset for partition, offset in stored.items()
         } == returned
         other.leave_unfinished()
         newcomer.leave_unfinished()
@@ -217,26 +217,26 @@ def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
         for partition in range(4):
             data.partition("t", partition).append(b"x")
             data.partition("t", partition).flush()
-        reading, other = members
+        reading_consumer, other = members
         returned = {
             partition: records[-1].offset + 1
-            for partition, records in reading.poll().items()
+            for partition, records in reading_consumer.poll().items()
         }
         newcomer.poll()
-        reading.poll()
+        reading_consumer.poll()
         other.poll()
-        with ThreadPoolExecutor(1) as elsewhere:
-            committing = elsewhere.submit(reading.commit_from_other_thread)
-            while not reading._commits.refused:
+        with ThreadPoolExecutor(1) as executor:
+            committing = executor.submit(reading_consumer.commit_from_other_thread)
+            while not reading_consumer._commits.refused:
                 assert not committing.done()
             while not committing.done():
                 poll_all([*members, newcomer], 1)
             committing.result()
-        stored = reading.committed(returned)
+        stored = reading_consumer.committed(returned)
         assert all(
-            each is not None
-            for partition, each in stored.items()
-            if partition in reading.assignment()
+            offset is not None
+            for partition, offset in stored.items()
+            if partition in reading_consumer.assignment()
         )
         for consumer in (*members, newcomer):
             consumer.leave_unfinished()
@@ -245,32 +245,34 @@ def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
 def test_delayed_commit_of_another_thread_does_not_lower_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While the other thread waits, the reading thread commits larger offsets."""
+    """While the other thread waits, the thread of the consumer commits larger
+    offsets.
+    """
     with opened(SimulatedDisk()) as data:
         data.create_topic("t")
         data.partition("t", 0).append_many([(None, b"x")] * 10)
         data.partition("t", 0).flush()
-        (reading,) = consumers(data, 1, enable_auto_commit=False, max_poll_records=5)
-        while not reading.poll():
+        (consumer,) = consumers(data, 1, enable_auto_commit=False, max_poll_records=5)
+        while not consumer.poll():
             pass
-        commit = reading._commits.commit_from_other_thread
-        asked: list[Any] = []
+        commit = consumer._commits.commit_from_other_thread
+        waiting: list[Any] = []
 
         def wait_once(chosen: Any) -> bool:
-            asked.append(chosen)
-            if len(asked) == 1:
-                reading.commit({("t", 0): 8})
+            waiting.append(chosen)
+            if len(waiting) == 1:
+                consumer.commit({("t", 0): 8})
                 return False
             return commit(chosen)
 
-        monkeypatch.setattr(reading._commits, "commit_from_other_thread", wait_once)
-        reading.commit_from_other_thread()
-        assert [len(chosen) for chosen in asked] == [1, 0]
-        assert reading.committed([("t", 0)])[TopicPartition("t", 0)].offset == 8  # type: ignore[union-attr]
-        reading.leave_unfinished()
+        monkeypatch.setattr(consumer._commits, "commit_from_other_thread", wait_once)
+        consumer.commit_from_other_thread()
+        assert [len(chosen) for chosen in waiting] == [1, 0]
+        assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 8  # type: ignore[union-attr]
+        consumer.leave_unfinished()
 
 
-def test_member_that_stops_polling_loses_its_partitions_and_commits() -> None:
+def test_member_that_stops_polling_loses_its_partitions_and_cannot_commit() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
@@ -278,21 +280,23 @@ def test_member_that_stops_polling_loses_its_partitions_and_commits() -> None:
         data.partition("t", 1).append_many([(None, b"x")] * 10)
         slow, quick = consumers(data, 2, enable_auto_commit=False)
         poll_all([slow, quick])
-        mine = next(iter(slow.assignment()))
+        owned = next(iter(slow.assignment()))
         disk.advance(INTERVAL_MS * 2 // 3)
         poll_all([quick])
-        assert len(quick.assignment()) == 1, "not before its interval has passed"
+        assert len(quick.assignment()) == 1, (
+            "the member is removed only after its interval"
+        )
         disk.advance(INTERVAL_MS)
         poll_all([quick])
-        assert shares([quick]) == [[0, 1]]
-        quick.commit({mine: 9})
+        assert assigned_partitions([quick]) == [[0, 1]]
+        quick.commit({owned: 9})
         with pytest.raises(CommitFailedError, match="max_poll_interval_ms"):
             slow.commit()
-        assert quick.committed([mine])[mine].offset == 9  # type: ignore[union-attr]
+        assert quick.committed([owned])[owned].offset == 9  # type: ignore[union-attr]
         slow.poll()
-        assert ("lost", [mine.partition]) in slow._assignment._listener.calls  # type: ignore[attr-defined]
+        assert ("lost", [owned.partition]) in slow._assignment._listener.calls  # type: ignore[attr-defined]
         poll_all([slow, quick])
-        assert sorted(map(len, shares([slow, quick]))) == [1, 1]
+        assert sorted(map(len, assigned_partitions([slow, quick]))) == [1, 1]
         slow.close()
         quick.close()
 
@@ -328,10 +332,12 @@ def test_stuck_member_delays_a_rebalance_by_at_most_its_interval() -> None:
         poll_all([stuck, other])
         (third,) = consumers(data, 1, assignors=["range"])
         poll_all([third, other])
-        assert shares([third, other]) == [[], []], "they wait for the stuck member"
+        assert assigned_partitions([third, other]) == [[], []], (
+            "the other members wait for the stuck member"
+        )
         disk.advance(INTERVAL_MS + 1)
         poll_all([third, other])
-        assert sorted(shares([third, other])) == [[0], [1]]
+        assert sorted(assigned_partitions([third, other])) == [[0], [1]]
         for member in (stuck, other, third):
             member.close()
 
@@ -342,13 +348,13 @@ def test_wall_clock_change_removes_no_member() -> None:
         data.create_topic("t", 2)
         members = consumers(data, 2)
         poll_all(members)
-        before = shares(members)
+        before = assigned_partitions(members)
         disk.set_wall_clock(disk.now_ms() + 10 * 24 * 3_600_000)
         poll_all(members[1:])
         disk.set_wall_clock(disk.now_ms() - 20 * 24 * 3_600_000)
         poll_all(members[1:])
         poll_all(members)
-        assert shares(members) == before
+        assert assigned_partitions(members) == before
         for member in members:
             member.close()
 
@@ -360,18 +366,20 @@ def test_static_member_returns_to_its_partitions() -> None:
         (other,) = consumers(data, 1)
         (static,) = consumers(data, 1, group_instance_id="i")
         poll_all([other, static])
-        mine = shares([static])
+        owned = assigned_partitions([static])
         static.close()
         poll_all([other])
-        assert len(other.assignment()) == 1, "no member takes its partitions at once"
-        (again,) = consumers(data, 1, group_instance_id="i")
-        poll_all([other, again])
-        assert shares([again]) == mine
-        (thief,) = consumers(data, 1, group_instance_id="i")
-        poll_all([other, thief])
+        assert len(other.assignment()) == 1, (
+            "its partitions are not assigned to another member at once"
+        )
+        (returned,) = consumers(data, 1, group_instance_id="i")
+        poll_all([other, returned])
+        assert assigned_partitions([returned]) == owned
+        (second_instance,) = consumers(data, 1, group_instance_id="i")
+        poll_all([other, second_instance])
         with pytest.raises(FencedInstanceError):
-            again.commit({("t", mine[0][0]): 0})
-        for consumer in (other, thief, again):
+            returned.commit({("t", owned[0][0]): 0})
+        for consumer in (other, second_instance, returned):
             consumer.close()
 
 
@@ -392,16 +400,18 @@ def test_static_member_is_removed_after_its_session_timeout(
         for _ in range(5):  # the session timeout does not apply to its polls
             disk.advance(1_000)
             other.poll()
-        assert len(shares([other])[0]) == 1
+        assert len(assigned_partitions([other])[0]) == 1
         static.close()
         for _ in range(5):
             disk.advance(500)
             other.poll()
-        assert len(shares([other])[0]) == 1, "it has 3 seconds to return"
+        assert len(assigned_partitions([other])[0]) == 1, (
+            "the static member has 3 s to return"
+        )
         for _ in range(5):
             disk.advance(500)
             poll_all([other])
-        assert shares([other]) == [[0, 1]]
+        assert assigned_partitions([other]) == [[0, 1]]
         other.close()
 
 
@@ -417,10 +427,10 @@ def test_static_member_has_its_session_timeout_after_a_restart() -> None:
         (other,) = consumers(data, 1)
         (static,) = consumers(data, 1, **timeouts)
         poll_all([other, static])
-        mine = shares([static])
+        owned = assigned_partitions([static])
         static.close()
         other.close()
-    for wait_ms, expected in ((2_000, mine[0]), (4_000, [0, 1])):
+    for wait_ms, expected in ((2_000, owned[0]), (4_000, [0, 1])):
         with opened(disk) as data:
             (other,) = consumers(data, 1)
             other.poll()
@@ -429,9 +439,9 @@ def test_static_member_has_its_session_timeout_after_a_restart() -> None:
             (static,) = consumers(data, 1, **timeouts)
             if wait_ms == 2_000:
                 poll_all([other, static])
-                assert shares([static]) == [expected]
+                assert assigned_partitions([static]) == [expected]
             else:
-                assert shares([other]) == [expected]
+                assert assigned_partitions([other]) == [expected]
             static.close()
             other.close()
 
@@ -508,21 +518,21 @@ def test_assignor_gets_user_data_and_its_assignment() -> None:
         (first,) = consumers(data, 1, assignors=[light])
         (second,) = consumers(data, 1, assignors=[heavy])
         poll_all([first, second])
-        assert shares([first, second]) == [[], [0, 1]]
+        assert assigned_partitions([first, second]) == [[], [0, 1]]
         assert light.assignments[-1][0] == []
         assert heavy.assignments[-1] == ([0, 1], light.assignments[-1][1])
         assert first.metrics().rebalances == len(light.assignments)
-        (wrong,) = consumers(data, 1, assignors=[Weighted("text")])
+        (consumer_with_invalid_data,) = consumers(data, 1, assignors=[Weighted("text")])
         with pytest.raises(
             InvalidConfigError,
             match=r"subscription_user_data\(\).*'weighted'.*bytes or None.*'text'",
         ):
-            wrong.poll()
+            consumer_with_invalid_data.poll()
         for consumer in (first, second):
             consumer.close()
 
 
-def test_full_disk_refuses_a_commit_and_loses_none() -> None:
+def test_full_disk_refuses_a_commit_and_loses_no_earlier_commit() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 1)
@@ -554,10 +564,12 @@ def test_offsets_are_deleted_with_their_topic() -> None:
         data.create_topic("t", 1)
         data.append("t", b"new")
         disk.advance(1000)
-        found = [record.value for _ in range(4) for record in consumer.poll().records()]
-        assert found == [b"new"]
+        values = [
+            record.value for _ in range(4) for record in consumer.poll().records()
+        ]
+        assert values == [b"new"]
         consumer.close()
-    with opened(disk) as data:  # also if no consumer existed at the deletion
+    with opened(disk) as data:  # also without a consumer at the time of the deletion
         data.delete_topic("t")
         data.create_topic("t", 1)
         data.append("t", b"newer")
@@ -570,14 +582,14 @@ def test_offsets_are_deleted_with_their_topic() -> None:
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 @pytest.mark.parametrize(
-    "how",
+    "use",
     ["poll", "iteration", "close", "commit", "commit_async", "assign", "gone", "seen"],
 )
 def test_no_record_of_a_recreated_topic_is_skipped(
-    how: str, reset: str, is_shared: bool
+    use: str, reset: str, is_shared: bool
 ) -> None:
     """An open consumer continued at its position in the old topic, and committed that
-    position for the new one.
+    position for the new topic.
     """
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir(
@@ -585,49 +597,49 @@ def test_no_record_of_a_recreated_topic_is_skipped(
     ) as data:
         data.create_topic("t")
         (first,) = consumers(data, 1, consumer_timeout_ms=0, auto_offset_reset=reset)
-        if how == "assign":
+        if use == "assign":
             first.unsubscribe()
             first.assign([("t", 0)])
         poll_all([first])
         data.partition("t", 0).append_many([(None, b"old")] * 3)
         assert sum(first.poll().count for _ in range(3)) == 3
-        if how == "commit_async":
+        if use == "commit_async":
             first.commit_async()
         data.delete_topic("t")
-        if how == "gone":
+        if use == "gone":
             first.close()
-        elif how == "seen":
+        elif use == "seen":
             poll_all([first])
         data.create_topic("t")
         data.partition("t", 0).append_many(
             [(None, b"%d" % number) for number in range(5)]
         )
-        found: list[bytes | None] = []
-        if how == "seen":
+        values: list[bytes | None] = []
+        if use == "seen":
             disk.advance(1000)
-        if how in ("poll", "assign", "seen"):
-            found += [
+        if use in ("poll", "assign", "seen"):
+            values += [
                 record.value for _ in range(3) for record in first.poll().records()
             ]
-        elif how == "iteration":
-            found += [record.value for record in first]
-        elif how == "commit":
+        elif use == "iteration":
+            values += [record.value for record in first]
+        elif use == "commit":
             first.commit()
             with pytest.raises(CommitFailedError, match="was deleted since"):
                 first.commit({("t", 0): 3})
-        if how in ("poll", "assign", "iteration", "seen"):
-            assert (found, first.position(("t", 0))) == (
+        if use in ("poll", "assign", "iteration", "seen"):
+            assert (values, first.position(("t", 0))) == (
                 [b"%d" % number for number in range(5)],
                 5,
             )
             first.commit()
             assert first.committed([("t", 0)])[TopicPartition("t", 0)].offset == 5  # type: ignore[union-attr]
         first.close()
-        if found:
+        if values:
             return
         (other,) = consumers(data, 1, auto_offset_reset="earliest")
-        found += [record.value for _ in range(3) for record in other.poll().records()]
-        assert found == [b"%d" % number for number in range(5)]
+        values += [record.value for _ in range(3) for record in other.poll().records()]
+        assert values == [b"%d" % number for number in range(5)]
         other.close()
 
 
@@ -702,11 +714,11 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
                 ) as consumer:
                     consumer.subscribe(["t"])
                     for _ in range(max_polls):
-                        found = consumer.poll(0.05)
+                        polled = consumer.poll(0.05)
                         with guard:
                             seen.update(
                                 (record.partition, record.offset)
-                                for record in found.records()
+                                for record in polled.records()
                             )
                             if len(seen) == 1200:
                                 return
@@ -738,8 +750,7 @@ def test_consumer_is_used_by_one_thread_at_a_time() -> None:
                 other.submit(consumer.poll).result()
 
 
-# -- random histories
-# -------------------------------------------------------------------
+# -- random histories ------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -747,7 +758,7 @@ def test_consumer_is_used_by_one_thread_at_a_time() -> None:
     "count",
     [25, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_random_histories(count: int) -> None:
+def test_random_histories_keep_all_invariants_of_groups(count: int) -> None:
     for number in range(count):
         history = ConsumerHistory(SEED + number)
         try:
@@ -761,8 +772,7 @@ def test_random_histories(count: int) -> None:
             raise
 
 
-# -- found in a review
-# --------------------------------------------------------------------
+# -- failures and interrupts -----------------------------------------------------------------
 
 
 def test_failed_sync_refuses_the_commit_and_the_next_is_stored(
@@ -793,13 +803,23 @@ def test_offsets_of_topics_in_other_directories_are_kept() -> None:
     topics.
     """
     disk = SimulatedDisk()
-    elsewhere = TopicPartition("elsewhere", 3)
+    partition_of_another_directory = TopicPartition("elsewhere", 3)
     for _ in range(2):
         with opened(disk) as data, data.consumer(group_id="g") as consumer:
-            if consumer.committed([elsewhere])[elsewhere] is None:
-                consumer.commit({elsewhere: 7})
+            if (
+                consumer.committed([partition_of_another_directory])[
+                    partition_of_another_directory
+                ]
+                is None
+            ):
+                consumer.commit({partition_of_another_directory: 7})
     with opened(disk) as data, data.consumer(group_id="g") as consumer:
-        assert consumer.committed([elsewhere])[elsewhere].offset == 7  # type: ignore[union-attr]
+        assert (
+            consumer.committed([partition_of_another_directory])[
+                partition_of_another_directory
+            ].offset
+            == 7
+        )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["range", "cooperative-sticky"])
@@ -832,7 +852,7 @@ def test_listener_that_raises_neither_keeps_nor_loses_partitions(name: str) -> N
         listener.fails = False
         poll_all([first, second])
         assert sorted(
-            number for share in shares([first, second]) for number in share
+            number for share in assigned_partitions([first, second]) for number in share
         ) == [0, 1, 2, 3]
         first.close()
         second.close()
@@ -871,12 +891,12 @@ def test_reset_of_a_deleted_position_is_logged(
         consumer.commit()
         consumer.close()
         data.partition("t", 0).delete_records(5)
-        (again,) = consumers(data, 1)
-        assert [record.offset for record in again.poll().records()] == list(
+        (reopened,) = consumers(data, 1)
+        assert [record.offset for record in reopened.poll().records()] == list(
             range(5, 10)
         )
         assert "continues" in caplog.text and "at offset 5" in caplog.text
-        again.close()
+        reopened.close()
 
 
 def test_listener_may_seek_and_commit() -> None:
@@ -941,23 +961,23 @@ def _committed(data: LogDir) -> object:
 def test_crash_during_topic_deletion_leaves_no_offsets_to_a_new_topic(
     is_shared: bool,
 ) -> None:
-    for stop in itertools.count():
+    for nth in itertools.count():
         disk = SimulatedDisk({"data": None})
         _with_a_commit(disk, is_shared=is_shared)
         data = logcore.open_dir("data", shared=is_shared, fs=disk)
-        disk.crash_in(stop)
+        disk.crash_in(nth)
         try:
             data.delete_topic("t")
         except SimulatedCrash:
             for state in disk.after_crash(limit=3):
-                with logcore.open_dir("data", shared=is_shared, fs=state) as again:
-                    if "t" not in again:
-                        again.create_topic("t", 2)
-                        assert _committed(again) is None
+                with logcore.open_dir("data", shared=is_shared, fs=state) as reopened:
+                    if "t" not in reopened:
+                        reopened.create_topic("t", 2)
+                        assert _committed(reopened) is None
             continue
         disk.crash_in(None)
         data.close()
-        assert stop > 10
+        assert nth > 10
         return
 
 
@@ -998,7 +1018,7 @@ def test_topic_name_is_reserved_until_its_offsets_are_deleted(
 @pytest.mark.parametrize("instance_id", [None, "i"])
 @pytest.mark.parametrize("end", [Consumer.close, Consumer.unsubscribe])
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_consumer_closed_before_its_join_is_answered_is_not_a_member(
+def test_consumer_closed_before_the_response_to_its_join_is_not_a_member(
     is_shared: bool, end: Any, instance_id: str | None
 ) -> None:
     disk = SimulatedDisk({"data": None})
@@ -1010,16 +1030,16 @@ def test_consumer_closed_before_its_join_is_answered_is_not_a_member(
         brief.poll(0)
         end(brief)
         poll_all([first])
-        assert shares([first]) == [[0, 1]]
+        assert assigned_partitions([first]) == [[0, 1]]
         (last,) = consumers(data, 1)
         poll_all([first, last])
-        assert sorted(map(len, shares([first, last]))) == [1, 1]
+        assert sorted(map(len, assigned_partitions([first, last]))) == [1, 1]
         for consumer in (first, brief, last):
             consumer.close()
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
-def test_consumer_closed_before_reading_its_join_answer_is_not_a_member(
+def test_consumer_closed_before_reading_the_response_to_its_join_is_not_a_member(
     is_shared: bool,
 ) -> None:
     disk = SimulatedDisk({"data": None})
@@ -1032,7 +1052,7 @@ def test_consumer_closed_before_reading_its_join_answer_is_not_a_member(
         first.poll(0)
         brief.close()
         poll_all([first])
-        assert shares([first]) == [[0, 1]]
+        assert assigned_partitions([first]) == [[0, 1]]
         first.close()
 
 
@@ -1042,7 +1062,7 @@ def test_interrupted_join_leaves_no_member(
     is_shared: bool, continues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group had added the consumer as a member, but the consumer did not process
-    the answer. A member that did not exist owned the partitions for
+    the response. Then a member that did not exist owned the partitions for
     max_poll_interval_ms.
     """
     disk = SimulatedDisk({"data": None})
@@ -1065,7 +1085,7 @@ def test_interrupted_join_leaves_no_member(
             first.close()
             (last,) = consumers(data, 1)
         poll_all([last])
-        assert shares([last]) == [[0, 1]]
+        assert assigned_partitions([last]) == [[0, 1]]
         last.close()
 
 
@@ -1087,5 +1107,5 @@ def test_interrupted_close_can_be_called_again(monkeypatch: pytest.MonkeyPatch) 
         first.close()
         (last,) = consumers(data, 1)
         poll_all([last])
-        assert shares([last]) == [[0, 1]]
+        assert assigned_partitions([last]) == [[0, 1]]
         last.close()

@@ -27,7 +27,7 @@ def test_configuration_uses_dotted_names_and_text_values() -> None:
     with pytest.warns(
         UserWarning, match=r"ignored: bootstrap.servers, fetch.min.bytes"
     ):
-        found = consumer_settings(
+        settings = consumer_settings(
             {
                 "bootstrap.servers": "localhost:9092",
                 "fetch.min.bytes": 1,
@@ -39,23 +39,27 @@ def test_configuration_uses_dotted_names_and_text_values() -> None:
             },
             {"max_poll_records": 70},
         )
-    assert (found.group_id, found.enable_auto_commit, found.auto_offset_reset) == (
+    assert (
+        settings.group_id,
+        settings.enable_auto_commit,
+        settings.auto_offset_reset,
+    ) == (
         "billing",
         False,
         "earliest",
     )
-    assert [assignor.name for assignor in found.assignors] == ["range", "roundrobin"]
-    assert found.max_poll_records == 70, "keywords take precedence"
+    assert [assignor.name for assignor in settings.assignors] == ["range", "roundrobin"]
+    assert settings.max_poll_records == 70, "keywords take precedence"
 
 
-def test_warning_names_the_line_that_opened_the_consumer(data: LogDir) -> None:
+def test_warning_contains_the_line_that_opened_the_consumer(data: LogDir) -> None:
     with pytest.warns(UserWarning, match="are ignored") as warned:
         data.consumer(config={"client.rack": "a", "group.id": "g"}).close()
     assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize(
-    ("config", "given", "message"),
+    ("config", "settings", "message"),
     [
         ({"group.idd": "g"}, {}, r"unknown setting 'group.idd'.*group.id"),
         (
@@ -87,11 +91,11 @@ def test_warning_names_the_line_that_opened_the_consumer(data: LogDir) -> None:
         ({}, {"auto_offset_reset": "by_duration:1h"}, "a duration.*PT1H.*'1h'"),
     ],
 )
-def test_invalid_setting_error_names_the_setting(
-    config: dict[str, Any], given: dict[str, Any], message: str
+def test_invalid_setting_error_contains_the_setting(
+    config: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=message):
-        consumer_settings(config, given)
+        consumer_settings(config, settings)
 
 
 @pytest.mark.parametrize(

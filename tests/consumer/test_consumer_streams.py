@@ -38,17 +38,19 @@ def threads(streams: list[Stream]) -> Iterator[queue.Queue[tuple[str, TopicRecor
     """Run a thread for each stream until the streams end. Yield a queue of (name of the
     stream, record).
     """
-    found: queue.Queue[tuple[str, TopicRecord]] = queue.Queue()
+    records: queue.Queue[tuple[str, TopicRecord]] = queue.Queue()
 
-    def work(stream: Stream) -> None:
+    def consume_stream(stream: Stream) -> None:
         for record in stream:
-            found.put((stream.name, record))
+            records.put((stream.name, record))
 
-    working = [threading.Thread(target=work, args=(stream,)) for stream in streams]
-    for thread in working:
+    running = [
+        threading.Thread(target=consume_stream, args=(stream,)) for stream in streams
+    ]
+    for thread in running:
         thread.start()
-    yield found
-    for thread in working:
+    yield records
+    for thread in running:
         thread.join()
 
 
@@ -56,15 +58,15 @@ def test_partition_belongs_to_one_stream(data: LogDir) -> None:
     connector = data.connector("g", auto_offset_reset="earliest")
     streams = connector.create_message_streams({"t": 2})["t"]
     fill(data, "t", 20)
-    with threads(streams) as found:
-        records = [found.get() for _ in range(80)]
+    with threads(streams) as queued:
+        records = [queued.get() for _ in range(80)]
         connector.shutdown()
-    places = [(record.partition, record.offset) for _, record in records]
-    assert sorted(places) == [
+    positions = [(record.partition, record.offset) for _, record in records]
+    assert sorted(positions) == [
         (partition, offset) for partition in range(4) for offset in range(20)
     ]
     for partition in range(4):
-        assert [offset for number, offset in places if number == partition] == list(
+        assert [offset for number, offset in positions if number == partition] == list(
             range(20)
         )
 
@@ -73,10 +75,14 @@ def test_streams_of_several_topics_return_their_own_records(data: LogDir) -> Non
     fill(data, "t", 1)
     fill(data, "u", 1)
     connector = data.connector("g", auto_offset_reset="earliest", client_id="c")
-    made = connector.create_message_streams({"t": 1, "u": 2})
-    assert [stream.name for stream in made["t"] + made["u"]] == ["c-0", "c-1", "c-2"]
-    with threads(made["t"] + made["u"]) as found:
-        records = [found.get() for _ in range(5)]
+    streams = connector.create_message_streams({"t": 1, "u": 2})
+    assert [stream.name for stream in streams["t"] + streams["u"]] == [
+        "c-0",
+        "c-1",
+        "c-2",
+    ]
+    with threads(streams["t"] + streams["u"]) as queued:
+        records = [queued.get() for _ in range(5)]
         connector.shutdown()
     assert {
         (name, record.topic) for name, record in records if record.topic == "t"
@@ -94,16 +100,18 @@ def test_streams_of_several_topics_return_their_own_records(data: LogDir) -> Non
 def test_filters_match_whole_names(
     data: LogDir, topic_filter: Whitelist | Blacklist, names: set[str]
 ) -> None:
-    """Topics created later are read too, but `__consumer_offsets` is not."""
+    """The streams also read topics that are created later, but not
+    `__consumer_offsets`.
+    """
     data.create_topic("tt")
     for topic in ("t", "u", "tt"):
         fill(data, topic, 1)
     connector = data.connector("g", auto_offset_reset="earliest")
     streams = connector.create_message_streams_by_filter(topic_filter, 2)
-    with threads(streams) as found:
+    with threads(streams) as queued:
         seen: set[str] = set()
         while seen != names:
-            seen.add(found.get()[1].topic)
+            seen.add(queued.get()[1].topic)
         connector.shutdown()
     assert seen == names
 
@@ -111,10 +119,10 @@ def test_filters_match_whole_names(
 def test_stream_reads_topics_created_later(data: LogDir) -> None:
     connector = data.connector("g", auto_offset_reset="earliest")
     streams = connector.create_message_streams_by_filter(Whitelist("new.*"))
-    with threads(streams) as found:
+    with threads(streams) as queued:
         data.create_topic("newer")
         fill(data, "newer", 2)
-        assert [found.get()[1].offset for _ in range(2)] == [0, 1]
+        assert [queued.get()[1].offset for _ in range(2)] == [0, 1]
         connector.shutdown()
 
 
@@ -141,13 +149,13 @@ def test_streams_work_in_a_shared_directory(tmp_path: Path) -> None:
         data.create_topic("t", 4)
         fill(data, "t", 5)
         connector = data.connector("g", auto_offset_reset="earliest")
-        with threads(connector.create_message_streams({"t": 2})["t"]) as found:
-            places = {
+        with threads(connector.create_message_streams({"t": 2})["t"]) as queued:
+            positions = {
                 (record.partition, record.offset)
-                for _, record in (found.get() for _ in range(20))
+                for _, record in (queued.get() for _ in range(20))
             }
             connector.shutdown()
-        assert places == {
+        assert positions == {
             (partition, offset) for partition in range(4) for offset in range(5)
         }
 
@@ -167,13 +175,13 @@ def test_shutdown_does_not_commit_the_current_record(data: LogDir) -> None:
     assert first(3) == [2, 3, 4]
 
 
-def test_request_for_the_next_record_finishes_the_last(data: LogDir) -> None:
+def test_request_for_the_next_record_finishes_the_previous_one(data: LogDir) -> None:
     fill(data, "u", 3)
     connector = data.connector("g", auto_offset_reset="earliest")
-    with threads(connector.create_message_streams({"u": 1})["u"]) as found:
-        assert [found.get()[1].offset for _ in range(3)] == [0, 1, 2]
+    with threads(connector.create_message_streams({"u": 1})["u"]) as queued:
+        assert [queued.get()[1].offset for _ in range(3)] == [0, 1, 2]
         data.append("u", b"last", partition=0)
-        found.get()
+        queued.get()
         connector.shutdown()
     with data.consumer(group_id="g") as observer:
         stored = observer.committed([("u", 0)])[TopicPartition("u", 0)]
@@ -184,23 +192,25 @@ def test_request_for_the_next_record_finishes_the_last(data: LogDir) -> None:
 def test_stream_ends_while_shutdown_closes_its_consumer(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread of the stream requests a record during shutdown(), and gets none."""
+    """The thread of the stream requests a record during shutdown(), and gets no
+    record.
+    """
     fill(data, "u", 1)
     connector = data.connector("g", auto_offset_reset="earliest")
     stream = connector.create_message_streams({"u": 1})["u"][0]
     assert next(stream).offset == 0
-    rest: list[list[TopicRecord]] = []
+    remaining: list[list[TopicRecord]] = []
     leave = Assignment.leave
 
     def leave_slowly(assignment: Assignment, timeout: float | None) -> None:
-        reading = threading.Thread(target=lambda: rest.append(list(stream)))
-        reading.start()
-        reading.join()
+        reading_thread = threading.Thread(target=lambda: remaining.append(list(stream)))
+        reading_thread.start()
+        reading_thread.join()
         leave(assignment, timeout)
 
     monkeypatch.setattr(Assignment, "leave", leave_slowly)
     connector.shutdown()
-    assert rest == [[]]
+    assert remaining == [[]]
 
 
 def test_failed_stream_continues_at_the_same_record(data: LogDir) -> None:
@@ -224,12 +234,12 @@ def test_failed_stream_continues_at_the_same_record(data: LogDir) -> None:
 def test_streams_are_created_once_and_end_once(data: LogDir) -> None:
     connector = data.connector("g")
     streams = connector.create_message_streams({"t": 1})["t"]
-    for again in (
+    for second_call in (
         lambda: connector.create_message_streams({"t": 1}),
         lambda: connector.create_message_streams_by_filter(Whitelist("t")),
     ):
         with pytest.raises(ConsumerStateError):
-            again()
+            second_call()
     connector.shutdown()
     connector.shutdown()
     assert list(streams[0]) == []
@@ -239,12 +249,12 @@ def test_streams_are_created_once_and_end_once(data: LogDir) -> None:
 
 
 def test_invalid_stream_requests_are_refused(data: LogDir) -> None:
-    for wrong in (0, -1, "2", 1.5):
+    for invalid_count in (0, -1, "2", 1.5):
         with pytest.raises(InvalidConfigError):
-            data.connector("g").create_message_streams({"t": wrong})  # type: ignore[dict-item]
-    for wrong_filter in (Whitelist("("), Blacklist("("), Blacklist(")|(")):
+            data.connector("g").create_message_streams({"t": invalid_count})  # type: ignore[dict-item]
+    for invalid_filter in (Whitelist("("), Blacklist("("), Blacklist(")|(")):
         with pytest.raises(InvalidConfigError):
-            data.connector("g").create_message_streams_by_filter(wrong_filter)
+            data.connector("g").create_message_streams_by_filter(invalid_filter)
     with pytest.raises(InvalidConfigError):
         data.connector("g").create_message_streams_by_filter("t.*")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfigError):

@@ -1,5 +1,5 @@
-"""Recipes of examples/delivery.py, killed at each change that they make in the log's
-files or in the database.
+"""Recipes of examples/delivery.py, killed at each change of a log file or of the
+database.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def prepare(path: Path) -> None:
 def run(path: Path, recipe: str, strike: Strike | None) -> int:
     """Run a recipe, and return the number of changes, or -1 if the process was killed."""
 
-    def work(pipe: int) -> int:
+    def run_recipe(pipe: int) -> int:
         fs = StrikingFS(strike)
         database = sqlite3.connect(path / "out.sqlite")
 
@@ -69,7 +69,7 @@ def run(path: Path, recipe: str, strike: Strike | None) -> int:
         os.write(pipe, b"%d" % len(fs.sites))
         return 0
 
-    child, pipe = fork(work)
+    child, pipe = fork(run_recipe)
     with pipe:
         output = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -138,11 +138,11 @@ def test_change_of_owner_is_detected(folder: Path) -> None:
     with logcore.open_dir(folder / "data") as directory:
         consumer = directory.consumer()
         consumer.assign([("orders", 0)])
-        late = listener(consumer, database)
-        late.on_partitions_assigned(consumer.assignment())
+        late_callback = listener(consumer, database)
+        late_callback.on_partitions_assigned(consumer.assignment())
         RECIPES["exactly_once"](directory, database)
         with pytest.raises(RuntimeError, match="another owner"), database:
-            late.move(next(iter(consumer.assignment())), 7)
+            late_callback.move(next(iter(consumer.assignment())), 7)
         consumer.close()
     assert set(stored(folder, "exactly_once").values()) == {1}
     database.close()

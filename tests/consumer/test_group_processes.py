@@ -5,8 +5,8 @@ lines into a pipe, which can be read to its end after a SIGKILL. The test collec
 lines in a ledger, and checks these rules, which have the names of group_sharers.py:
 
 - all (C11): every acknowledged record is processed at least once.
-- kept (C04, C05): a committed offset never falls below one that was acknowledged to a
-  member, whichever member commits later, and never exceeds the processed records.
+- kept (C04, C05): a committed offset never falls below an offset that was acknowledged
+  to a member, whichever member commits later, and never exceeds the processed records.
 - in order (C14): from the offset where a member begins with a partition, each record is
   processed once, in the order of offsets.
 - heirs (C07, C08): after the disturbance, the remaining members divide all partitions.
@@ -70,17 +70,17 @@ def consume_until_killed(path: Path, report: Report) -> None:
     ):
         consumer.subscribe(["t"], listener=ReportingListener(report))
         while True:
-            found = consumer.poll(0.05, 5)
+            polled = consumer.poll(0.05, 5)
             report(
                 "has",
                 sorted(partition.partition for partition in consumer.assignment()),
             )
-            for record in found.records():
+            for record in polled.records():
                 report(
                     "processed",
                     [record.partition, record.offset, record.value.decode()],
                 )
-            if not found:
+            if not polled:
                 continue
             offsets = {
                 partition.partition: consumer.position(partition)
@@ -116,7 +116,7 @@ class Worker:
         self._pipe = read
         self._rest = b""
         self.has: list[int] = []
-        self.next_offsets: dict[int, int] = {}  # by partition, since it was assigned
+        self.next_offsets: dict[int, int] = {}  # by partition, since its assignment
 
     def read_lines(self) -> list[tuple[str, Any]]:
         """Return the complete lines that have arrived."""
@@ -164,16 +164,16 @@ class Ledger:
             self.sent.add(value)
 
     def add_lines(self, worker: Worker, lines: list[tuple[str, Any]]) -> None:
-        for kind, what in lines:
-            if kind == "has":
-                worker.has = what
-            elif kind == "assigned":
-                for partition in what:
+        for line_type, text in lines:
+            if line_type == "has":
+                worker.has = text
+            elif line_type == "assigned":
+                for partition in text:
                     worker.next_offsets.pop(partition, None)
-            elif kind == "processed":
-                self._add_processed(worker, *what)
+            elif line_type == "processed":
+                self._add_processed(worker, *text)
             else:
-                for partition, offset in what:
+                for partition, offset in text:
                     self.committed[partition] = max(offset, self.committed[partition])
 
     def _add_processed(
@@ -188,15 +188,15 @@ class Ledger:
         assert before == value, f"t-{partition} {offset} was {before} and is {value}"
 
     def check_committed(self) -> None:
-        """Check that offsets known to be committed before this call have not decreased."""
-        known = dict(self.committed)
-        found = self._observer.committed(
+        """Check that no committed offset is below an acknowledged one."""
+        acknowledged = dict(self.committed)
+        observed = self._observer.committed(
             [TopicPartition("t", number) for number in range(PARTITIONS)]
         )
-        for partition, committed in found.items():
+        for partition, committed in observed.items():
             offset = 0 if committed is None else committed.offset
-            assert offset >= known[partition.partition], (
-                f"kept: {partition} {offset} below {known[partition.partition]}"
+            assert offset >= acknowledged[partition.partition], (
+                f"kept: {partition} {offset} below {acknowledged[partition.partition]}"
             )
 
     def is_complete(self) -> bool:
@@ -218,19 +218,19 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
             for _ in range(rounds):
                 ledger.append(rng.randrange(6))
                 time.sleep(rng.uniform(0, 0.05))
-                place = rng.randrange(len(workers))
+                index = rng.randrange(len(workers))
                 if rng.random() < 0.4:
-                    workers[place].send(signal.SIGSTOP)
-                    # Sometimes for so long that the group removes the member.
+                    workers[index].send(signal.SIGSTOP)
+                    # Some members are stopped so long that the group removes them.
                     time.sleep(
                         INTERVAL_MS * 1.5 / 1000
                         if rng.random() < 0.1
                         else rng.uniform(0, 0.02)
                     )
-                    workers[place].send(signal.SIGCONT)
+                    workers[index].send(signal.SIGCONT)
                 else:
-                    ledger.add_lines(workers[place], workers[place].end())
-                    workers[place] = Worker(path)
+                    ledger.add_lines(workers[index], workers[index].end())
+                    workers[index] = Worker(path)
                 for worker in workers:
                     ledger.add_lines(worker, worker.read_lines())
                 ledger.check_committed()
@@ -240,9 +240,9 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
                 ledger.add_lines(worker, worker.end())
         ledger.check_committed()
         for partition, offset in ledger.committed.items():
-            most = max(ledger.processed[partition], default=-1) + 1
-            assert offset <= most, (
-                f"kept: t-{partition} {offset}, but {most} were processed"
+            processed_end = max(ledger.processed[partition], default=-1) + 1
+            assert offset <= processed_end, (
+                f"kept: t-{partition} {offset}, but {processed_end} were processed"
             )
         ledger.close()
 
@@ -274,7 +274,7 @@ def settle(ledger: Ledger, workers: list[Worker]) -> None:
         ),
     ],
 )
-def test_group_with_killed_and_stopped_processes_loses_nothing(
+def test_group_with_killed_and_stopped_processes_loses_no_record(
     tmp_path: Path, rounds: int
 ) -> None:
     print(f"seed {SEED}")

@@ -52,10 +52,10 @@ def registry(disk: SimulatedDisk, data: LogDir) -> Iterator[FileRegistry]:
 
 
 def owners(registry: FileRegistry, topic: str = "t") -> dict[int, str]:
-    above = f"/consumers/g/owners/{topic}"
+    parent = f"/consumers/g/owners/{topic}"
     return {
-        int(name): registry.get(f"{above}/{name}").value.decode()
-        for name in registry.children(above)
+        int(name): registry.get(f"{parent}/{name}").value.decode()
+        for name in registry.children(parent)
     }
 
 
@@ -147,8 +147,8 @@ def test_partition_is_read_only_after_its_owner_released_it(
     # The first consumer assigns the partitions, and must release one of them.
     with pytest.raises(InterruptedError):
         first.poll(0)
-    (left,) = first.assignment()
-    released = TopicPartition("t", 1 - left.partition)
+    (remaining,) = first.assignment()
+    released = TopicPartition("t", 1 - remaining.partition)
     assert len(set(owners(registry).values())) == 1
     assert second.poll(0).count == 0
     assert second.assignment() == frozenset()
@@ -173,8 +173,8 @@ def test_partition_with_a_failed_commit_is_released_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another process holds the lock of the group when a partition must be released.
-    The partition is kept until the finished records are committed and the listener was
-    called.
+    The member keeps the partition until the finished records are committed and the
+    listener was called.
     """
     revoked: list[frozenset[TopicPartition]] = []
 
@@ -200,8 +200,8 @@ def test_partition_with_a_failed_commit_is_released_later(
     for _ in range(4):
         first.poll(0)
         assert second.poll(0).count == 0, "all records are processed and committed"
-    (left,) = first.assignment()
-    released = TopicPartition("t", 1 - left.partition)
+    (remaining,) = first.assignment()
+    released = TopicPartition("t", 1 - remaining.partition)
     assert revoked == [{released}]
     assert second.assignment() == {released}
     second.close()
@@ -223,7 +223,9 @@ def test_removed_member_does_not_block_other_members(
     assert len(other.assignment()) == 2
     other_id = other._assignment._registration.consumer_id  # type: ignore[union-attr]
     assert set(owners(registry).values()) == {f"{other_id}-0"}
-    stuck.poll(0)  # it is notified of the loss, and deletes no node of the other member
+    stuck.poll(
+        0
+    )  # the first member is notified of the loss, and deletes no node of the other member
     assert set(owners(registry).values()) == {f"{other_id}-0"}
     assert stuck.assignment() == frozenset()
     stuck.close()

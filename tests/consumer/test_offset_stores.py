@@ -42,12 +42,12 @@ def commit(data: LogDir, offset: int, **settings: Any) -> None:
 
 def committed(data: LogDir, **settings: Any) -> int | None:
     with data.consumer(group_id="g", enable_auto_commit=False, **settings) as consumer:
-        found = consumer.committed([T0])[T0]
-        return None if found is None else found.offset
+        offset = consumer.committed([T0])[T0]
+        return None if offset is None else offset.offset
 
 
-def both(data: LogDir) -> tuple[int | None, int | None]:
-    """Return the committed offset in the log, and the one in the registry."""
+def offsets_of_both_stores(data: LogDir) -> tuple[int | None, int | None]:
+    """Return the committed offsets in the log and in the registry."""
     with open_registry("data", fs=data._fs) as registry:  # type: ignore[arg-type]
         return data.committed_offsets("t", 0).get("g"), offsets.committed(
             registry, "g"
@@ -68,7 +68,7 @@ def test_commit_is_stored_in_the_configured_stores(
         consumer.subscribe(["t"])
         assert consumer.poll(0, 5).count == 5
         consumer.commit()
-        assert both(data) == stored
+        assert offsets_of_both_stores(data) == stored
         consumer.poll(0, 3)
     with data.consumer(
         group_id="g", auto_offset_reset="earliest", **settings
@@ -119,7 +119,7 @@ def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
         ) as consumer:
             consumer.subscribe(["t"])
             seen += [record.offset for record in consumer.poll(0, 1).records()]
-        # The registry is stale now, so that the way back must begin with dual commits.
+        # The registry is stale now, so that the move back must begin with dual commits.
         if settings is LOG:
             break
     assert seen == list(range(len(seen)))
@@ -144,9 +144,9 @@ def test_removed_member_changes_neither_store(
         "group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_interval_ms": 1_000,
         "assignors": ("range",), **settings,
     }  # fmt: skip
-    with data.consumer(**options) as late, data.consumer(**options) as other:
-        late.subscribe(["t"])
-        assert late.poll(0, 5).count == 5
+    with data.consumer(**options) as removed, data.consumer(**options) as other:
+        removed.subscribe(["t"])
+        assert removed.poll(0, 5).count == 5
         data._fs.advance(600)  # type: ignore[attr-defined]
         other.subscribe(["t"])
         for _ in range(12):
@@ -154,24 +154,24 @@ def test_removed_member_changes_neither_store(
             data._fs.advance(100)  # type: ignore[attr-defined]
         assert other.assignment() == {T0}
         other.commit()
-        before = both(data)
+        before = offsets_of_both_stores(data)
         with pytest.raises(CommitFailedError):
-            late.commit()
-        assert both(data) == before
+            removed.commit()
+        assert offsets_of_both_stores(data) == before
         assert max(offset or 0 for offset in before) >= 10
 
 
 def test_offsets_are_reset_in_both_stores(data: LogDir) -> None:
     commit(data, 9, **DUAL)
     data.alter_group_offsets("g", {("t", 0): 2})
-    assert both(data) == (2, 2)
+    assert offsets_of_both_stores(data) == (2, 2)
     assert committed(data, **DUAL) == 2
 
 
 def test_group_without_offsets_in_the_registry_gets_none(data: LogDir) -> None:
     commit(data, 9)
     data.alter_group_offsets("g", {("t", 0): 2})
-    assert both(data) == (2, None)
+    assert offsets_of_both_stores(data) == (2, None)
 
 
 def test_offsets_of_a_group_with_members_are_set_only_by_force(data: LogDir) -> None:
@@ -185,15 +185,15 @@ def test_offsets_of_a_group_with_members_are_set_only_by_force(data: LogDir) -> 
         data.alter_group_offsets("g", {("t", 0): 2}, force=True)
         with pytest.raises(CommitFailedError):
             consumer.commit()
-        assert both(data)[0] == 2
-        found = [
+        assert offsets_of_both_stores(data)[0] == 2
+        offsets = [
             record.offset for _ in range(2) for record in consumer.poll(0, 3).records()
         ]
-        assert found == [2, 3, 4, 5, 6, 7], (
+        assert offsets == [2, 3, 4, 5, 6, 7], (
             "the member joined again, and began at the new offset"
         )
         consumer.commit()
-        assert both(data)[0] == 8
+        assert offsets_of_both_stores(data)[0] == 8
     with pytest.raises(InvalidConfigError, match="a committed offset"):
         data.alter_group_offsets("g", {("t", 0): -1})
 
@@ -202,10 +202,10 @@ def test_deletion_removes_offsets_from_both_stores(data: LogDir) -> None:
     commit(data, 9, **DUAL)
     data.delete_topic("t")
     data.create_topic("t")
-    assert both(data) == (None, None)
+    assert offsets_of_both_stores(data) == (None, None)
     commit(data, 0, **REGISTRY)
     data.delete_group("g")
-    assert both(data) == (None, None)
+    assert offsets_of_both_stores(data) == (None, None)
     with pytest.raises(ConsumerStateError, match="GROUP_ID_NOT_FOUND"):
         data.delete_group("g")
 

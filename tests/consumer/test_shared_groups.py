@@ -65,11 +65,11 @@ class Worker:
     def receive(self) -> None:
         try:
             while self.here.poll(0):
-                kind, what = self.here.recv()
-                if kind == "values":
-                    self.values += what
+                message_type, content = self.here.recv()
+                if message_type == "values":
+                    self.values += content
                 else:
-                    self.assigned = what
+                    self.assigned = content
         except EOFError:
             pass
 
@@ -86,19 +86,19 @@ def _work(path: Path, pipe: Connection, settings: Any) -> None:
         consumer.subscribe(["t"])
         assigned: tuple[int, ...] | None = None
         while True:
-            found = consumer.poll(0.5)
+            polled = consumer.poll(0.5)
             present = tuple(
                 sorted(partition.partition for partition in consumer.assignment())
             )
             if present != assigned:
                 assigned = present
                 pipe.send(("has", assigned))
-            if found:
+            if polled:
                 try:
                     consumer.commit()
                 except CommitFailedError:
                     continue
-                pipe.send(("values", [record.value for record in found.records()]))
+                pipe.send(("values", [record.value for record in polled.records()]))
 
 
 def until(workers: list[Worker], condition: Callable[[], bool]) -> None:
@@ -147,26 +147,26 @@ def start(data: LogDir) -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.mark.long
-def test_another_process_takes_over_from_a_killed_one(
+def test_another_process_takes_over_the_partitions_of_a_killed_one(
     data: LogDir, start: Callable[..., Worker]
 ) -> None:
     workers = [start(), start()]
     until(workers, lambda: is_divided(workers))
-    sent = [b"%d" % number for number in range(40)]
-    for number, value in enumerate(sent):
+    values = [b"%d" % number for number in range(40)]
+    for number, value in enumerate(values):
         data.append("t", value, partition=number % PARTITIONS)
-    until(workers, lambda: sum(len(worker.values) for worker in workers) >= len(sent))
+    until(workers, lambda: sum(len(worker.values) for worker in workers) >= len(values))
     workers[0].signal(signal.SIGKILL)
     later = [b"later %d" % number for number in range(40)]
     for number, value in enumerate(later):
         data.append("t", value, partition=number % PARTITIONS)
     until(workers, lambda: set(later) <= {*workers[0].values, *workers[1].values})
     assert len(workers[1].assigned) == PARTITIONS
-    assert set(sent) <= {*workers[0].values, *workers[1].values}
+    assert set(values) <= {*workers[0].values, *workers[1].values}
 
 
 @pytest.mark.long
-def test_member_that_was_stopped_for_long_commits_nothing(
+def test_member_that_was_stopped_for_long_cannot_commit(
     data: LogDir, start: Callable[..., Worker]
 ) -> None:
     workers = [start(max_poll_interval_ms=1_000), start(max_poll_interval_ms=1_000)]
@@ -197,8 +197,8 @@ def test_members_of_two_processes_divide_the_partitions(
 
 
 def test_offsets_of_a_shared_group_are_readable_from_the_log(data: LogDir) -> None:
-    """A broker, or a process with exclusive access to the directory, can read them
-    later.
+    """A broker, or a process with exclusive access to the directory, can later read the
+    offsets.
     """
     for number in range(8):
         data.append("t", b"%d" % number, partition=number % PARTITIONS)
@@ -211,7 +211,10 @@ def test_offsets_of_a_shared_group_are_readable_from_the_log(data: LogDir) -> No
         consumer.commit()
     path = data.path
     data.close()
-    with logcore.open_dir(path) as alone, alone.consumer(**SETTINGS) as consumer:
+    with (
+        logcore.open_dir(path) as exclusive,
+        exclusive.consumer(**SETTINGS) as consumer,
+    ):
         consumer.subscribe(["t"])
         assert not consumer.poll(0.2)
         assert [
@@ -232,7 +235,7 @@ def create_shared(disk: SimulatedDisk) -> LogDir:
 
 
 def join_group(data: LogDir, **settings: Any) -> logcore.Consumer:
-    """Return a consumer that has its assignment."""
+    """Return a consumer that has received its assignment."""
     consumer = data.consumer(**{**SETTINGS, **settings})
     consumer.subscribe(["t"])
     while not consumer.assignment():
@@ -249,7 +252,9 @@ def generation_of(data: LogDir) -> int:
 def test_recreated_topic_begins_without_the_offsets_of_the_deleted_one(
     tmp_path: Path,
 ) -> None:
-    """This also holds if the deleting process has never loaded the group."""
+    """The offsets are deleted even if the deleting process has never loaded the
+    group.
+    """
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True, shared=True) as data:
         data.create_topic("t")
@@ -271,8 +276,8 @@ def test_generation_of_an_exclusive_process_is_not_reused(
     with logcore.open_dir(path, create=True, shared=True) as data:
         data.create_topic("t")
         first = generation_of(data)
-    with logcore.open_dir(path) as alone:
-        later = max(generation_of(alone) for _ in range(4))
+    with logcore.open_dir(path) as exclusive:
+        later = max(generation_of(exclusive) for _ in range(4))
     assert later > first
     with logcore.open_dir(path, shared=True) as data:
         assert generation_of(data) > later
@@ -332,8 +337,8 @@ def test_generation_is_never_reused_after_a_power_cut() -> None:
     for after in disk.after_crash(limit=6):
         after.seed += 1
         with (
-            logcore.open_dir("data", shared=True, fs=after) as again,
-            join_group(again) as consumer,
+            logcore.open_dir("data", shared=True, fs=after) as reopened,
+            join_group(reopened) as consumer,
         ):
             assert consumer._membership.member is not None
             assert consumer._membership.member.generation > generation
@@ -352,18 +357,18 @@ def test_acknowledged_commit_survives_a_power_cut() -> None:
     for after in disk.after_crash(limit=20):
         after.seed += 1
         with (
-            logcore.open_dir("data", shared=True, fs=after) as again,
-            again.consumer(**SETTINGS) as consumer,
+            logcore.open_dir("data", shared=True, fs=after) as reopened,
+            reopened.consumer(**SETTINGS) as consumer,
         ):
             consumer.assign([("t", 0)])
-            found = consumer.committed([("t", 0)])["t", 0]
-            assert found is not None
-            assert found.offset == 1
+            committed = consumer.committed([("t", 0)])["t", 0]
+            assert committed is not None
+            assert committed.offset == 1
 
 
-@pytest.mark.parametrize("how", ["committed", "unstable", "join"])
+@pytest.mark.parametrize("read_by", ["committed", "unstable", "join"])
 def test_reader_of_an_unsynced_commit_syncs_it(
-    monkeypatch: pytest.MonkeyPatch, how: str
+    monkeypatch: pytest.MonkeyPatch, read_by: str
 ) -> None:
     """The process of a commit stops after the append and before the sync. Another
     process then reads the commit, and a power cut must not undo the offset that this
@@ -377,9 +382,9 @@ def test_reader_of_an_unsynced_commit_syncs_it(
         patch.setattr(DurableQueue, "wait_until_durable", lambda _: None)
         first.commit({("t", 0): 5})
     other = data.consumer(**SETTINGS)
-    if how == "committed":
+    if read_by == "committed":
         assert other.committed([("t", 0)])["t", 0] == OffsetAndMetadata(5)
-    elif how == "unstable":
+    elif read_by == "unstable":
         assert isinstance(other._groups, SharedGroups)
         assert other._groups.unstable("g") == set()
     else:
@@ -389,8 +394,8 @@ def test_reader_of_an_unsynced_commit_syncs_it(
     disk.crash()
     for after in disk.after_crash(limit=20):
         after.seed += 1
-        with logcore.open_dir("data", shared=True, fs=after) as again:
-            assert again.committed_offsets("t", 0) == {"g": 5}
+        with logcore.open_dir("data", shared=True, fs=after) as reopened:
+            assert reopened.committed_offsets("t", 0) == {"g": 5}
 
 
 def test_concurrent_commits_of_threads_share_syncs(data: LogDir) -> None:
@@ -421,7 +426,8 @@ def test_concurrent_commits_of_threads_share_syncs(data: LogDir) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    # At most one sync that began before all had appended, and one for all of them.
+    # At most one sync began before all threads had appended, and one sync is for all
+    # threads.
     assert log.statistics().syncs - before <= 2
     assert data.committed_offsets("t", 0) == {f"g{number}": 3 for number in range(8)}
     for consumer in consumers:
@@ -527,7 +533,7 @@ def test_members_paused_together_are_kept() -> None:
         for _ in range(9):
             disk.advance(400)
             first.poll(0)
-        while len(first.assignment()) < 2:  # the other member does not poll any more
+        while len(first.assignment()) < 2:  # the other member no longer polls
             disk.advance(10)
             first.poll(0)
         assert first._membership.member.generation > generation
@@ -538,13 +544,13 @@ def test_commit_of_a_removed_member_is_refused() -> None:
     settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
     with (
         create_shared(disk) as data,
-        data.consumer(**settings) as late,
+        data.consumer(**settings) as removed,
         data.consumer(**settings) as other,
     ):
         data.append("t", b"1")
         data.append("t", b"2")
-        late.subscribe(["t"])
-        while not late.poll(0.01, 1):
+        removed.subscribe(["t"])
+        while not removed.poll(0.01, 1):
             pass
         other.subscribe(["t"])
         while not other.assignment():
@@ -553,7 +559,7 @@ def test_commit_of_a_removed_member_is_refused() -> None:
         other.poll(0)
         other.commit()
         with pytest.raises(CommitFailedError):
-            late.commit()
+            removed.commit()
         assert {
             offset.offset
             for offset in other.committed([("t", 0)]).values()
@@ -615,11 +621,11 @@ def full_node() -> GroupNode:
 
 def test_node_is_unchanged_by_packing_and_unpacking() -> None:
     node = full_node()
-    again = GroupNode.unpack("g", node.pack())
-    assert again.pack() == node.pack()
-    assert again.unfetched_results == node.unfetched_results
-    assert again.timers == node.timers
-    assert again.group.static == {"i": "m"}
+    unpacked = GroupNode.unpack("g", node.pack())
+    assert unpacked.pack() == node.pack()
+    assert unpacked.unfetched_results == node.unfetched_results
+    assert unpacked.timers == node.timers
+    assert unpacked.group.static == {"i": "m"}
 
 
 @pytest.mark.parametrize(
@@ -632,7 +638,7 @@ def test_node_of_another_version_is_an_error(value: bytes) -> None:
 
 def elements(value: Any) -> list[tuple[Any, Any]]:
     """Return (container, key) of each element in a value."""
-    found: list[tuple[Any, Any]] = []
+    all_elements: list[tuple[Any, Any]] = []
     keys = (
         list(value)
         if isinstance(value, dict)
@@ -641,8 +647,8 @@ def elements(value: Any) -> list[tuple[Any, Any]]:
         else []
     )
     for key in keys:
-        found += [(value, key), *elements(value[key])]
-    return found
+        all_elements += [(value, key), *elements(value[key])]
+    return all_elements
 
 
 def test_missing_unknown_or_mistyped_field_is_an_error() -> None:
@@ -667,7 +673,7 @@ def test_missing_unknown_or_mistyped_field_is_an_error() -> None:
             assert change == "missing", (number, change, key)
 
 
-def test_a_group_with_living_members_is_read_without_a_step(
+def test_group_with_active_members_is_read_without_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step locks the group against all processes, and may write its node."""
@@ -680,6 +686,6 @@ def test_a_group_with_living_members_is_read_without_a_step(
             groups = data.host.coordinators.groups(data)
             assert isinstance(groups, SharedGroups)
             monkeypatch.setattr(SharedGroups, "step", lambda *_: pytest.fail("a step"))
-            found = groups.get("g")
+            group = groups.get("g")
             monkeypatch.undo()
-    assert found is not None and found.members
+    assert group is not None and group.members

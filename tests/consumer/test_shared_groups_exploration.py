@@ -42,7 +42,7 @@ def test_owner_nodes_exclude_others_when_partitions_move_at_once(
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
-def test_static_members_keep_their_partitions_for_a_while(
+def test_static_members_keep_their_partitions_until_the_session_timeout(
     chances: str, rounds: int
 ) -> None:
     run_first(f"groups static {chances}", rounds)
@@ -74,5 +74,5 @@ def test_power_cut_loses_no_commit(rounds: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-def test_member_that_froze_in_a_commit_changes_nothing(rounds: int) -> None:
+def test_member_that_stopped_in_a_commit_changes_no_offset(rounds: int) -> None:
     run_first("groups hasty freezes", 5 * rounds)

@@ -37,18 +37,25 @@ def fill(data: LogDir, batches: int, partition: int = 0) -> None:
 def test_fetch_returns_whole_batches_from_an_offset(data: LogDir) -> None:
     fill(data, 4)
     simple = data.simple_consumer()
-    whole = simple.fetch("t", 0, 0)
-    assert offsets(whole) == list(range(12))
-    assert (whole.next_offset, whole.high_watermark, whole.last_stable_offset) == (
+    all_batches = simple.fetch("t", 0, 0)
+    assert offsets(all_batches) == list(range(12))
+    assert (
+        all_batches.next_offset,
+        all_batches.high_watermark,
+        all_batches.last_stable_offset,
+    ) == (
         12,
         12,
         12,
     )
-    first = whole.size_bytes // 4
+    first = all_batches.size_bytes // 4
     assert offsets(simple.fetch("t", 0, 0, first)) == [0, 1, 2]
-    two = simple.fetch("t", 0, 4, 2 * first + 1)
-    assert (offsets(two), two.next_offset) == ([4, 5, 6, 7, 8], 9)
-    assert bytes(two.batches[0]) == bytes(whole.batches[0])[first : 3 * first]
+    two_batches = simple.fetch("t", 0, 4, 2 * first + 1)
+    assert (offsets(two_batches), two_batches.next_offset) == ([4, 5, 6, 7, 8], 9)
+    assert (
+        bytes(two_batches.batches[0])
+        == bytes(all_batches.batches[0])[first : 3 * first]
+    )
     end = simple.fetch("t", 0, 12)
     assert (end.batches, offsets(end), end.next_offset) == ((), [], 12)
 
@@ -73,7 +80,7 @@ def test_fetch_continues_across_segments(data: LogDir) -> None:
 
 def test_each_fetch_of_a_multifetch_has_its_own_result(data: LogDir) -> None:
     fill(data, 1)
-    found = data.simple_consumer().multifetch(
+    results = data.simple_consumer().multifetch(
         [
             FetchRequest("t", 0, 0, 100),
             ("t", 0, 99, 100),
@@ -81,11 +88,11 @@ def test_each_fetch_of_a_multifetch_has_its_own_result(data: LogDir) -> None:
             ("t", 1, 0, 100),
         ]
     )
-    assert offsets(found[0]) == [0, 1, 2]
-    assert isinstance(found[1], OffsetOutOfRangeError)
-    assert "0 to 3" in str(found[1])
-    assert isinstance(found[2], TopicNotFoundError)
-    assert offsets(found[3]) == []
+    assert offsets(results[0]) == [0, 1, 2]
+    assert isinstance(results[1], OffsetOutOfRangeError)
+    assert "0 to 3" in str(results[1])
+    assert isinstance(results[2], TopicNotFoundError)
+    assert offsets(results[3]) == []
 
 
 def test_fetch_waits_for_min_bytes(data: LogDir) -> None:
@@ -98,11 +105,11 @@ def test_fetch_waits_for_min_bytes(data: LogDir) -> None:
             fill(data, 1)
 
     writing = threading.Thread(target=write)
-    begun = data.partition("t", 0).high_watermark
+    start_offset = data.partition("t", 0).high_watermark
     writing.start()
     try:
         fetched = data.simple_consumer().fetch(
-            "t", 0, begun, wait_ms=60_000, min_bytes=3 * size
+            "t", 0, start_offset, wait_ms=60_000, min_bytes=3 * size
         )
     finally:
         is_over.set()
@@ -149,20 +156,22 @@ def test_read_committed_fetch_returns_committed_records_only(data: LogDir) -> No
 
 
 @pytest.mark.parametrize(
-    ("time_ms", "most", "expected"),
+    ("time_ms", "max_offsets", "expected"),
     [
         (LATEST, 1, [30]), (LATEST, 9, [30, 20, 10, 3]), (EARLIEST, 9, [3]), (99, 9, []), (100, 9, [3]),
         (250, 9, [10, 3]), (300, 2, [20, 10]), (1_000, 1, [30]), (999, 1, [20]),
     ],
 )  # fmt: skip
 def test_offsets_before_a_timestamp_are_chosen_by_segment(
-    time_ms: int, most: int, expected: list[int]
+    time_ms: int, max_offsets: int, expected: list[int]
 ) -> None:
-    """Kafka's rule: the newest segment whose last write was at or before the timestamp,
-    and all earlier segments.
+    """As in Kafka, the result has the newest segment whose last write was at or before
+    the timestamp, and all earlier segments.
     """
     segments = [(0, 100, 5), (10, 200, 5), (20, 300, 5)]
-    assert offsets_before_time(segments, (3, 30), 1_000, time_ms, most) == expected
+    assert (
+        offsets_before_time(segments, (3, 30), 1_000, time_ms, max_offsets) == expected
+    )
 
 
 def test_empty_last_segment_has_no_separate_end() -> None:
@@ -206,7 +215,9 @@ def test_invalid_fetch_requests_are_refused(data: LogDir) -> None:
 
 
 def test_fetch_returns_once_max_bytes_are_available(tmp_path: Path) -> None:
-    """It waited for min_bytes, although max_bytes allowed only a part of them."""
+    """The fetch waited for min_bytes, although max_bytes allowed only a part of
+    them.
+    """
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic("t")
         for _ in range(5):

@@ -22,19 +22,20 @@ SESSION_MS = 3_000
 REBALANCE_MS = 60_000
 M0 = SessionEnds("m0")
 M1 = SessionEnds("m1")
-#: A rebalance waits for members that join, and for those that request their assignment.
+#: A rebalance waits for members that join, and for members that request their
+#: assignment.
 REBALANCES: tuple[Timeout, ...] = (JoinEnds(), SyncEnds(3))
 
 
 def group(*deadlines_ms: int) -> Group:
-    found = Group("g")
+    group_with_members = Group("g")
     for number, deadline_ms in enumerate(deadlines_ms):
         member = ClassicGroupMember(
             f"m{number}", None, "c", "h", REBALANCE_MS, SESSION_MS, ()
         )
         member.deadline_ms = deadline_ms
-        found.members[member.member_id] = member
-    return found
+        group_with_members.members[member.member_id] = member
+    return group_with_members
 
 
 def is_stuck_after(observed: list[tuple[int, int]]) -> bool:
@@ -112,14 +113,14 @@ def test_rebalance_is_over_after_its_deadline_was_observed(timeout: Timeout) -> 
     observations.observe(first, timers, 3_600_000 + REBALANCE_MS * 2 // 3)
     assert observations.is_over(first, timers, timeout)
     assert not observations.is_over(first, {timeout: REBALANCE_MS + 1}, timeout), (
-        "it is another rebalance"
+        "the observations were of another rebalance"
     )
 
 
 def test_deadlines_without_a_living_member_need_no_observation() -> None:
     observations = StallDetector()
     assert observations.is_over(group(0), {DelayEnds(0): 5}, DelayEnds(0))
-    assert observations.is_over(group(), {M0: 5}, M0), "there is no such member"
+    assert observations.is_over(group(), {M0: 5}, M0), "the group has no such member"
 
 
 @given(st.lists(st.integers(0, 5_000), max_size=40), st.integers(0, 39))
