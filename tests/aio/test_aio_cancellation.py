@@ -3,8 +3,8 @@ and no record may be lost or duplicated.
 
 A trial creates a directory, runs one call that is cancelled at its n-th await, and
 checks the result. n rises until the call ends before it is cancelled. Each trial runs
-twice: the call is cancelled when it begins to wait, and when the awaited future is done
-and the call has not resumed.
+twice: the call is cancelled when it begins to wait, or after the awaited future is done
+and before the call resumes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from logcore import aio
 from logcore.errors import CommitFailedError, LogLockedError, ProducerStateError
 from support.cancelling import at_each_await, cancelled
 
-#: The steps of a trial with a directory. It returns whether the call was cancelled,
-#: after it has checked the result.
+#: A trial with a directory. It checks the result, and returns whether the call was
+#: cancelled.
 Trial = Callable[
     [aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]],
     Awaitable[bool],
@@ -42,11 +42,11 @@ async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
 def explore(path: Path, trial: Trial) -> int:
     """Run trials, and return the number of awaits at which the call was cancelled."""
 
-    async def trial_at(at: int, late: bool) -> bool:
-        async with directory(path / f"{at}-{late}") as data:
+    async def trial_at(nth: int, after_the_future: bool) -> bool:
+        async with directory(path / f"{nth}-{after_the_future}") as data:
 
             async def cancel_at_await(make: Callable[[], Awaitable[Any]]) -> bool:
-                was_cancelled, _ = await cancelled(make, at, late=late)
+                was_cancelled, _ = await cancelled(make, nth, late=after_the_future)
                 return was_cancelled
 
             return await trial(data, cancel_at_await)
@@ -64,10 +64,10 @@ async def values(data: aio.LogDir) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["append", "append_many", "append_columns", "append_batch"]
+    "method", ["append", "append_many", "append_columns", "append_batch"]
 )
 def test_cancelled_append_is_stored_completely_or_not(
-    tmp_path: Path, kind: str
+    tmp_path: Path, method: str
 ) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
@@ -79,10 +79,10 @@ def test_cancelled_append_is_stored_completely_or_not(
             "append_columns": lambda: log.append_columns(values=(b"0", [0, 1])),
             "append_batch": lambda: log.append_batch(batch),
         }
-        was_cancelled = await cancel_at_await(calls[kind])
+        was_cancelled = await cancel_at_await(calls[method])
         await log.append(b"1")
-        found = await values(data)
-        assert found in ([b"0", b"0", b"1"], [b"0", b"1"][: 2 * was_cancelled])
+        stored = await values(data)
+        assert stored in ([b"0", b"0", b"1"], [b"0", b"1"][: 2 * was_cancelled])
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 1
@@ -91,7 +91,7 @@ def test_cancelled_append_is_stored_completely_or_not(
 def test_refused_append_stores_nothing(tmp_path: Path) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
-        # The thread writes the first record, and the others are still queued.
+        # The thread writes the first record, and the other records are still queued.
         with log.sync._state.lock:
             first = asyncio.ensure_future(log.append(b"first"))
             await asyncio.sleep(0)
@@ -111,7 +111,7 @@ def test_refused_append_stores_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "method",
     [
         "flush",
         "tick",
@@ -125,7 +125,7 @@ def test_refused_append_stores_nothing(tmp_path: Path) -> None:
         "offset_for_timestamp",
     ],
 )
-def test_log_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
+def test_log_continues_after_any_cancelled_call(tmp_path: Path, method: str) -> None:
     arguments = {
         "truncate": (10,),
         "delete_records": (0,),
@@ -137,8 +137,8 @@ def test_log_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> No
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:9]])
         was_cancelled = await cancel_at_await(
-            lambda: getattr(log, kind)(
-                *(arguments.get(kind, ()) if kind != "truncate" else (9,))
+            lambda: getattr(log, method)(
+                *(arguments.get(method, ()) if method != "truncate" else (9,))
             )
         )
         await log.append(ALL[9])
@@ -148,31 +148,33 @@ def test_log_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> No
     explore(tmp_path, trial)
 
 
-@pytest.mark.parametrize("kind", ["read", "tail", "read_topic", "tail_topic"])
-def test_reading_continues_at_the_cancelled_position(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("method", ["read", "tail", "read_topic", "tail_topic"])
+def test_reading_continues_at_the_cancelled_position(
+    tmp_path: Path, method: str
+) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         for value in ALL:
             await log.append(value)
-        readings: dict[str, Callable[[], Any]] = {
+        iterators: dict[str, Callable[[], Any]] = {
             "read": lambda: log.read(0),
             "tail": lambda: log.tail(0, timeout=0),
             "read_topic": lambda: data.read("t"),
         }
-        reading = (
-            readings[kind]()
-            if kind in readings
+        iterator = (
+            iterators[method]()
+            if method in iterators
             else await data.tail("t", {0: 0}, timeout=0)
         )
-        found: list[bytes] = []
+        returned: list[bytes] = []
 
         async def read() -> None:
-            async for record in reading:
-                found.append(record.value)
+            async for record in iterator:
+                returned.append(record.value)
 
         was_cancelled = await cancel_at_await(read)
         await read()
-        assert found == ALL
+        assert returned == ALL
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 1
@@ -182,11 +184,11 @@ def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         tail = log.tail(0)
-        found: list[bytes | None] = []
+        returned: list[bytes | None] = []
 
         async def read() -> None:
-            while len(found) < 3:
-                found.append((await anext(tail)).value)
+            while len(returned) < 3:
+                returned.append((await anext(tail)).value)
 
         async def write() -> None:
             for value in ALL[:3]:
@@ -196,7 +198,7 @@ def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
         was_cancelled = await cancel_at_await(read)
         await read()
         await writing
-        assert found == ALL[:3]
+        assert returned == ALL[:3]
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 2
@@ -204,14 +206,14 @@ def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "kind",
+    "method",
     [
         "create_topic", "add_partitions", "alter_topic", "partition", "append", "delete_topic", "refresh", "tick",
         "delete_group",
     ],
 )  # fmt: skip
 def test_directory_continues_after_any_cancelled_call(
-    tmp_path: Path, kind: str
+    tmp_path: Path, method: str
 ) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "create_topic": ("u",),
@@ -229,7 +231,7 @@ def test_directory_continues_after_any_cancelled_call(
         async with data.consumer(group_id="g") as consumer:
             await consumer.commit({("t", 0): 0})
         was_cancelled = await cancel_at_await(
-            lambda: getattr(data, kind)(*arguments[kind])
+            lambda: getattr(data, method)(*arguments[method])
         )
         await data.create_topic("v")
         await data.append("v", b"1")
@@ -240,17 +242,17 @@ def test_directory_continues_after_any_cancelled_call(
     assert explore(tmp_path, trial) >= 1
 
 
-@pytest.mark.parametrize("kind", ["log", "directory"])
+@pytest.mark.parametrize("object_type", ["log", "directory"])
 def test_object_whose_opening_was_cancelled_is_closed(
-    tmp_path: Path, kind: str
+    tmp_path: Path, object_type: str
 ) -> None:
     """A cancelled close is completed: the lock is free at the end."""
-    path = tmp_path / "t-0" if kind == "log" else tmp_path / "d"
+    path = tmp_path / "t-0" if object_type == "log" else tmp_path / "d"
 
     def opening() -> aio.Opening[Any]:
         return (
             aio.open(path, create=True)
-            if kind == "log"
+            if object_type == "log"
             else aio.open_dir(path, create=True)
         )
 
@@ -258,7 +260,7 @@ def test_object_whose_opening_was_cancelled_is_closed(
         for _ in range(2_000):
             try:
                 return await opening()
-            except LogLockedError:  # not closed yet
+            except LogLockedError:  # the object is not closed yet
                 await asyncio.sleep(0)
         return await opening()
 
@@ -271,8 +273,8 @@ def test_object_whose_opening_was_cancelled_is_closed(
                 # The thread of the previous trial was still opening the object.
                 await asyncio.sleep(0)
 
-    async def trial(at: int, late: bool) -> bool:
-        was_cancelled, _ = await cancelled(use_block, at, late=late)
+    async def trial(nth: int, after_the_future: bool) -> bool:
+        was_cancelled, _ = await cancelled(use_block, nth, late=after_the_future)
         await (await open_again()).close()
         return was_cancelled
 
@@ -305,10 +307,12 @@ def test_cancelled_send_that_waits_for_memory_sends_nothing(tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "kind",
+    "method",
     ["send", "send_and_wait", "send_many", "send_columns", "flush", "close", "open"],
 )
-def test_producer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
+def test_producer_continues_after_any_cancelled_call(
+    tmp_path: Path, method: str
+) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async def use_block() -> None:
             async with data.producer(linger_ms=0):
@@ -326,18 +330,20 @@ def test_producer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) 
                 "close": producer.close,
                 "open": use_block,
             }
-            was_cancelled = await cancel_at_await(calls[kind])
-            if kind != "close":
+            was_cancelled = await cancel_at_await(calls[method])
+            if method != "close":
                 await producer.flush()
                 await producer.send_and_wait("t", b"1")
         async with data.producer() as another:
             await another.send_and_wait("t", b"2")
-        found = await values(data)
-        assert found[-1:] == [b"2"]
-        assert found.count(b"0") == (kind.startswith("send"))
+        stored = await values(data)
+        assert stored[-1:] == [b"2"]
+        assert stored.count(b"0") == (method.startswith("send"))
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= (kind != "send")  # send waits only for memory
+    assert explore(tmp_path, trial) >= (
+        method != "send"
+    )  # send() waits only for memory
 
 
 def test_cancelled_transaction_is_committed_or_not_and_the_next_begins(
@@ -355,49 +361,51 @@ def test_cancelled_transaction_is_committed_or_not_and_the_next_begins(
             async with producer.transaction():
                 await producer.send("t", b"c")
         log = await data.partition("t", 0)
-        found = [
+        committed = [
             record.value async for record in log.read(0, isolation="read_committed")
         ]
-        assert found == [b"a", b"b", b"c"] or (was_cancelled and found == [b"c"])
+        assert committed == [b"a", b"b", b"c"] or (
+            was_cancelled and committed == [b"c"]
+        )
         async with data.consumer(group_id="g") as consumer:
             stored = await consumer.committed([("t", 0)])
             assert [offset and offset.offset for offset in stored.values()] == [
-                7 if b"a" in found else None
+                7 if b"a" in committed else None
             ]
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 4
 
 
-@pytest.mark.parametrize("kind", [*STEPS, "abort_transaction"])
+@pytest.mark.parametrize("step", [*STEPS, "abort_transaction"])
 def test_cancelled_step_of_a_transaction_is_completed(
-    tmp_path: Path, kind: str
+    tmp_path: Path, step: str
 ) -> None:
-    before = STEPS[: STEPS.index(kind)] if kind in STEPS else STEPS[:2]
+    before = STEPS[: STEPS.index(step)] if step in STEPS else STEPS[:2]
 
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
             for name in before:
                 await getattr(producer, name)()
-            was_cancelled = await cancel_at_await(getattr(producer, kind))
+            was_cancelled = await cancel_at_await(getattr(producer, step))
             # The first call has completed, or completes before this one.
             with pytest.raises(ProducerStateError):
-                await getattr(producer, kind)()
+                await getattr(producer, step)()
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 1
 
 
-@pytest.mark.parametrize("kind", ["prepare_transaction", "complete_transaction"])
+@pytest.mark.parametrize("outcome", ["prepare_transaction", "complete_transaction"])
 def test_prepared_transaction_is_completed_after_any_cancellation(
-    tmp_path: Path, kind: str
+    tmp_path: Path, outcome: str
 ) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await producer.send("t", b"a")
-            if kind == "prepare_transaction":
+            if outcome == "prepare_transaction":
                 was_cancelled = await cancel_at_await(producer.prepare_transaction)
                 await producer.complete_transaction(
                     await producer.prepare_transaction()
@@ -422,10 +430,10 @@ def test_prepared_transaction_is_completed_after_any_cancellation(
 
 
 async def read_remaining(
-    consumer: aio.Consumer, found: list[bytes | None], count: int = 10
+    consumer: aio.Consumer, returned: list[bytes | None], count: int = 10
 ) -> None:
-    while len(found) < count:
-        found += [
+    while len(returned) < count:
+        returned += [
             record.value
             for record in (await consumer.getmany(timeout=1, max_records=3)).records()
         ]
@@ -433,37 +441,37 @@ async def read_remaining(
 
 @pytest.mark.long
 @pytest.mark.parametrize("group_id", [None, "g"])
-@pytest.mark.parametrize("kind", ["getmany", "iteration", "columns", "arrow"])
+@pytest.mark.parametrize("method", ["getmany", "iteration", "columns", "arrow"])
 def test_consumer_returns_each_record_once(
-    tmp_path: Path, kind: str, group_id: str | None
+    tmp_path: Path, method: str, group_id: str | None
 ) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:5]])
-        found: list[bytes | None] = []
+        returned: list[bytes | None] = []
 
         async def by_lists() -> None:
-            while len(found) < 10:
+            while len(returned) < 10:
                 records = await consumer.getmany(timeout=1, max_records=2)
-                found.extend(record.value for record in records.records())
+                returned.extend(record.value for record in records.records())
 
         async def one_by_one() -> None:
-            while len(found) < 10:
-                found.append((await anext(consumer)).value)
+            while len(returned) < 10:
+                returned.append((await anext(consumer)).value)
 
         async def by_columns() -> None:
-            while len(found) < 10:
+            while len(returned) < 10:
                 columns = await consumer.poll_columns(timeout=1)
-                found.extend(
+                returned.extend(
                     record.value
                     for lists in columns.values()
-                    for each in lists
-                    for record in each.records()
+                    for record_list in lists
+                    for record in record_list.records()
                 )
 
         async def by_tables() -> None:
-            while len(found) < 10:
-                found.extend(
+            while len(returned) < 10:
+                returned.extend(
                     (await consumer.poll_arrow(timeout=1))["value"].to_pylist()
                 )
 
@@ -471,7 +479,7 @@ def test_consumer_returns_each_record_once(
             for value in ALL[5:]:
                 await log.append(value)
 
-        kinds = {
+        readers = {
             "getmany": by_lists,
             "iteration": one_by_one,
             "columns": by_columns,
@@ -482,10 +490,10 @@ def test_consumer_returns_each_record_once(
         ) as consumer:
             consumer.subscribe(["t"])
             writing = asyncio.ensure_future(write())
-            was_cancelled = await cancel_at_await(kinds[kind])
+            was_cancelled = await cancel_at_await(readers[method])
             await writing
-            await read_remaining(consumer, found)
-            assert found == ALL
+            await read_remaining(consumer, returned)
+            assert returned == ALL
             assert consumer.position(("t", 0)) == 10
             assert not (await consumer.getmany()).count
         return bool(was_cancelled)
@@ -495,13 +503,15 @@ def test_consumer_returns_each_record_once(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "kind",
+    "method",
     [
         "commit", "committed", "assign", "unsubscribe", "seek_to_beginning", "seek_to_end", "lag", "beginning_offsets",
         "end_offsets", "offsets_for_times", "close", "open",
     ],
 )  # fmt: skip
-def test_consumer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) -> None:
+def test_consumer_continues_after_any_cancelled_call(
+    tmp_path: Path, method: str
+) -> None:
     async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL])
@@ -527,18 +537,18 @@ def test_consumer_continues_after_any_cancelled_call(tmp_path: Path, kind: str) 
                 "close": consumer.close,
                 "open": use_block,
             }
-            if kind != "assign":
+            if method != "assign":
                 consumer.subscribe(["t"])
                 assert (await consumer.getmany(timeout=1, max_records=4)).count == 4
-            was_cancelled = await cancel_at_await(calls[kind])
-            if kind in ("unsubscribe", "assign"):
+            was_cancelled = await cancel_at_await(calls[method])
+            if method in ("unsubscribe", "assign"):
                 await consumer.unsubscribe()
                 consumer.subscribe(["t"])
                 assert (await consumer.getmany(timeout=1)).count == 10
-            elif kind.startswith("seek"):
+            elif method.startswith("seek"):
                 consumer.seek(("t", 0), 5)  # after the cancelled call
                 assert (await consumer.getmany(timeout=1)).count == 5
-            elif kind != "close":
+            elif method != "close":
                 assert (await consumer.getmany(timeout=1)).count == 6
                 await consumer.commit()
         async with data.consumer(
@@ -562,7 +572,7 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
         await data.add_partitions("t", 2)
         for value in ALL:
             await data.append("t", value, partition=int(value) % 2)
-        found: list[bytes | None] = []
+        returned: list[bytes | None] = []
 
         class Listener(aio.RebalanceListener):
             async def on_partitions_assigned(self, partitions: Any) -> None:
@@ -580,7 +590,7 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
 
             async def read(consumer: aio.Consumer) -> None:
                 records = await consumer.getmany(max_records=1)
-                found.extend(record.value for record in records.records())
+                returned.extend(record.value for record in records.records())
 
             async def both() -> None:
                 while len(second.assignment()) < 1:
@@ -593,10 +603,10 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
                 await read(first)
                 second.subscribe(["t"])
                 was_cancelled = await cancel_at_await(both)
-                while len(found) < 10:
+                while len(returned) < 10:
                     await read(first)
                     await read(second)
-        assert sorted(found) == ALL
+        assert sorted(returned) == ALL
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 5
@@ -604,20 +614,22 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
 
 def test_harness_detects_lost_records(tmp_path: Path) -> None:
     """A read that removes a record before its last await loses the record."""
-    taken: list[int] = []
-    left = [1, 2, 3]
+    returned: list[int] = []
+    remaining = [1, 2, 3]
 
     async def read_before_last_await() -> int:
-        found = left.pop(0)
+        record = remaining.pop(0)
         await asyncio.sleep(0)
-        return found
+        return record
 
-    async def trial(at: int, late: bool) -> bool:
-        left[:] = [1, 2, 3]
-        taken.clear()
-        was_cancelled, found = await cancelled(read_before_last_await, at, late=late)
-        taken.extend([] if was_cancelled else [found])
-        return was_cancelled and sorted(taken + left) == [1, 2, 3]
+    async def trial(nth: int, after_the_future: bool) -> bool:
+        remaining[:] = [1, 2, 3]
+        returned.clear()
+        was_cancelled, record = await cancelled(
+            read_before_last_await, nth, late=after_the_future
+        )
+        returned.extend([] if was_cancelled else [record])
+        return was_cancelled and sorted(returned + remaining) == [1, 2, 3]
 
     assert asyncio.run(at_each_await(trial)) == 0
-    assert sorted(taken + left) == [2, 3]
+    assert sorted(returned + remaining) == [2, 3]

@@ -53,10 +53,10 @@ def offsets(records: Any) -> list[tuple[int, int]]:
 
 
 async def take(consumer: aio.Consumer, count: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    while len(found) < count:
-        found += offsets(await consumer.getmany(timeout=60))
-    return found
+    taken: list[tuple[int, int]] = []
+    while len(taken) < count:
+        taken += offsets(await consumer.getmany(timeout=60))
+    return taken
 
 
 def test_group_reads_commits_and_continues(tmp_path: Path) -> None:
@@ -121,22 +121,22 @@ def test_iteration_waits_for_records_and_ends_with_wakeup(
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 300)
         consumer.subscribe(["t"])
-        found = []
+        returned = []
 
         async def read() -> None:
             async for record in consumer:
-                found.append(record.offset)
+                returned.append(record.offset)
                 assert consumer.position(ONE) == record.offset + 1
 
-        reading = asyncio.ensure_future(read())
-        while len(found) < 300:
+        reading_task = asyncio.ensure_future(read())
+        while len(returned) < 300:
             await asyncio.sleep(0)
         await fill(data, 0, 2)
-        while len(found) < 302:
+        while len(returned) < 302:
             await asyncio.sleep(0)
         await asyncio.to_thread(consumer.wakeup)
-        await reading
-        assert found == list(range(302))
+        await reading_task
+        assert returned == list(range(302))
         consumer.wakeup()
         with pytest.raises(WakeupError):
             await consumer.getmany(timeout=60)
@@ -152,7 +152,7 @@ def test_lists_and_the_iteration_alternate(tmp_path: Path) -> None:
         assert offsets(await consumer.getmany(max_records=2)) == [(0, 2), (0, 3)]
         assert (await anext(consumer)).offset == 4
         columns = await consumer.poll_columns()
-        assert sum(len(each) for each in columns[ONE]) == 295
+        assert sum(len(chunk) for chunk in columns[ONE]) == 295
         assert consumer.position(ONE) == 300
 
     with_consumer(tmp_path, main)
@@ -171,10 +171,10 @@ def test_finished_records_are_committed_at_the_end(tmp_path: Path) -> None:
                     group_id="g", auto_offset_reset="earliest"
                 ) as consumer:
                     consumer.subscribe(["t"])
-                    found = offsets(await consumer.getmany(max_records=count))
+                    returned = offsets(await consumer.getmany(max_records=count))
                     if fails:
                         raise ZeroDivisionError
-                    return found
+                    return returned
 
             assert await read(1) == [(0, 0)]
             with pytest.raises(ZeroDivisionError):
@@ -285,19 +285,19 @@ def test_two_tasks_divide_the_partitions_of_a_group(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 50)
         await fill(data, 1, 50)
-        found: list[tuple[int, int]] = []
+        returned: list[tuple[int, int]] = []
 
-        async def work(entry: aio.Consumer) -> None:
+        async def consume(entry: aio.Consumer) -> None:
             entry.subscribe(["t"])
-            while len(found) < 100:
+            while len(returned) < 100:
                 for record in (
                     await entry.getmany(timeout=0.05, max_records=1)
                 ).records():
-                    found.append((record.partition, record.offset))
+                    returned.append((record.partition, record.offset))
 
         async with data.consumer(group_id="g", auto_offset_reset="earliest") as other:
-            await asyncio.gather(work(consumer), work(other))
-            assert sorted(found) == [
+            await asyncio.gather(consume(consumer), consume(other))
+            assert sorted(returned) == [
                 (partition, offset) for partition in (0, 1) for offset in range(50)
             ]
 
@@ -319,7 +319,7 @@ def test_one_task_at_a_time_reads(tmp_path: Path) -> None:
     with_consumer(tmp_path, main)
 
 
-def test_a_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
+def test_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 3)
         await consumer.assign([ONE])
@@ -346,23 +346,23 @@ def test_seek_after_a_cancelled_step_takes_effect(
         groups = consumer._sync._groups
         assert groups is not None
         committed = groups.committed
-        has_unfinished_write = threading.Event()
-        hold = threading.Event()
+        has_begun = threading.Event()
+        may_continue = threading.Event()
 
         def slowly(group_id: str) -> Any:
-            has_unfinished_write.set()
-            hold.wait()
+            has_begun.set()
+            may_continue.wait()
             return committed(group_id)
 
         monkeypatch.setattr(groups, "committed", slowly)
-        reading = asyncio.ensure_future(consumer.getmany())
-        while not has_unfinished_write.is_set():
+        reading_task = asyncio.ensure_future(consumer.getmany())
+        while not has_begun.is_set():
             await asyncio.sleep(0)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        reading_task.cancel()
+        await asyncio.gather(reading_task, return_exceptions=True)
         consumer.seek(ONE, 3)
         consumer.pause(ONE)
-        hold.set()
+        may_continue.set()
         consumer.resume(ONE)
         assert await take(consumer, 2) == [(0, 3), (0, 4)]
 
@@ -376,23 +376,25 @@ def test_seek_while_columns_are_read_takes_effect(
         await fill(data, 0, 5)
         await consumer.assign([ONE])
         find = consumer._sync.fetcher.find_columns
-        has_unfinished_write = threading.Event()
-        hold = threading.Event()
+        has_begun = threading.Event()
+        may_continue = threading.Event()
 
         def slowly(max_bytes: int) -> Any:
-            found = find(max_bytes)
-            has_unfinished_write.set()
-            hold.wait()
-            return found
+            columns = find(max_bytes)
+            has_begun.set()
+            may_continue.wait()
+            return columns
 
         monkeypatch.setattr(consumer._sync.fetcher, "find_columns", slowly)
-        reading = asyncio.ensure_future(consumer.poll_columns(timeout=60))
-        while not has_unfinished_write.is_set():
+        reading_task = asyncio.ensure_future(consumer.poll_columns(timeout=60))
+        while not has_begun.is_set():
             await asyncio.sleep(0)
         consumer.seek(ONE, 3)
-        hold.set()
+        may_continue.set()
         assert [
-            offset for each in (await reading)[ONE] for offset in each.offsets.tolist()
+            offset
+            for chunk in (await reading_task)[ONE]
+            for offset in chunk.offsets.tolist()
         ] == [3, 4]
         assert consumer.position(ONE) == 5
 
@@ -435,11 +437,11 @@ def test_reader_wakes_for_another_writer(tmp_path: Path) -> None:
         ):
             await consumer.assign([ONE])
             assert not await consumer.getmany()
-            reading = asyncio.ensure_future(consumer.getmany(timeout=60))
+            reading_task = asyncio.ensure_future(consumer.getmany(timeout=60))
             while not consumer._directory_watch._watched[0]:
                 await asyncio.sleep(0)
             writer.append("t", b"v")
-            assert offsets(await reading) == [(0, 0)]
+            assert offsets(await reading_task) == [(0, 0)]
 
     with logcore.open_dir(tmp_path / "d", create=True) as writer:
         writer.create_topic("t")
@@ -447,7 +449,9 @@ def test_reader_wakes_for_another_writer(tmp_path: Path) -> None:
 
 
 def test_group_works_in_a_shared_directory(tmp_path: Path) -> None:
-    """Each check may wait for the lock of another process, so it runs in the thread."""
+    """A check may wait for the lock of another process, so that it runs in the
+    thread.
+    """
 
     async def main() -> None:
         async with aio.open_dir(
@@ -459,14 +463,14 @@ def test_group_works_in_a_shared_directory(tmp_path: Path) -> None:
                 group_id="g", auto_offset_reset="earliest"
             ) as consumer:
                 consumer.subscribe(["t"])
-                reading = asyncio.ensure_future(take(consumer, 20))
+                reading_task = asyncio.ensure_future(take(consumer, 20))
                 log = await data.partition("t", 0)
                 tail = log.tail(0)
                 await fill(data, 0, 10)
                 assert [(await anext(tail)).offset for _ in range(20)] == list(
                     range(20)
                 )
-                assert await reading == [(0, offset) for offset in range(20)]
+                assert await reading_task == [(0, offset) for offset in range(20)]
 
     asyncio.run(main())
 
@@ -474,7 +478,7 @@ def test_group_works_in_a_shared_directory(tmp_path: Path) -> None:
 def test_idle_consumer_of_a_shared_directory_waits_for_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a consumer checked its group every 50 ms."""
+    """An idle consumer checked its group every 50 ms."""
 
     async def main() -> None:
         async with (
@@ -485,12 +489,12 @@ def test_idle_consumer_of_a_shared_directory_waits_for_events(
             await fill(data, 0, 1)
             consumer.subscribe(["t"])
             await take(consumer, 1)
-            wait = consumer._wakeups.wait
+            wait_for_wakeup = consumer._wakeups.wait
 
             async def end_at_a_long_wait(seconds: float | None) -> bool:
                 if seconds is None or seconds > 0.1:
                     consumer.wakeup()
-                return await wait(seconds)
+                return await wait_for_wakeup(seconds)
 
             monkeypatch.setattr(consumer._wakeups, "wait", end_at_a_long_wait)
             with pytest.raises(WakeupError):
@@ -514,18 +518,18 @@ def test_change_during_a_check_causes_another_check(
             await consumer.assign([ONE])
             await consumer.getmany()
             step = consumer._sync.step
-            wait = consumer._wakeups.wait
+            wait_for_wakeup = consumer._wakeups.wait
 
             def step_with_change() -> None:
                 step()
                 calls.append("check")
-                if len(calls) == 2:  # the first check begins to watch
+                if len(calls) == 2:  # the first check starts the watch
                     consumer._loop.call_soon_threadsafe(consumer._wakeups.wake)
 
             async def wait_or_end(seconds: float | None) -> bool:
                 calls.append("wait")
                 consumer.wakeup()
-                return await wait(seconds)
+                return await wait_for_wakeup(seconds)
 
             monkeypatch.setattr(consumer._sync, "step", step_with_change)
             monkeypatch.setattr(consumer._wakeups, "wait", wait_or_end)
@@ -552,8 +556,8 @@ def test_records_are_copied_between_topics_exactly_once(tmp_path: Path) -> None:
                         records.next_offsets(), consumer.group_metadata()
                     )
                 count += records.count
-        found = [record.value async for record in data.read("doubled")]
-        assert found == [b"%d" % number * 2 for number in range(10)]
+        values = [record.value async for record in data.read("doubled")]
+        assert values == [b"%d" % number * 2 for number in range(10)]
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(10)
 
     with_consumer(
@@ -565,7 +569,7 @@ def test_records_are_copied_between_topics_exactly_once(tmp_path: Path) -> None:
     )
 
 
-def test_errors_reach_the_task(tmp_path: Path) -> None:
+def test_errors_of_a_consumer_are_raised_in_the_task(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         with pytest.raises(ConsumerStateError):
             await consumer.getmany()
@@ -618,8 +622,8 @@ def test_iteration_ends_after_consumer_timeout(tmp_path: Path) -> None:
 
 
 def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None:
-    """A consumer of a loop was made without the registry, and its first commit failed
-    with an AssertionError.
+    """A consumer of an event loop was created without the registry, so that its first
+    commit failed with an AssertionError.
     """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
@@ -639,17 +643,17 @@ def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None
 
 
 def test_queued_commits_are_stored_by_the_next_step(tmp_path: Path) -> None:
-    told: list[tuple[Exception | None, dict[TopicPartition, int], bool]] = []
+    completions: list[tuple[Exception | None, dict[TopicPartition, int], bool]] = []
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         loop = asyncio.get_running_loop()
 
         def record_commit(error: Exception | None, offsets: Any) -> None:
             is_in_loop = asyncio.get_running_loop() is loop
-            told.append(
+            completions.append(
                 (
                     error,
-                    {entry: each.offset for entry, each in offsets.items()},
+                    {entry: offset.offset for entry, offset in offsets.items()},
                     is_in_loop,
                 )
             )
@@ -659,16 +663,16 @@ def test_queued_commits_are_stored_by_the_next_step(tmp_path: Path) -> None:
         assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
         consumer.commit_async({ONE: 1}, record_commit)
         consumer.commit_async({ONE: 2}, record_commit)
-        assert told == []
+        assert completions == []
         await consumer.commit({TopicPartition("t", 1): 0}, timeout=1)
         await asyncio.sleep(0)
-        assert told == [(None, {ONE: 1}, True), (None, {ONE: 2}, True)]
+        assert completions == [(None, {ONE: 1}, True), (None, {ONE: 2}, True)]
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(2)
         consumer.commit_async(callback=record_commit)
         await consumer.close()
-        while len(told) < 3:
+        while len(completions) < 3:
             await asyncio.sleep(0)
-        assert told[2][:2] == (None, {ONE: 3, TopicPartition("t", 1): 0})
+        assert completions[2][:2] == (None, {ONE: 3, TopicPartition("t", 1): 0})
 
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
@@ -709,9 +713,9 @@ def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
 
-@pytest.mark.parametrize("how", ["getmany", "poll_columns"])
+@pytest.mark.parametrize("method", ["getmany", "poll_columns"])
 def test_read_finishes_the_records_of_the_previous_call(
-    tmp_path: Path, how: str
+    tmp_path: Path, method: str
 ) -> None:
     """If an exception ends the block, the finished records are committed, and the records
     returned last are not.
@@ -719,14 +723,14 @@ def test_read_finishes_the_records_of_the_previous_call(
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 2)
-        arguments = {"max_records": 1} if how == "getmany" else {"max_bytes": 1}
+        arguments = {"max_records": 1} if method == "getmany" else {"max_bytes": 1}
         with pytest.raises(ZeroDivisionError):
             async with consumer:
                 await consumer.assign([ONE])
-                await getattr(consumer, how)(**arguments)
+                await getattr(consumer, method)(**arguments)
                 reached = consumer.position(ONE)
                 await data.append("t", b"2", partition=0)
-                await getattr(consumer, how)(**arguments)
+                await getattr(consumer, method)(**arguments)
                 raise ZeroDivisionError
         async with data.consumer(group_id="g") as other:
             assert (await other.committed([ONE]))[ONE] == OffsetAndMetadata(reached)

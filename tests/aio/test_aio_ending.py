@@ -63,14 +63,16 @@ def test_consumers_wake_and_remain_open(tmp_path: Path) -> None:
                 async with data.producer() as producer:
                     await producer.send_and_wait("t", b"a")
                 consumer.seek(("t", 0), 0)
-                found = await consumer.getmany(timeout=100)
-                assert [record.value for record in found.records()] == [b"a"]
+                polled = await consumer.getmany(timeout=100)
+                assert [record.value for record in polled.records()] == [b"a"]
 
     asyncio.run(main())
 
 
 def test_consumer_that_is_opened_later_wakes_too(tmp_path: Path) -> None:
-    """A service got SIGTERM while it opened a consumer, and waited for its poll."""
+    """A service received SIGTERM while it opened a consumer, and then waited in its
+    poll.
+    """
 
     async def main() -> None:
         async with aio.open_dir(tmp_path / "data", create=True) as data:
@@ -184,7 +186,9 @@ def test_handlers_are_restored_and_other_threads_have_none() -> None:
 
 @pytest.mark.long
 def test_service_with_followers_stops(tmp_path: Path) -> None:
-    """uvicorn waits for open responses, so it never ended while a client was connected."""
+    """uvicorn waits for open responses, so that the service did not stop while a client
+    was connected.
+    """
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
     with socket.socket() as free:
@@ -195,19 +199,19 @@ def test_service_with_followers_stops(tmp_path: Path) -> None:
         [*command, "orders_service:app", "--port", str(port), "--log-level", "error"],
         env={"PATH": "", "ORDERS": str(tmp_path / "orders-0")},
     ) as service:
-        offset = place(port, b"4 apples")
+        offset = place_order(port, b"4 apples")
         followers = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(3)]
-        answers = []
+        responses = []
         for follower in followers:
             follower.request(
                 "GET", "/orders", headers={"Last-Event-ID": str(offset - 1)}
             )
-            answers.append(follower.getresponse())
-        for answer in answers:
-            assert answer.readline() == b"id: 0\n"
+            responses.append(follower.getresponse())
+        for response in responses:
+            assert response.readline() == b"id: 0\n"
         service.send_signal(signal.SIGTERM)
-        for answer in answers:  # each response has a proper end
-            assert answer.read() == b"data: 4 apples\n\n"
+        for response in responses:  # each response is complete
+            assert response.read() == b"data: 4 apples\n\n"
         service.wait(LIMIT_S)
         for follower in followers:
             follower.close()
@@ -215,7 +219,7 @@ def test_service_with_followers_stops(tmp_path: Path) -> None:
         assert [record.value for record in log.read(0)] == [b"4 apples"]
 
 
-def place(port: int, order: bytes) -> int:
+def place_order(port: int, order: bytes) -> int:
     """Place an order, once the service accepts connections."""
     deadline = time.monotonic() + LIMIT_S
     while True:

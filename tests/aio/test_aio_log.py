@@ -68,21 +68,26 @@ def test_refused_record_does_not_fail_its_batch(
             *(log.append(value) for value in values),  # type: ignore[arg-type]
             return_exceptions=True,
         )
-        assert [done.offset if isinstance(done, logcore.Receipt) else type(done).__name__ for done in outcomes] == [
-            0, "InvalidRecordError", 1, "RecordTooLargeError", 2,
-        ]  # fmt: skip
+        assert [
+            outcome.offset
+            if isinstance(outcome, logcore.Receipt)
+            else type(outcome).__name__
+            for outcome in outcomes
+        ] == [0, "InvalidRecordError", 1, "RecordTooLargeError", 2]
         assert [record.value async for record in log.read(0)] == [b"0", b"2", b"4"]
 
     in_loop(tmp_path, main)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("failing_write", [1, 2, 3])
 @pytest.mark.parametrize(
     ("durability", "unit"), [("group", 100_000), ("always", 1_500)]
 )
-@pytest.mark.parametrize("how", ["value", "bytearray", "memoryview", "key", "headers"])
+@pytest.mark.parametrize(
+    "method", ["value", "bytearray", "memoryview", "key", "headers"]
+)
 def test_full_disk_refuses_only_unstored_records(
-    how: str, durability: str, unit: int, at: int
+    method: str, durability: str, unit: int, failing_write: int
 ) -> None:
     """Records that are written together are stored together or not at all, whatever
     type of buffer contains their bytes.
@@ -97,25 +102,27 @@ def test_full_disk_refuses_only_unstored_records(
             "memoryview": {"value": memoryview(data)},
             "key": {"value": None, "key": data},
             "headers": {"value": None, "headers": [("h", data)]},
-        }[how]
+        }[method]
         rows.append({**row, "timestamp_ms": number})
 
     async def main() -> None:
         async with aio.open(
             "data/t-0", create=True, fs=disk, durability=durability
         ) as log:
-            disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=at))
+            disk.faults = FaultPlan(
+                Fault("pwrite", errno.ENOSPC, path="*.log", at=failing_write)
+            )
             outcomes = await asyncio.gather(
                 *(log.append(**row) for row in rows), return_exceptions=True
             )
             disk.faults = None
-            taken = [
+            accepted = [
                 number
                 for number, outcome in enumerate(outcomes)
                 if isinstance(outcome, logcore.Receipt)
             ]
-            assert [record.timestamp_ms async for record in log.read(0)] == taken
-            assert len(taken) < len(rows), "a write failed"
+            assert [record.timestamp_ms async for record in log.read(0)] == accepted
+            assert len(accepted) < len(rows), "a write failed"
 
     asyncio.run(main())
 
@@ -131,9 +138,9 @@ def test_appends_keep_their_own_options(tmp_path: Path) -> None:
             return_exceptions=True,
         )
         assert isinstance(receipts[3], OffsetConflictError)
-        found = [record async for record in log.read(0)]
-        assert [record.value for record in found] == [b"a", b"b", b"c", b"e"]
-        assert (found[0].key, found[0].headers, found[0].timestamp_ms) == (
+        records = [record async for record in log.read(0)]
+        assert [record.value for record in records] == [b"a", b"b", b"c", b"e"]
+        assert (records[0].key, records[0].headers, records[0].timestamp_ms) == (
             b"k",
             (("h", b"1"),),
             5,
@@ -152,20 +159,22 @@ def test_appends_keep_their_own_options(tmp_path: Path) -> None:
 def test_expected_offset_is_checked_among_appends_of_other_tasks(
     tmp_path: Path,
 ) -> None:
-    """Such an append must not share a batch with earlier or later appends."""
+    """An append with an expected offset must not share a batch with earlier or later
+    appends.
+    """
 
     async def main(log: aio.Log) -> None:
-        late = await asyncio.gather(
+        last_appends = await asyncio.gather(
             log.append(b"a"),
             log.append(b"b", expected_offset=0),
             return_exceptions=True,
         )
-        assert isinstance(late[1], OffsetConflictError)
-        early = await asyncio.gather(
+        assert isinstance(last_appends[1], OffsetConflictError)
+        first_appends = await asyncio.gather(
             log.append(b"c", expected_offset=0), log.append(b"d"), log.append(b"e", expected_offset=2),
             return_exceptions=True,
         )  # fmt: skip
-        assert [isinstance(row, OffsetConflictError) for row in early] == [
+        assert [isinstance(row, OffsetConflictError) for row in first_appends] == [
             True,
             False,
             False,
@@ -214,7 +223,7 @@ def test_append_does_not_overtake_an_earlier_call(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_other_append_methods(tmp_path: Path) -> None:
+def test_other_methods_of_a_log_run_in_the_loop(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         assert (
             await log.append_many((None, b"%d" % number) for number in range(3))
@@ -246,7 +255,7 @@ def test_other_append_methods(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_tail_returns_present_and_later_records(tmp_path: Path) -> None:
+def test_tail_returns_existing_and_later_records(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         await log.append_many([(None, b"0"), (None, b"1")])
         tail = log.tail(1)
@@ -271,17 +280,17 @@ def test_tail_wakes_for_appends_in_other_threads_and_for_close(
     tmp_path: Path,
 ) -> None:
     async def main(log: aio.Log) -> None:
-        found: list[bytes | None] = []
+        values: list[bytes | None] = []
 
         async def follow() -> None:
             async for record in log.tail(0):
-                found.append(record.value)
+                values.append(record.value)
 
         tasks = [asyncio.create_task(follow()) for _ in range(3)]
         for number in range(5):
             await asyncio.to_thread(log.sync.append, b"%d" % number)
-        await until(lambda: len(found) == 15)
-        assert sorted(found) == sorted(3 * [b"%d" % number for number in range(5)])
+        await until(lambda: len(values) == 15)
+        assert sorted(values) == sorted(3 * [b"%d" % number for number in range(5)])
         await log.close()
         await asyncio.gather(*tasks)
 
@@ -304,8 +313,8 @@ def test_tails_of_one_log_share_one_watch(
             before = threading.active_count()
             await until(lambda: bool(watched))
             writer.append(b"v")
-            found = await asyncio.gather(*tails)
-            assert [record.value for record in found] == [b"v"] * 20
+            records = await asyncio.gather(*tails)
+            assert [record.value for record in records] == [b"v"] * 20
             assert threading.active_count() == before
 
     with logcore.open(tmp_path / "t-0", create=True) as writer:
@@ -340,7 +349,7 @@ def test_abandoned_tail_has_no_listener(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
-def test_a_truncation_ends_a_tail_with_an_error(tmp_path: Path) -> None:
+def test_truncation_ends_a_tail_with_an_error(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         await log.append_many([(None, b"v")] * 4)
         tail = log.tail(0)
@@ -360,23 +369,23 @@ def test_a_truncation_ends_a_tail_with_an_error(tmp_path: Path) -> None:
 def test_other_tasks_run_while_a_log_is_read(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         await log.append_many([(None, b"x" * 1_000)] * 5_000)
-        turns = 0
+        run_count = 0
 
         async def count() -> None:
-            nonlocal turns
+            nonlocal run_count
             while True:
                 await asyncio.sleep(0)
-                turns += 1
+                run_count += 1
 
         counting = asyncio.create_task(count())
         assert len([record async for record in log.read(0)]) == 5_000
         counting.cancel()
-        assert turns >= 10
+        assert run_count >= 10
 
     in_loop(tmp_path, main)
 
 
-def test_committed_records_are_read_in_a_loop_too(tmp_path: Path) -> None:
+def test_committed_records_are_read_in_an_event_loop(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         await log.append(b"v")
         assert [
@@ -410,7 +419,7 @@ def test_another_loop_is_refused(tmp_path: Path) -> None:
     log.sync.close()
 
 
-def test_errors_of_opening_reach_the_task(tmp_path: Path) -> None:
+def test_errors_of_opening_are_raised_in_the_task(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(LogNotFoundError):
             await aio.open(tmp_path / "t-0")
@@ -440,10 +449,10 @@ def test_directory_methods_work_in_a_loop(tmp_path: Path) -> None:
             await asyncio.sleep(0)
             await data.append("t", b"new", partition=0)
             assert (await waiting).value == b"new"
-            found = [
+            records = [
                 (record.partition, record.value) async for record in data.read("t")
             ]
-            assert len(found) == 12
+            assert len(records) == 12
             await data.add_partitions("t", 3)
             await data.alter_topic("t", {"retention.ms": 5})
             await data.tick()

@@ -52,13 +52,13 @@ def test_futures_contain_the_metadata_of_records(tmp_path: Path) -> None:
             await producer.send("t", b"%d" % number, partition=number % 2)
             for number in range(1_000)
         ]
-        found = await asyncio.gather(*futures)
+        metadata = await asyncio.gather(*futures)
         assert [
             (record_metadata.partition, record_metadata.offset)
-            for record_metadata in found
+            for record_metadata in metadata
         ] == [(number % 2, number // 2) for number in range(1_000)]
         assert all(
-            isinstance(record_metadata, RecordMetadata) for record_metadata in found
+            isinstance(record_metadata, RecordMetadata) for record_metadata in metadata
         )
         assert (
             await producer.send_and_wait("t", b"last", key=b"k")
@@ -108,8 +108,8 @@ def test_split_batch_completes_all_its_futures(tmp_path: Path) -> None:
         futures = [await producer.send("t", b"x" * size, partition=0) for size in sizes]
         flushing = asyncio.ensure_future(producer.flush())
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        kinds = [type(outcome) for outcome in outcomes]
-        assert kinds == [
+        outcome_types = [type(outcome) for outcome in outcomes]
+        assert outcome_types == [
             RecordMetadata,
             RecordMetadata,
             RecordTooLargeError,
@@ -184,11 +184,11 @@ def test_callbacks_run_in_the_loop_before_the_future_is_done(tmp_path: Path) -> 
         future: asyncio.Future[RecordMetadata]
         loop_thread = threading.get_ident()
 
-        def own(error: Exception | None, metadata: RecordMetadata) -> None:
+        def check_thread(error: Exception | None, metadata: RecordMetadata) -> None:
             assert threading.get_ident() == loop_thread
             events.append(("own", metadata.offset, future.done()))
 
-        future = await producer.send("t", b"v", partition=0, on_delivery=own)
+        future = await producer.send("t", b"v", partition=0, on_delivery=check_thread)
         await future
         assert events == [("own", 0, False), ("all", 0, False)]
 
@@ -201,7 +201,7 @@ def test_callbacks_run_in_the_loop_before_the_future_is_done(tmp_path: Path) -> 
     )
 
 
-def test_a_cancelled_future_changes_nothing(tmp_path: Path) -> None:
+def test_record_of_a_cancelled_future_is_stored(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         first = await producer.send("t", b"a", partition=0)
         first.cancel()
@@ -214,7 +214,7 @@ def test_a_cancelled_future_changes_nothing(tmp_path: Path) -> None:
     with_producer(tmp_path, main)
 
 
-def test_many_records_and_columns(tmp_path: Path) -> None:
+def test_send_many_and_send_columns_return_receipts(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         many = await producer.send_many(
             "t", ((None, b"%d" % number) for number in range(10)), partition=0
@@ -230,9 +230,11 @@ def test_many_records_and_columns(tmp_path: Path) -> None:
         ]
         await (await producer.send_many("t", [(None, b"x" * 900_000)], partition=0))
         await data.alter_topic("t", {"max.message.bytes": 1_000})
-        late = await producer.send_many("t", [(None, b"x" * 2_000)], partition=0)
+        large_receipt = await producer.send_many(
+            "t", [(None, b"x" * 2_000)], partition=0
+        )
         with pytest.raises(RecordTooLargeError):
-            await late
+            await large_receipt
 
     with_producer(tmp_path, main)
 
@@ -254,8 +256,10 @@ def test_full_memory_blocks_tasks_in_their_order(tmp_path: Path) -> None:
         async def send(number: int) -> RecordMetadata:
             return await (await producer.send("t", str(number), partition=0))
 
-        found = await asyncio.gather(*(send(number) for number in range(200)))
-        assert [record_metadata.offset for record_metadata in found] == list(range(200))
+        metadata = await asyncio.gather(*(send(number) for number in range(200)))
+        assert [record_metadata.offset for record_metadata in metadata] == list(
+            range(200)
+        )
         assert interceptor.sent == [str(number) for number in range(200)]
         assert await values(data) == [b"%d" % number for number in range(200)]
         assert not producer._sync._accumulator.waiting
@@ -270,7 +274,7 @@ def test_full_memory_blocks_tasks_in_their_order(tmp_path: Path) -> None:
     )
 
 
-def test_a_small_record_does_not_overtake_one_that_waits_for_memory(
+def test_small_record_does_not_overtake_a_record_that_waits_for_memory(
     tmp_path: Path,
 ) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
@@ -334,7 +338,7 @@ def test_closing_wakes_tasks_that_wait_for_memory(tmp_path: Path) -> None:
     with_producer(tmp_path, main, buffer_memory=700)
 
 
-def test_transaction_is_committed_whole_or_aborted(tmp_path: Path) -> None:
+def test_transaction_is_committed_completely_or_aborted(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open_dir(tmp_path / "d", create=True, durability="os") as data:
             await data.create_topic("t")
@@ -374,20 +378,20 @@ def test_transaction_is_committed_whole_or_aborted(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_task_that_is_cancelled_in_a_transaction_aborts_it(tmp_path: Path) -> None:
+def test_task_that_is_cancelled_in_a_transaction_aborts_it(tmp_path: Path) -> None:
     async def main() -> None:
         async with aio.open_dir(tmp_path / "d", create=True, durability="os") as data:
             await data.create_topic("t")
             async with data.producer(transactional_id="x") as producer:
                 is_inside = asyncio.Event()
 
-                async def work() -> None:
+                async def send_in_transaction() -> None:
                     async with producer.transaction():
                         await producer.send("t", b"a")
                         is_inside.set()
                         await asyncio.Event().wait()
 
-                task = asyncio.create_task(work())
+                task = asyncio.create_task(send_in_transaction())
                 await is_inside.wait()
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -405,18 +409,18 @@ def test_a_task_that_is_cancelled_in_a_transaction_aborts_it(tmp_path: Path) -> 
 def test_end_of_a_loop_warns_about_an_open_producer_and_writes_its_records(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = []
+    references = []
 
     async def main() -> None:
         data = await aio.open_dir(tmp_path / "d", create=True, durability="os")
         await data.create_topic("t")
         producer = await data.producer(linger_ms=60_000, delivery_timeout_ms=60_000)
         await producer.send("t", b"v")
-        held.extend([data, producer])
+        references.extend([data, producer])
 
     with pytest.warns(ResourceWarning, match="not closed before its event loop"):
         asyncio.run(main())
-    data, producer = held
+    data, producer = references
     assert data.sync.partition("t", 0).get(0).value == b"v"
     assert producer._sync._thread_state.must_stop
     data.sync.close()

@@ -1,5 +1,5 @@
-"""examples/orders_service.py, called like a server calls it, but without a socket. The
-service and its clients share one loop.
+"""examples/orders_service.py, called as by a server, but without a socket. The service
+and its clients share one event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "orders_service.py"
 
 
 class Call:
-    """One request. `parts` contains the sent parts of the response body."""
+    """One request. `body_chunks` contains the sent chunks of the response body."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Call:
         headers: dict[str, str] | None = None,
     ) -> None:
         self.status = 0
-        self.parts: asyncio.Queue[bytes] = asyncio.Queue()
+        self.body_chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._requests = [{"type": "http.request", "body": body, "more_body": False}]
         self._gone = asyncio.Event()
         scope = {
@@ -62,7 +62,7 @@ class Call:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         elif message.get("body"):
-            self.parts.put_nowait(message["body"])
+            self.body_chunks.put_nowait(message["body"])
 
     async def hang_up(self) -> None:
         self._gone.set()
@@ -70,7 +70,7 @@ class Call:
 
 
 @asynccontextmanager
-async def running(app: Any) -> AsyncIterator[None]:
+async def running_service(app: Any) -> AsyncIterator[None]:
     async with app.router.lifespan_context(app):
         yield
 
@@ -86,35 +86,42 @@ def with_service(
     asyncio.run(main(module.app))
 
 
-async def place(app: Any, order: bytes) -> int:
+async def place_order(app: Any, order: bytes) -> int:
     call = Call(app, "POST", order)
     await call.task
     assert call.status == 201
-    return json.loads(call.parts.get_nowait())["offset"]
+    return json.loads(call.body_chunks.get_nowait())["offset"]
 
 
 def test_orders_are_stored_and_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(app: Any) -> None:
-        async with running(app):
-            assert [await place(app, b"%d apples" % number) for number in range(2)] == [
+        async with running_service(app):
+            assert [
+                await place_order(app, b"%d apples" % number) for number in range(2)
+            ] == [
                 0,
                 1,
             ]
             follower = Call(app, "GET")
-            assert [await follower.parts.get() for _ in range(2)] == [
+            assert [await follower.body_chunks.get() for _ in range(2)] == [
                 b"id: 0\ndata: 0 apples\n\n",
                 b"id: 1\ndata: 1 apples\n\n",
             ]
-            placing = asyncio.gather(*(place(app, b"a\nb") for _ in range(20)))
-            assert await follower.parts.get() == b"id: 2\ndata: a\ndata: b\n\n"
+            placing = asyncio.gather(*(place_order(app, b"a\nb") for _ in range(20)))
+            assert await follower.body_chunks.get() == b"id: 2\ndata: a\ndata: b\n\n"
             assert sorted(await placing) == list(range(2, 22))
             assert follower.status == 200
-            again = Call(app, "GET", headers={"last-event-id": "20"})
-            assert await again.parts.get() == b"id: 21\ndata: a\ndata: b\n\n"
+            follower_from_20 = Call(app, "GET", headers={"last-event-id": "20"})
+            assert (
+                await follower_from_20.body_chunks.get()
+                == b"id: 21\ndata: a\ndata: b\n\n"
+            )
             await follower.hang_up()
-        await again.task  # the end of the service ends the responses that follow a log
+        await (
+            follower_from_20.task
+        )  # the end of the service ends the responses that follow a log
 
     with_service(tmp_path, monkeypatch, main)
 
@@ -123,7 +130,7 @@ def test_missing_topic_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(app: Any) -> None:
-        async with running(app):
+        async with running_service(app):
             call = Call(app, "GET", headers={"last-event-id": "7"})
             await call.task
             assert call.status == 416

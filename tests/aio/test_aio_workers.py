@@ -34,12 +34,12 @@ MANY = int(os.environ.get("LOGCORE_SERVICE_SIGNALS", "200"))
 LIMIT_S = 240.0
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], failure: str) -> Any:
     end_s = time.monotonic() + LIMIT_S
-    while not (found := condition()):
-        assert time.monotonic() < end_s, what
+    while not (result := condition()):
+        assert time.monotonic() < end_s, failure
         time.sleep(0.02)
-    return found
+    return result
 
 
 class Service:
@@ -89,7 +89,8 @@ class Service:
     def signal_worker(self, number: int, rng: random.Random) -> None:
         """Send a signal to one worker, which its supervisor replaces."""
         workers = until(
-            lambda: len(found := self.workers()) == 4 and found, "a worker is missing"
+            lambda: len(running_workers := self.workers()) == 4 and running_workers,
+            "a worker is missing",
         )
         pid = rng.choice(workers)
         os.kill(pid, number)
@@ -164,17 +165,19 @@ class Clients:
 
 
 def values(path: Path, topic: str) -> Counter[tuple[bytes, bytes | None]]:
-    """Return how often each (order, place) occurs in the committed records of a topic."""
-    found: Counter[tuple[bytes, bytes | None]] = Counter()
+    """Return how often each (order, position) occurs in the committed records of a
+    topic.
+    """
+    counts: Counter[tuple[bytes, bytes | None]] = Counter()
     with logcore.open_dir(path, read_only=True) as logdir:
         for partition in logdir.partitions(topic):
             log = logdir.partition(topic, partition)
             for record in log.read(0, isolation="read_committed"):
-                place = b"%d:%d" % (partition, record.offset)
+                position = b"%d:%d" % (partition, record.offset)
                 if record.headers:
-                    place = record.headers[0][1] or b""
-                found[record.value or b"", place] += 1
-    return found
+                    position = record.headers[0][1] or b""
+                counts[record.value or b"", position] += 1
+    return counts
 
 
 @pytest.mark.long
@@ -210,6 +213,6 @@ def test_orders_survive_signals_and_are_confirmed_once(
         service.kill()
     stored = values(path, "orders")
     assert accepted <= {value for value, _ in stored}
-    # An order that was answered by a broken connection may be stored, but not twice.
+    # An order whose connection broke before the response may be stored, but not twice.
     assert set(Counter(value for value, _ in stored).values()) == {1}
     assert values(path, "confirmed") == stored
