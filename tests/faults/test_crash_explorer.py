@@ -299,7 +299,7 @@ def test_exploration_continues_where_the_last_run_ended() -> None:
     assert total.states - before >= 300 * (seed - first_seed)
 
 
-# -- bugs that the exploration found --------------------------------------------------------
+# -- bugs that the exploration found ---------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", ["os", "every(3)", "interval(20)"])

@@ -589,7 +589,7 @@ def test_close_during_appends_harms_no_other_file(tmp_path: Path) -> None:
         assert set(stored_values) == {b"x" * 50}
 
 
-# -- each operation of the disk, in programs with later changes ---------------------------------
+# -- each operation of the disk, in programs with later changes ------------------------
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LATER = (

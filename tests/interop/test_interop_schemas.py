@@ -57,7 +57,7 @@ def test_franz_go_uses_the_schema_registry(kafka: Kafka) -> None:
         "unknown": 40403,
         "json": "JSON",
         "deleted": [1, 2],
-        "deleted permanently": [1, 2],
+        "deleted for good": [1, 2],
     }
     assert encoded == b"\0\0\0\0\2\x2a"
 
