@@ -23,9 +23,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# For pytest-xdist's workers and the processes that tests start. The plugin of
-# logcore.testing has imported logcore here already, so that a run in one process needs
-# the variable from outside, as the Makefile gives it.
+# For the workers of pytest-xdist and the processes that tests start. If pytest runs in
+# one process, the plugin of logcore.testing has imported logcore already, so that the
+# variable must be set outside, as the Makefile does.
 os.environ["LOGCORE_VERIFY"] = "1"
 
 import logcore
@@ -37,20 +37,20 @@ from support.vectors import VECTORS  # noqa: E402
 
 name_sockets()
 
-#: No limit for the time of an example, which does not depend on the code alone.
-TIMELESS = hypothesis.settings(
+#: The time of an example has no limit, because it does not depend on the code alone.
+WITHOUT_TIME_LIMIT = hypothesis.settings(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     print_blob=True,
 )
 EXAMPLES = int(os.environ.get("LOGCORE_RANDOM_EXAMPLES", "60"))
 hypothesis.settings.register_profile(
-    "quick", TIMELESS, max_examples=25, derandomize=True
+    "quick", WITHOUT_TIME_LIMIT, max_examples=25, derandomize=True
 )
 hypothesis.settings.register_profile(
-    "random", TIMELESS, max_examples=EXAMPLES, database=None
+    "random", WITHOUT_TIME_LIMIT, max_examples=EXAMPLES, database=None
 )
-hypothesis.settings.register_profile("thorough", TIMELESS, max_examples=5_000)
+hypothesis.settings.register_profile("thorough", WITHOUT_TIME_LIMIT, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
@@ -64,70 +64,71 @@ def quick_collections() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-#: numpy starts a thread for each core, for algebra that no test does. That is a fifth
-#: of the time of importing it.
+#: numpy starts a thread for each core, for algebra that no test does. Starting them takes
+#: a fifth of the time of its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-#: Brokers in the process of the tests run on asyncio's own loop, and brokers in
-#: processes of their own on uvloop's.
+#: A broker in the process of the tests uses the event loop of asyncio, and a broker in
+#: another process uses the event loop of uvloop.
 sys.modules.setdefault("uvloop", None)  # type: ignore[arg-type]
 
-#: A Spark that runs for seconds spends most of them on compiling itself. The optimizing
-#: compiler is not worth its time.
+#: Spark runs for a few seconds and spends most of them on compiling its classes. The
+#: optimizing compiler would take more time than it saves.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return three workers for two cores, because a tenth of the time is waiting. A
-    process needs eight to twenty seconds to collect the tests.
+    """Return three workers for two cores, because tests wait for a part of their time.
+    More workers would cost more time than they save: each needs eight to twenty seconds
+    to collect the tests.
     """
     return max(2, (os.cpu_count() or 1) * 3 // 2)
 
 
 #: Maximum timeout in seconds of a test that is neither slow nor interop. A longer test
 #: does not belong in `make check`.
-LONGEST = 300
+MAX_TIMEOUT_SECONDS = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a Spark run first and in one worker: idle workers take over the
-    tests at the end of a queue. The longest test is next, so that it does not run alone
-    at the end.
+    """Refuse a long timeout of a fast test, and sort the tests. Tests that share a Spark
+    session run first and in one worker: idle workers take over the tests at the end of
+    a queue. The longest test is next, so that it does not run alone at the end.
     """
     for item in items:
-        limit = item.get_closest_marker("timeout")
+        timeout = item.get_closest_marker("timeout")
         is_fast = not any(item.get_closest_marker(name) for name in ("slow", "interop"))
-        if is_fast and limit is not None and limit.args[0] > LONGEST:
+        if is_fast and timeout is not None and timeout.args[0] > MAX_TIMEOUT_SECONDS:
             raise pytest.UsageError(
-                f"{item.nodeid}: a time limit above {LONGEST} s is for tests that are marked slow"
+                f"{item.nodeid}: only a slow test may have a timeout above {MAX_TIMEOUT_SECONDS} s"
             )
-    first = {"spark": 0, "part": 1}
+    order = {"spark": 0, "part": 1}
     items.sort(
         key=lambda item: min(
-            (first.get(name, 2) for name in getattr(item, "fixturenames", ())),
+            (order.get(name, 2) for name in getattr(item, "fixturenames", ())),
             default=2,
         )
     )
 
 
-#: Tests whose forked children are cut off from power, or are killed inside a sync.
-REAL_SYNC = {"test_power", "test_kills"}
+#: Modules with forked processes that lose power or are killed during a sync.
+MODULES_WITH_REAL_SYNCS = {"test_power", "test_kills"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def syncs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Replace a sync by a check of the handle."""
+def fake_syncs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Replace each sync by a check that its file descriptor is open."""
 
-    def sync(handle: int) -> None:
-        os.fstat(handle)  # which fails for a handle that is not open
+    def check_descriptor(descriptor: int) -> None:
+        os.fstat(descriptor)
 
     with pytest.MonkeyPatch.context() as patch:
         if (
-            request.module.__name__ not in REAL_SYNC
+            request.module.__name__ not in MODULES_WITH_REAL_SYNCS
             and "LOGCORE_REAL_SYNC" not in os.environ
         ):
-            patch.setattr(os, "fsync", sync)
-            patch.setattr(os, "fdatasync", sync, raising=False)
+            patch.setattr(os, "fsync", check_descriptor)
+            patch.setattr(os, "fdatasync", check_descriptor, raising=False)
         yield
 
 
@@ -138,19 +139,19 @@ def partition(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def crash(tmp_path: Path) -> Path:
-    """Return a copy of a partition that Kafka wrote, without the checkpoints."""
+def kafka_partition(tmp_path: Path) -> Path:
+    """Return a copy of a partition that Kafka had not closed, without checkpoints."""
     return Path(
         shutil.copytree(VECTORS / "partition-crash" / "orders-0", tmp_path / "orders-0")
     )
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """Return a log of three segments with two batches each, offsets 0..5, 6..11,
-    12..17. The recovery point is 18.
+def logcore_partition(tmp_path: Path) -> Path:
+    """Return a closed partition with three segments of two batches each: offsets 0..5,
+    6..11, 12..17. The recovery point is 18.
     """
-    path = tmp_path / "mine-0"
+    path = tmp_path / "payments-0"
     with logcore.open(path, create=True) as log:
         for number in range(6):
             log.append_many(

@@ -206,7 +206,7 @@ def test_dump_reads_snapshots():
     assert len(rows(CLEAN / f"{SECOND}.snapshot")) == 3
 
 
-def test_dump_reads_checkpoints_and_small_files(own):
+def test_dump_reads_checkpoints_and_small_files(logcore_partition):
     root = CLEAN.parent
     assert rows(root / "recovery-point-offset-checkpoint") == [
         {"type": "checkpoint_entry", "topic": "orders", "partition": 0, "offset": 29}
@@ -222,12 +222,14 @@ def test_dump_reads_checkpoints_and_small_files(own):
     assert rows(root / ".kafka_cleanshutdown") == [
         {"type": "clean_shutdown", "broker_epoch": 42}
     ]
-    assert rows(own / "logcore.policy") == [
+    assert rows(logcore_partition / "logcore.policy") == [
         {"type": "policy", "durability": "group", "max_bytes": 1 << 20}
     ]
-    with logcore.open(own) as log:
+    with logcore.open(logcore_partition) as log:
         log.append(b"x")
-        assert rows(own / "logcore.durable") == [{"type": "durable_end", "offset": 19}]
+        assert rows(logcore_partition / "logcore.durable") == [
+            {"type": "durable_end", "offset": 19}
+        ]
 
 
 @pytest.mark.parametrize("life", STATES)
@@ -239,8 +241,8 @@ def test_dump_reads_files_that_are_being_created_or_deleted(life, tmp_path):
         assert rows(copy) == rows(CLEAN / f"{FIRST}{suffix}")
 
 
-def test_dump_continues_after_a_batch_with_a_wrong_crc(crash):
-    path = crash / f"{FIRST}.log"
+def test_dump_continues_after_a_batch_with_a_wrong_crc(kafka_partition):
+    path = kafka_partition / f"{FIRST}.log"
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
@@ -254,8 +256,8 @@ def test_dump_continues_after_a_batch_with_a_wrong_crc(crash):
     ]
 
 
-def test_dump_reports_an_incomplete_batch_at_the_end(crash):
-    path = crash / f"{FIRST}.log"
+def test_dump_reports_an_incomplete_batch_at_the_end(kafka_partition):
+    path = kafka_partition / f"{FIRST}.log"
     path.write_bytes(path.read_bytes()[:800])
     assert rows(path)[-1] == {
         "type": "damage",
@@ -281,9 +283,9 @@ def test_describe_summarizes_a_partition():
     assert facts.codecs == {"none": 1, "snappy": 1, "lz4": 1, "zstd": 1}
 
 
-def test_partitions_lists_partition_directories(tmp_path, own):
+def test_partitions_lists_partition_directories(tmp_path, logcore_partition):
     assert partitions(CLEAN.parent) == [str(CLEAN)]
-    assert partitions(own) == [str(own)]
+    assert partitions(logcore_partition) == [str(logcore_partition)]
     (tmp_path / "empty").mkdir()
     with pytest.raises(logcore.LogNotFoundError):
         partitions(tmp_path / "empty")

@@ -265,11 +265,11 @@ def test_offsets_of_a_partially_applied_write_are_not_reused(
 
 @pytest.mark.parametrize("target", ["full", "t-0/sub-0", "t-0", "no-partition-"])
 def test_invalid_target_is_refused_before_any_change(
-    tmp_path: Path, own: Path, target: str
+    tmp_path: Path, logcore_partition: Path, target: str
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    own.rename(tmp_path / "t-0")
+    logcore_partition.rename(tmp_path / "t-0")
     before = tree(tmp_path)
     with pytest.raises((logcore.InvalidConfigError, logcore.InvalidNameError)):
         salvage(tmp_path / "t-0", tmp_path / target)
@@ -298,22 +298,22 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert peak < 16 << 20, peak
 
 
-def test_recover_command_prints_json(tmp_path: Path, own: Path) -> None:
-    done = run("recover", own, tmp_path / "a" / "t-0")
+def test_recover_command_prints_json(tmp_path: Path, logcore_partition: Path) -> None:
+    done = run("recover", logcore_partition, tmp_path / "a" / "t-0")
     assert (done.exit_code, json.loads(done.stdout)["partitions"][0]["records"]) == (
         0,
         18,
     )
-    path = sorted(own.glob("*.log"))[1]
+    path = sorted(logcore_partition.glob("*.log"))[1]
     data = bytearray(path.read_bytes())
     data[80] ^= 1
     path.write_bytes(data)
-    done = run("recover", own, tmp_path / "b" / "t-0", "--json")
+    done = run("recover", logcore_partition, tmp_path / "b" / "t-0", "--json")
     (part,) = json.loads(done.stdout)["partitions"][0]["lost"]
     assert (done.exit_code, part["first_offset"], part["last_offset"]) == (1, 6, 8)
     for arguments in (
-        (own,),
-        (own, tmp_path / "b" / "t-0"),
+        (logcore_partition,),
+        (logcore_partition, tmp_path / "b" / "t-0"),
         (tmp_path / "none", tmp_path / "c"),
         (),
     ):
@@ -322,23 +322,23 @@ def test_recover_command_prints_json(tmp_path: Path, own: Path) -> None:
 
 
 def test_recover_command_prints_text_on_a_terminal(
-    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, logcore_partition: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logcore.cli.maintenance.wants_json", lambda as_json: as_json)
-    done = run("recover", own, tmp_path / "b" / "t-0")
+    done = run("recover", logcore_partition, tmp_path / "b" / "t-0")
     assert done.exit_code == 0 and "all records were saved" in done.stdout
-    for path in sorted(own.glob("*.log"))[:2]:
+    for path in sorted(logcore_partition.glob("*.log"))[:2]:
         path.unlink()
-    (path,) = own.glob("*.log")
+    (path,) = logcore_partition.glob("*.log")
     path.write_bytes(path.read_bytes()[:-1])
-    done = run("recover", own, tmp_path / "c" / "t-0")
+    done = run("recover", logcore_partition, tmp_path / "c" / "t-0")
     assert done.exit_code == 1
     assert re.search(
         r"lost: offsets 15 to 17, .*000012.log, \d+ bytes at position \d+: incomplete batch",
         done.stdout,
     )
     assert re.search(
-        r"lost: offsets 0 to 11, .*mine-0: no file holds these offsets", done.stdout
+        r"lost: offsets 0 to 11, .*payments-0: no file holds these offsets", done.stdout
     )
 
 

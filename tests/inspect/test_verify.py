@@ -63,8 +63,8 @@ def test_compacted_partitions_are_ok(name):
     }
 
 
-def test_files_of_logcore_are_ok(own):
-    found = list(verify(own.parent))
+def test_files_of_logcore_are_ok(logcore_partition):
+    found = list(verify(logcore_partition.parent))
     assert {verdict.status for verdict in found} == {"ok"}, found
     assert (
         sum(verdict.batches for verdict in found),
@@ -73,16 +73,16 @@ def test_files_of_logcore_are_ok(own):
         6,
         18,
     )
-    assert [verdict for verdict in verify(own) if verdict.kind == "log"] == [
-        verdict for verdict in found if verdict.kind == "log"
-    ]
+    assert [
+        verdict for verdict in verify(logcore_partition) if verdict.kind == "log"
+    ] == [verdict for verdict in found if verdict.kind == "log"]
 
 
-def test_a_partition_without_segments_is_checked(own):
-    for path in own.glob("*.*"):
+def test_a_partition_without_segments_is_checked(logcore_partition):
+    for path in logcore_partition.glob("*.*"):
         if path.name[0].isdigit():
             path.unlink()
-    found = {verdict.kind: verdict for verdict in verify(own)}
+    found = {verdict.kind: verdict for verdict in verify(logcore_partition)}
     assert found.keys() == {"logcore.policy", "leader-epoch-checkpoint", "log"}
     assert (
         found["log"].status == "damaged"
@@ -92,27 +92,33 @@ def test_a_partition_without_segments_is_checked(own):
         with pytest.raises(
             logcore.CorruptLogError, match="segments of this partition are missing"
         ):
-            logcore.open(own, read_only=read_only)
-    (own.parent / "recovery-point-offset-checkpoint").unlink()
-    assert "log" not in {verdict.kind for verdict in verify(own)}, (
+            logcore.open(logcore_partition, read_only=read_only)
+    (logcore_partition.parent / "recovery-point-offset-checkpoint").unlink()
+    assert "log" not in {verdict.kind for verdict in verify(logcore_partition)}, (
         "the missing file cannot be detected"
     )
-    (own / f"{FIRST}.timeindex").write_bytes(b"")
-    assert {verdict.kind for verdict in verify(own) if verdict.status == "damaged"} == {
-        "log"
-    }
+    (logcore_partition / f"{FIRST}.timeindex").write_bytes(b"")
+    assert {
+        verdict.kind
+        for verdict in verify(logcore_partition)
+        if verdict.status == "damaged"
+    } == {"log"}
 
 
-def test_missing_directory_of_a_partition_has_a_verdict(own):
-    away = own.with_name(f"{own.name}.0f-delete")
-    own.rename(away)
-    assert {verdict.status for verdict in verify(own.parent)} == {"ok"}, (
+def test_missing_directory_of_a_partition_has_a_verdict(logcore_partition):
+    away = logcore_partition.with_name(f"{logcore_partition.name}.0f-delete")
+    logcore_partition.rename(away)
+    assert {verdict.status for verdict in verify(logcore_partition.parent)} == {"ok"}, (
         "Kafka is deleting it"
     )
     shutil.rmtree(away)
-    (found,) = (verdict for verdict in verify(own.parent) if verdict.status != "ok")
+    (found,) = (
+        verdict
+        for verdict in verify(logcore_partition.parent)
+        if verdict.status != "ok"
+    )
     assert (found.path, found.status) == (
-        str(own),
+        str(logcore_partition),
         "damaged",
     ) and "reached offset 18" in found.detail
 
@@ -146,8 +152,10 @@ def test_topic_being_created_is_not_reported_as_damaged():
     assert any("being created" in detail for detail in seen)
 
 
-def test_checksum_file_has_its_own_verdict(own):
-    seal, log = (own / f"{0:020d}{suffix}" for suffix in (".seal", ".log"))
+def test_checksum_file_has_its_own_verdict(logcore_partition):
+    seal, log = (
+        logcore_partition / f"{0:020d}{suffix}" for suffix in (".seal", ".log")
+    )
     assert [
         (verdict.kind, verdict.status, verdict.detail) for verdict in verify(seal)
     ] == [("seal", "ok", "")]
@@ -156,75 +164,78 @@ def test_checksum_file_has_its_own_verdict(own):
     # Change the leader epoch, which no CRC covers.
     log.write_bytes(data[:15] + b"\1" + data[16:])
     assert (
-        verdicts(own)[seal.name].detail
+        verdicts(logcore_partition)[seal.name].detail
         == "the segment was rewritten since it was sealed"
     )
     os.utime(log, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert (verdicts(own)[seal.name].status, verdicts(own)[log.name].status) == (
+    assert (
+        verdicts(logcore_partition)[seal.name].status,
+        verdicts(logcore_partition)[log.name].status,
+    ) == (
         "damaged",
         "ok",
     )
     seal.write_bytes(b"torn")
-    assert verdicts(own)[seal.name].status == "warning"
+    assert verdicts(logcore_partition)[seal.name].status == "warning"
 
 
-def test_single_file_is_checked_with_its_partition(own):
-    log = own / "00000000000000000006.log"
+def test_single_file_is_checked_with_its_partition(logcore_partition):
+    log = logcore_partition / "00000000000000000006.log"
     assert [verdict.path for verdict in verify(log)] == [str(log)]
     log.write_bytes(log.read_bytes()[:-1])
     (verdict,) = verify(log)
     assert verdict.status == "damaged"
 
 
-def test_torn_tail_is_a_warning_and_opening_truncates_only_that(crash):
-    path = crash / f"{SECOND}.log"
+def test_torn_tail_is_a_warning_and_opening_truncates_only_that(kafka_partition):
+    path = kafka_partition / f"{SECOND}.log"
     path.write_bytes(path.read_bytes()[:-5])
-    verdict = verdicts(crash)[path.name]
+    verdict = verdicts(kafka_partition)[path.name]
     assert (verdict.status, verdict.records, verdict.offset) == ("warning", 12, 28)
-    with logcore.open(crash) as log:
+    with logcore.open(kafka_partition) as log:
         assert log.log_end_offset == 28
         assert log.recovery_report.cut_position == verdict.position
 
 
-def test_zeros_at_the_end_are_a_torn_tail(own):
-    path = own / "00000000000000000012.log"
+def test_zeros_at_the_end_are_a_torn_tail(logcore_partition):
+    path = logcore_partition / "00000000000000000012.log"
     size = path.stat().st_size
     with path.open("ab") as file:
         file.write(bytes(100))
-    verdict = verdicts(own)[path.name]
+    verdict = verdicts(logcore_partition)[path.name]
     assert (verdict.status, verdict.position) == ("warning", size)
     assert "100 zero bytes" in verdict.detail
 
 
-def test_loss_of_durable_records_is_damage(own):
+def test_loss_of_durable_records_is_damage(logcore_partition):
     """The log ends in a torn tail, but the recovery point shows that the bytes were
     durable. So opening the log is refused.
     """
-    path = own / "00000000000000000012.log"
+    path = logcore_partition / "00000000000000000012.log"
     path.write_bytes(path.read_bytes()[:-5])
-    verdict = verdicts(own)[path.name]
+    verdict = verdicts(logcore_partition)[path.name]
     assert (verdict.status, verdict.offset) == ("damaged", 15)
     with pytest.raises(logcore.CorruptLogError):
-        logcore.open(own)
+        logcore.open(logcore_partition)
     path.write_bytes(b"")
-    assert verdicts(own)[path.name].status == "damaged"
+    assert verdicts(logcore_partition)[path.name].status == "damaged"
 
 
-def test_damage_before_a_whole_batch_is_damage(crash):
-    path = crash / f"{SECOND}.log"
+def test_damage_before_a_whole_batch_is_damage(kafka_partition):
+    path = kafka_partition / f"{SECOND}.log"
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    verdict = verdicts(crash)[path.name]
+    verdict = verdicts(kafka_partition)[path.name]
     assert (verdict.status, verdict.position, verdict.offset) == ("damaged", 0, 16)
     assert "the next whole batch is" in verdict.detail
 
 
-def test_damage_in_a_sealed_segment_is_damage(crash):
-    path = crash / f"{FIRST}.log"
+def test_damage_in_a_sealed_segment_is_damage(kafka_partition):
+    path = kafka_partition / f"{FIRST}.log"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    verdict = verdicts(crash)[path.name]
+    verdict = verdicts(kafka_partition)[path.name]
     assert (verdict.status, verdict.position, verdict.offset, verdict.records) == (
         "damaged",
         783,
@@ -232,7 +243,7 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
         12,
     )
     path.write_bytes(whole[:783])  # a cut between two batches shows as a gap only
-    verdict = verdicts(crash)[path.name]
+    verdict = verdicts(kafka_partition)[path.name]
     assert (verdict.status, verdict.offset) == ("warning", 12)
 
 
@@ -240,35 +251,41 @@ def test_damage_in_a_sealed_segment_is_damage(crash):
     (0, 0, "offsets 0 to 5 are in no segment, and were not deleted"),
     (6, 0, "offsets 6 to 11 are in no segment: the log has no gaps there"),
 ])  # fmt: skip
-def test_missing_segment_of_a_dense_log_is_damage(own, gone, path, words):
+def test_missing_segment_of_a_dense_log_is_damage(logcore_partition, gone, path, words):
     """The missing segment is also found without its checksum file, and reading reports
     it too. Deleted and compacted records are not a loss.
     """
-    for name in own.glob(f"{gone:020d}.*"):
+    for name in logcore_partition.glob(f"{gone:020d}.*"):
         name.unlink()
-    for seal in own.glob("*.seal"):
+    for seal in logcore_partition.glob("*.seal"):
         seal.unlink()
-    verdict = verdicts(own)[f"{path:020d}.log"]
+    verdict = verdicts(logcore_partition)[f"{path:020d}.log"]
     assert (verdict.status, verdict.detail) == ("damaged", words)
-    start = own.parent / "log-start-offset-checkpoint"
-    start.write_text(f"0\n1\nmine 0 {gone + 6}\n")
-    assert {verdict.status for verdict in verify(own.parent)} == {"ok"}
+    start = logcore_partition.parent / "log-start-offset-checkpoint"
+    start.write_text(f"0\n1\npayments 0 {gone + 6}\n")
+    assert {verdict.status for verdict in verify(logcore_partition.parent)} == {"ok"}
     start.unlink()
-    (own.parent / "cleaner-offset-checkpoint").write_text("0\n1\nmine 0 12\n")
-    assert ("damaged" in {verdict.status for verdict in verify(own.parent)}) == (
-        gone == 0
-    ), "no compaction moves the start"
-    (own.parent / "cleaner-offset-checkpoint").unlink()
-    alone = own.rename(own.parent / "mine-0.bak")  # a name without checkpoints
+    (logcore_partition.parent / "cleaner-offset-checkpoint").write_text(
+        "0\n1\npayments 0 12\n"
+    )
+    assert (
+        "damaged" in {verdict.status for verdict in verify(logcore_partition.parent)}
+    ) == (gone == 0), "no compaction moves the start"
+    (logcore_partition.parent / "cleaner-offset-checkpoint").unlink()
+    alone = logcore_partition.rename(
+        logcore_partition.parent / "payments-0.bak"
+    )  # a name without checkpoints
     assert ("damaged" in {verdict.status for verdict in verify(alone)}) == (gone == 6)
 
 
-def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
-    path = own / f"{0:020d}.log"
+def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(
+    logcore_partition,
+):
+    path = logcore_partition / f"{0:020d}.log"
     whole = path.read_bytes()
     (path.with_suffix(".seal")).unlink()
     path.write_bytes(whole[len(whole) // 2 :])
-    assert "does not follow" in verdicts(own)[path.name].detail
+    assert "does not follow" in verdicts(logcore_partition)[path.name].detail
 
 
 def test_torn_transaction_index_that_opening_repairs_is_a_warning(tmp_path):
@@ -422,26 +439,34 @@ def test_verify_reports_no_damage_after_normal_use_or_a_crash(config, step):
     assert changes > 100
 
 
-def test_unfinished_copy_is_reported(own):
-    (own.parent / "other-0.recovering").mkdir()
-    [verdict] = [verdict for verdict in verify(own.parent) if verdict.status != "ok"]
+def test_unfinished_copy_is_reported(logcore_partition):
+    (logcore_partition.parent / "other-0.recovering").mkdir()
+    [verdict] = [
+        verdict
+        for verdict in verify(logcore_partition.parent)
+        if verdict.status != "ok"
+    ]
     assert verdict.status == "damaged" and "did not finish" in verdict.detail
 
 
-def test_segments_that_overlap_are_damage(crash):
-    shutil.copy(crash / f"{FIRST}.log", crash / "00000000000000000014.log")
-    (crash / f"{FIRST}.log").rename(crash / "00000000000000000001.log")
-    found = verdicts(crash)
+def test_segments_that_overlap_are_damage(kafka_partition):
+    shutil.copy(
+        kafka_partition / f"{FIRST}.log", kafka_partition / "00000000000000000014.log"
+    )
+    (kafka_partition / f"{FIRST}.log").rename(
+        kafka_partition / "00000000000000000001.log"
+    )
+    found = verdicts(kafka_partition)
     # Offset 0 in a segment that begins at 1.
     assert found["00000000000000000001.log"].status == "damaged"
     assert "does not follow" in found["00000000000000000014.log"].detail
 
 
-def test_offsets_of_the_next_segment_are_damage(own):
-    middle = own / "00000000000000000006.log"
-    last = own / "00000000000000000012.log"
+def test_offsets_of_the_next_segment_are_damage(logcore_partition):
+    middle = logcore_partition / "00000000000000000006.log"
+    last = logcore_partition / "00000000000000000012.log"
     middle.write_bytes(middle.read_bytes() + last.read_bytes())
-    verdict = verdicts(own)[middle.name]
+    verdict = verdicts(logcore_partition)[middle.name]
     assert verdict.status == "damaged"
     assert "next segment" in verdict.detail
 
@@ -457,10 +482,10 @@ def test_offsets_of_the_next_segment_are_damage(own):
         ([(-1, 211)], "below the segment"),
     ],
 )
-def test_wrong_index_is_a_warning(crash, entries, words):
-    path = crash / f"{FIRST}.index"
+def test_wrong_index_is_a_warning(kafka_partition, entries, words):
+    path = kafka_partition / f"{FIRST}.index"
     path.write_bytes(b"".join(struct.pack(">ii", *entry) for entry in entries))
-    verdict = verdicts(crash)[path.name]
+    verdict = verdicts(kafka_partition)[path.name]
     assert verdict.status == "warning"
     assert words in verdict.detail
 
@@ -476,10 +501,10 @@ def test_wrong_index_is_a_warning(crash, entries, words):
         ([], "retention"),
     ],
 )
-def test_wrong_time_index_is_a_warning(crash, entries, words):
-    path = crash / f"{FIRST}.timeindex"
+def test_wrong_time_index_is_a_warning(kafka_partition, entries, words):
+    path = kafka_partition / f"{FIRST}.timeindex"
     path.write_bytes(b"".join(struct.pack(">qi", *entry) for entry in entries))
-    verdict = verdicts(crash)[path.name]
+    verdict = verdicts(kafka_partition)[path.name]
     assert verdict.status == "warning"
     assert words in verdict.detail
 
@@ -492,10 +517,10 @@ def test_wrong_time_index_is_a_warning(crash, entries, words):
         struct.pack(">hqqqq", 0, 1, 8, 90, 9),
     ],
 )
-def test_wrong_transaction_index_is_damage(crash, content):
-    path = crash / f"{FIRST}.txnindex"
+def test_wrong_transaction_index_is_damage(kafka_partition, content):
+    path = kafka_partition / f"{FIRST}.txnindex"
     path.write_bytes(content)
-    assert verdicts(crash)[path.name].status == "damaged"
+    assert verdicts(kafka_partition)[path.name].status == "damaged"
 
 
 @pytest.mark.parametrize(
@@ -510,9 +535,9 @@ def test_wrong_transaction_index_is_damage(crash, content):
     ]
     + [(name, "warning") for name in ("logcore.policy", "logcore.durable")],
 )
-def test_undecodable_small_files_have_a_verdict(crash, name, status):
-    (crash / name).write_bytes(b"0\n7\nnonsense")
-    assert verdicts(crash)[name].status == status
+def test_undecodable_small_files_have_a_verdict(kafka_partition, name, status):
+    (kafka_partition / name).write_bytes(b"0\n7\nnonsense")
+    assert verdicts(kafka_partition)[name].status == status
 
 
 def test_undecodable_checkpoint_is_damage(tmp_path):
@@ -521,52 +546,54 @@ def test_undecodable_checkpoint_is_damage(tmp_path):
     assert verdicts(root)["recovery-point-offset-checkpoint"].status == "damaged"
 
 
-def test_a_batch_missing_in_the_middle_is_found(own):
+def test_a_batch_missing_in_the_middle_is_found(logcore_partition):
     """If a complete batch is removed, no CRC is wrong. Only the offsets show the loss,
     and only in logs of logcore, which have no gaps.
     """
-    (own.parent / "recovery-point-offset-checkpoint").unlink()
-    path = own / "00000000000000000012.log"
-    with logcore.open(own, durability="os") as log:
+    (logcore_partition.parent / "recovery-point-offset-checkpoint").unlink()
+    path = logcore_partition / "00000000000000000012.log"
+    with logcore.open(logcore_partition, durability="os") as log:
         log.append_many([(b"k", b"v", (), T0 + 5)] * 3)
-    (own.parent / "recovery-point-offset-checkpoint").unlink()
-    with logcore.open(own, read_only=True) as log:
+    (logcore_partition.parent / "recovery-point-offset-checkpoint").unlink()
+    with logcore.open(logcore_partition, read_only=True) as log:
         first, second, third = (batch.size_bytes for batch in log.batches(12))
     whole = path.read_bytes()
     assert first + second + third == len(whole)
     path.write_bytes(whole[:first] + whole[first + second :])
-    verdict = verdicts(own)[path.name]
+    verdict = verdicts(logcore_partition)[path.name]
     assert (verdict.status, verdict.position, verdict.offset) == ("damaged", first, 15)
-    (own / "logcore.policy").unlink()
-    assert verdicts(own)[path.name].status == "ok"
+    (logcore_partition / "logcore.policy").unlink()
+    assert verdicts(logcore_partition)[path.name].status == "ok"
 
 
-def test_segment_overlapped_by_the_previous_one_is_damage(own):
-    (own / "00000000000000000015.log").write_bytes(b"")
-    assert verdicts(own)["00000000000000000012.log"].status == "damaged"
+def test_segment_overlapped_by_the_previous_one_is_damage(logcore_partition):
+    (logcore_partition / "00000000000000000015.log").write_bytes(b"")
+    assert verdicts(logcore_partition)["00000000000000000012.log"].status == "damaged"
     with pytest.raises(logcore.CorruptLogError):
-        logcore.open(own)
+        logcore.open(logcore_partition)
 
 
-def test_leftover_files_are_reported(crash):
+def test_leftover_files_are_reported(kafka_partition):
     for name in (
         f"{FIRST}.log.deleted",
         f"{FIRST}.index.cleaned",
         f"{FIRST}.log.swap",
         "00000000000000000099.index",
     ):
-        (crash / name).write_bytes(b"anything")
-    found = verdicts(crash)
+        (kafka_partition / name).write_bytes(b"anything")
+    found = verdicts(kafka_partition)
     assert found[f"{FIRST}.log.deleted"].status == "ok"
     assert found[f"{FIRST}.index.cleaned"].status == "ok"
     assert found[f"{FIRST}.log.swap"].status == "warning"
     assert found["00000000000000000099.index"].status == "warning"
 
 
-def test_verify_does_not_disturb_a_running_writer(own):
-    with logcore.open(own) as log:
+def test_verify_does_not_disturb_a_running_writer(logcore_partition):
+    with logcore.open(logcore_partition) as log:
         log.append(b"more")
-        assert {verdict.status for verdict in verify(own.parent)} == {"ok"}
+        assert {verdict.status for verdict in verify(logcore_partition.parent)} == {
+            "ok"
+        }
         log.append(b"and more")
 
 
@@ -599,29 +626,33 @@ def test_an_old_entry_that_cannot_be_decoded_is_damage(tmp_path):
     assert (verdict.status, verdict.position) == ("damaged", len(good))
 
 
-def test_unreadable_path_has_a_verdict(crash):
-    (crash / "00000000000000000040.log").mkdir()
-    (crash / "00000000000000000040.snapshot").symlink_to(crash / f"{SECOND}.snapshot")
-    found = verdicts(crash)
+def test_unreadable_path_has_a_verdict(kafka_partition):
+    (kafka_partition / "00000000000000000040.log").mkdir()
+    (kafka_partition / "00000000000000000040.snapshot").symlink_to(
+        kafka_partition / f"{SECOND}.snapshot"
+    )
+    found = verdicts(kafka_partition)
     assert found["00000000000000000040.log"].status == "damaged"
     assert found["00000000000000000040.snapshot"].status == "damaged"
 
 
-def test_name_above_the_largest_offset_is_not_a_segment(crash):
+def test_name_above_the_largest_offset_is_not_a_segment(kafka_partition):
     """Kafka parses such a name as a long and refuses the whole directory. So verify()
     reports the file and checks the others.
     """
     for name in ("99999999999999999999.log", "09223372036854775808.index"):
-        (crash / name).write_bytes(b"12345678")
+        (kafka_partition / name).write_bytes(b"12345678")
         with pytest.raises(
             logcore.InvalidNameError, match="at most 9223372036854775807"
         ):
-            dump(crash / name)
-        [alone] = verify(crash / name)
+            dump(kafka_partition / name)
+        [alone] = verify(kafka_partition / name)
         assert alone.status == "damaged" and "not an offset" in alone.detail
-    assert {verdict.path for verdict in verify(crash) if verdict.status != "ok"} == {
-        str(crash / "99999999999999999999.log"),
-        str(crash / "09223372036854775808.index"),
+    assert {
+        verdict.path for verdict in verify(kafka_partition) if verdict.status != "ok"
+    } == {
+        str(kafka_partition / "99999999999999999999.log"),
+        str(kafka_partition / "09223372036854775808.index"),
     }
     assert (
         kind_of("09223372036854775807.log") == "log"
@@ -667,11 +698,11 @@ def test_any_content_of_a_file_is_handled(tmp_path_factory, name, data):
     "name",
     [path.name for path in sorted(CLEAN.iterdir()) if not path.name.startswith(FIRST)],
 )
-def test_every_cut_of_a_file(crash, name, places):
+def test_every_cut_of_a_file(kafka_partition, name, places):
     whole = (CLEAN / name).read_bytes()
     for cut in range(0, len(whole), 1 + len(whole) // places):
-        (crash / name).write_bytes(whole[:cut])
-        check_only_expected_errors(crash / name)
+        (kafka_partition / name).write_bytes(whole[:cut])
+        check_only_expected_errors(kafka_partition / name)
 
 
 @pytest.mark.long
@@ -680,27 +711,27 @@ def test_every_cut_of_a_file(crash, name, places):
     "name",
     [path.name for path in sorted(CLEAN.iterdir()) if not path.name.startswith(FIRST)],
 )
-def test_every_byte_of_a_file_flipped(crash, name, places):
+def test_every_byte_of_a_file_flipped(kafka_partition, name, places):
     whole = (CLEAN / name).read_bytes()
     for position in range(0, len(whole), 1 + len(whole) // places):
         for mask in (0x80, 0x01):
             data = bytearray(whole)
             data[position] ^= mask
-            (crash / name).write_bytes(data)
-            check_only_expected_errors(crash / name)
+            (kafka_partition / name).write_bytes(data)
+            check_only_expected_errors(kafka_partition / name)
 
 
-def test_every_flipped_bit_of_a_batch_is_found(crash):
+def test_every_flipped_bit_of_a_batch_is_found(kafka_partition):
     """The CRC and the checks cover all bytes of a batch except its leader epoch (12 to
     15).
     """
-    path = crash / f"{FIRST}.log"
+    path = kafka_partition / f"{FIRST}.log"
     whole = path.read_bytes()
     for position in range(92):
         data = bytearray(whole)
         data[position] ^= 0x10
         path.write_bytes(data)
-        status = verdicts(crash)[path.name].status
+        status = verdicts(kafka_partition)[path.name].status
         assert status == ("ok" if 12 <= position < 16 else "damaged"), position
 
 
@@ -713,6 +744,6 @@ def test_every_flipped_bit_of_a_batch_is_found(crash):
         b"null",
     ],
 )
-def test_hostile_json_is_a_verdict(crash, content):
-    (crash / "logcore.policy").write_bytes(content)
-    check_only_expected_errors(crash / "logcore.policy")
+def test_hostile_json_is_a_verdict(kafka_partition, content):
+    (kafka_partition / "logcore.policy").write_bytes(content)
+    check_only_expected_errors(kafka_partition / "logcore.policy")
