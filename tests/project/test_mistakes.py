@@ -2,6 +2,8 @@
 new text is Python, and its tests exist. Whether the tests detect the mistakes is
 checked by tests/meant_mutants.py, which takes longer. Without this test, only that long
 run reported mistakes that became stale after a rename.
+
+The modules and tests that tests/mutants.py names must exist too.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import mutants
 from meant_mutants import MISTAKES
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -64,4 +67,26 @@ def test_tests_of_each_mistake_exist() -> None:
         for word in re.findall(r"\w+", expression):
             if word not in ("and", "or", "not") and word not in text:
                 missing.append(f"{mistake.name}: -k {word}")
+    assert not missing
+
+
+def test_modules_and_tests_of_random_mutants_exist() -> None:
+    modules = {SOURCES / "logcore" / f"{name}.py" for name in mutants.CORE}
+    missing = sorted(str(path) for path in modules if not path.is_file())
+    text = ""
+    for selection in mutants.CHAIN:
+        name, _, function = selection.partition("::")
+        path = TESTS / name
+        files = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+        if not files or not all(file.is_file() for file in files):
+            missing.append(name)
+            continue
+        content = "".join(file.read_text("utf-8") for file in files)
+        if f"def {function}(" not in content and function:
+            missing.append(selection)
+        text += content
+    names = re.findall(r"^def (test_\w+)", text, re.MULTILINE)
+    for word in mutants.LEFT_OUT.split(" or "):
+        if not any(word in name for name in names):
+            missing.append(f"-k {word}")
     assert not missing
