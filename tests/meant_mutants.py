@@ -1,19 +1,19 @@
-"""Checks that tests notice mistakes that a developer could make: a missing sync, two steps
-in the wrong order, a stale cache, a limit that is read twice.
+"""Measure whether tests detect mistakes that a developer could make: a missing sync, two
+steps in the wrong order, a stale cache, a limit that is read twice.
 
     python tests/meant_mutants.py [NAME ...]
 
 mutants.py makes small random changes. Each mistake here would lose data, return wrong
-data, block others, or keep data that should be deleted. The program prints a line of JSON
-for each mistake, and in the end the number of those that were noticed.
+data, block other processes, or keep data that should be deleted. The program prints a
+line of JSON for each mistake, and at the end how many were detected.
 
 - No file of the repository is changed: the tests run in a copy, whose sources are first on
   PYTHONPATH.
-- The old text of a mistake must occur exactly once. If the code has changed, this program
-  reports an error instead of skipping the mistake.
-- A mistake is noticed if a test fails or hangs with it and passes without it.
-- Each mistake runs only the tests that are named beside it. One that is not noticed needs
-  a new test, or another mistake in its place.
+- The old text of a mistake must occur exactly once. If it does not, this program reports
+  an error instead of skipping the mistake.
+- A mistake is detected if a test fails or hangs with it and passes without it.
+- For each mistake, only the tests that it names run. A mistake that they do not detect
+  needs a new test, or must be replaced by another mistake.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-#: What tests of one mistake may take together.
+#: Maximum time of the tests of one mistake.
 LIMIT_SECONDS: Final = 90
 ROUNDS: Final = {
     "LOGCORE_EXPLORE_STATES": "3000",
@@ -46,15 +46,19 @@ ROUNDS: Final = {
 
 
 class Mistake(NamedTuple):
+    """A replacement of a text in a file below src/. `tests` are arguments of pytest, which
+    runs in tests/.
+    """
+
     name: str
-    file: str  # below src/
+    file: str
     old: str
     new: str
-    tests: str  # what pytest is given, in tests/
+    tests: str
 
 
 MISTAKES: Final = (
-    # -- what readers see
+    # -- records that readers see
     Mistake(
         "bound_is_read_without_a_check_for_new_segments", "logcore/partition/state.py",
         "            if segments is self.segments:\n",
@@ -115,7 +119,7 @@ MISTAKES: Final = (
         "log/test_concurrent_reads.py::test_directory_listing_during_a_rename_is_repeated",
     ),
     Mistake(
-        "tail_ignores_truncations", "logcore/reader.py",
+        "tail_of_a_truncated_log_continues", "logcore/reader.py",
         "return lowest_truncation < self.offset or state.visible", "return state.visible",
         "log/test_log.py::test_tail_does_not_continue_with_records_that_replaced_its_own",
     ),
@@ -126,9 +130,9 @@ MISTAKES: Final = (
         "                continue\n            yield item",
         "faults/test_bit_rot.py::test_flipped_control_bit_hides_no_record",
     ),
-    # -- the segment that is written
+    # -- the active segment
     Mistake(
-        "seal_without_sync_of_the_data", "logcore/segment.py",
+        "sealed_segment_is_not_synced", "logcore/segment.py",
         "        # the next segment.\n"
         "        self.fs.fsync(self.handle)",
         "        # the next segment.",
@@ -142,7 +146,7 @@ MISTAKES: Final = (
         "        self._keep_open(self.fs.open(self.path, write=True))\n        self._closing()",
         "partition/test_recovery.py::test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
-    # -- files that go and come
+    # -- files that are deleted and created
     Mistake(
         "batches_of_other_processes_are_not_checked", "logcore/segment.py",
         "        self._own_from = size\n        self.held = None\n",
@@ -230,7 +234,7 @@ MISTAKES: Final = (
         "directory/test_logdir.py::test_stale_recovery_point_is_not_saved_above_the_end",
     ),
     Mistake(
-        "name_before_content", "logcore/metadata/checkpoint.py",
+        "temporary_file_is_not_synced_before_its_rename", "logcore/metadata/checkpoint.py",
         "            fs.pwrite(handle, content, 0)\n            fs.fsync(handle)\n    except DiskFullError:",
         "            fs.pwrite(handle, content, 0)\n    except DiskFullError:",
         "log/test_segments_of_logs.py::test_each_call_does_only_the_expected_disk_operations",
@@ -247,24 +251,24 @@ MISTAKES: Final = (
         "faults/test_disk_errors.py::test_partitions_of_one_directory_share_their_checkpoints_safely",
     ),
     Mistake(
-        "child_closes_no_lock_of_its_parent", "logcore/fs/__init__.py",
+        "forked_child_keeps_the_locks_of_its_parent", "logcore/fs/__init__.py",
         "            held.close()\n        self._locks.clear()",
         "            pass\n        self._locks.clear()",
         "faults/test_processes.py::test_forked_child_does_not_hold_the_lock_of_a_killed_parent",
     ),
     Mistake(
-        "producers_are_kept_over_a_truncation", "logcore/partition/writer.py",
+        "producers_are_not_forgotten_after_a_truncation", "logcore/partition/writer.py",
         "        self.state.transactions = None\n        self.producers.forget()",
         "        self.state.transactions = None",
         "partition/test_producers.py::test_P50_producer_state_survives_reopening",
     ),
     Mistake(
-        "snapshot_in_the_middle_of_an_append", "logcore/partition/producer_state.py",
+        "snapshot_is_written_during_an_append", "logcore/partition/producer_state.py",
         "            if has_unfinished_write:\n                return self._looked_up()\n", "",
         "partition/test_producers.py::test_roll_during_an_append_leaves_no_partial_snapshot",
     ),
     Mistake(
-        "an_append_that_rolls_saves_no_producers", "logcore/partition/producer_state.py",
+        "append_that_rolls_saves_no_producers", "logcore/partition/producer_state.py",
         "            return self.if_any()\n", "            return None\n",
         "partition/test_producers.py::test_batch_sent_twice_is_stored_once_through_any_history",
     ),
@@ -274,7 +278,7 @@ MISTAKES: Final = (
         "partition/test_producers.py::test_batch_sent_twice_is_stored_once_through_any_history",
     ),
     Mistake(
-        "metadata_of_copies_before_the_high_watermark", "logcore/partition/writer.py",
+        "metadata_is_saved_before_the_high_watermark", "logcore/partition/writer.py",
         "        self._open_watermark_file()\n"
         "        self._save_locked(opened.initial_metadata)\n",
         "        self._save_locked(opened.initial_metadata)\n"
@@ -306,7 +310,7 @@ MISTAKES: Final = (
         "log/test_cleaner.py::test_P39_tombstone_of_an_old_record_is_kept_for_its_full_time",
     ),
     Mistake(
-        "horizon_moves_with_each_round", "logcore/cleaner.py",
+        "deletion_horizon_moves_with_each_cleaning", "logcore/cleaner.py",
         "sets_horizon = kept_records.has_tombstone & ~has_horizon",
         "sets_horizon = kept_records.has_tombstone",
         "log/test_cleaner.py::test_P39_tombstone_is_kept_for_its_retention_time",
@@ -336,29 +340,29 @@ MISTAKES: Final = (
     ),
     # -- staged writes
     Mistake(
-        "withdraws_what_another_job_published", "logcore/staging/publishing.py",
+        "job_withdraws_the_write_of_another_job", "logcore/staging/publishing.py",
         "if found is not None and found.txid != txid:", "if found is None:",
         "staging/test_staging.py::test_withdrawn_write_has_no_effect",
     ),
     Mistake(
-        "state_before_the_files", "logcore/staging/applying.py",
+        "state_is_written_before_the_files", "logcore/staging/applying.py",
         "    _place_all(fs, directory, path, assigned)\n    # Like the assigned",
         "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Like the assigned",
         "staging/test_staging_crashes.py::test_crash_during_roll_forward_is_rolled_forward",
     ),
     Mistake(
-        "state_before_the_pieces", "logcore/staging/applying.py",
+        "state_is_written_before_the_parts", "logcore/staging/applying.py",
         "            placed = _place_all(",
         "            write_state(fs, path, assigned)\n            placed = _place_all(",
         "spark/test_sink_crashes.py",
     ),
     Mistake(
-        "carried_pieces_not_synced", "logcore/staging/publishing.py",
+        "carried_parts_are_not_synced", "logcore/staging/publishing.py",
         "                at += size\n            fs.fsync(handle)\n", "                at += size\n",
         "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
-        "name_of_carried_file_not_synced", "logcore/staging/publishing.py",
+        "name_of_a_carried_file_is_not_synced", "logcore/staging/publishing.py",
         "        fs.sync_dir(directory)\n        return files",
         "        return files",
         "spark/test_sink_crashes.py",
@@ -371,19 +375,19 @@ MISTAKES: Final = (
         "spark/test_sink_crashes.py",
     ),
     Mistake(
-        "adopted_append_not_synced", "logcore/staging/applying.py",
+        "completed_append_is_not_synced", "logcore/staging/applying.py",
         "        fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
         "        fs.pwrite(handle, ours, position)\n",
         "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
-        "redo_appends_again", "logcore/staging/applying.py",
+        "repeated_placement_appends_again", "logcore/staging/applying.py",
         "        if size > position:\n            found = ",
         "        if size > position + len(ours):\n            found = ",
         "spark/test_sink_crashes.py",
     ),
     Mistake(
-        "made_segments_without_a_name", "logcore/staging/applying.py",
+        "names_of_new_segments_are_not_synced", "logcore/staging/applying.py",
         "            fs.sync_dir(target)\n        else:", "            pass\n        else:",
         "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
@@ -394,7 +398,7 @@ MISTAKES: Final = (
         "spark/test_sink_crashes.py",
     ),
     Mistake(
-        "staged_names_not_synced", "logcore/staging/writing.py",
+        "staged_names_are_not_synced", "logcore/staging/writing.py",
         "        if self._done:\n            self._fs.sync_dir(self._directory)\n",
         "",
         "spark/test_sink_crashes.py",
@@ -424,13 +428,13 @@ MISTAKES: Final = (
         "faults/test_durable_names.py",
     ),
     Mistake(
-        "suspect_clock_is_trusted_at_once", "logcore/metadata/trusted_clock.py",
+        "changed_clock_is_trusted_immediately", "logcore/metadata/trusted_clock.py",
         "    if held_ms >= DISTRUST_MS:\n",
         "    if held_ms > 0:\n",
         "log/test_trusted_clock.py",
     ),
     Mistake(
-        "pieces_in_the_order_of_messages", "pyspark_logcore/staged.py",
+        "parts_are_in_the_order_of_messages", "pyspark_logcore/staged.py",
         "sorted(by_task.items())",
         "by_task.items()",
         "spark/test_sinks_plain.py -k order_of_tasks",
@@ -447,18 +451,18 @@ MISTAKES: Final = (
         "spark/test_sink_crashes.py -k unnamed_write",
     ),
     Mistake(
-        "parts_of_a_write_are_shown", "logcore/partition/file_view.py",
+        "part_of_a_staged_write_is_visible", "logcore/partition/file_view.py",
         "        if staged is not None:\n            visible =", "        if False:\n            visible =",
         "staging/test_staging_crashes.py -k complete_write_or_none",
     ),
     # -- offsets by key
     Mistake(
-        "index_of_keys_survives_a_truncation", "logcore/key_index.py",
+        "key_index_survives_a_truncation", "logcore/key_index.py",
         "        if times_truncated != self._times_truncated or", "        if",
         "log/test_key_index.py -k scan",
     ),
     Mistake(
-        "index_of_keys_lacks_unsynced_records", "logcore/log.py",
+        "key_index_lacks_unsynced_records", "logcore/log.py",
         "check(expected, self._state.end)", "check(expected, self.high_watermark)",
         "log/test_key_index.py -k unsynced",
     ),
@@ -485,7 +489,7 @@ MISTAKES: Final = (
         "backup/test_snapshots.py -k not_synced",
     ),
     Mistake(
-        "parts_are_used_again_unread", "logcore/backup/taking.py",
+        "stored_parts_are_reused_without_a_check", "logcore/backup/taking.py",
         "                if crc != part.crc32c:\n", "                if False:\n",
         "backup/test_snapshots.py -k truncated",
     ),
@@ -499,9 +503,9 @@ MISTAKES: Final = (
         "        if (size, crc) !=", "        if False and (size, crc) !=",
         "backup/test_snapshots.py -k damaged_backup",
     ),
-    # -- local writes, gathered
+    # -- gathering of local writes
     Mistake(
-        "receipt_before_its_name_is_synced", "pyspark_logcore/local.py",
+        "receipt_is_written_before_its_name_is_synced", "pyspark_logcore/local.py",
         "                fs.sync_dir(parent)\n                self._remove_leftovers(fs, final)\n",
         "                self._remove_leftovers(fs, final)\n",
         "spark/test_local_crashes.py",
@@ -519,7 +523,7 @@ MISTAKES: Final = (
         "spark/test_local_plain.py -k 'repeated_batch or in_order'",
     ),
     Mistake(
-        "batch_after_a_later_one_is_missed", "pyspark_logcore/gathering.py",
+        "missing_batch_is_skipped", "pyspark_logcore/gathering.py",
         "if batch.number != expected:", "if batch.number < expected:",
         "spark/test_local_plain.py -k incomplete_input",
     ),
@@ -541,12 +545,12 @@ MISTAKES: Final = (
     ),
     # -- object stores
     Mistake(
-        "short_object_counts_as_its_end", "pyspark_logcore/stores.py",
+        "short_object_ends_the_log", "pyspark_logcore/stores.py",
         "        if len(data) < size:\n", "        if len(data) > size:\n",
         "spark/test_stores_plain.py -k after_it_was_listed",
     ),
     Mistake(
-        "copy_without_its_end_is_whole", "pyspark_logcore/stores.py",
+        "copy_without_its_end_is_accepted", "pyspark_logcore/stores.py",
         "if recorded is not None and recorded.offset > log.log_end_offset:",
         "if recorded is not None and recorded.offset < log.log_start_offset:",
         "spark/test_stores_plain.py -k made_during_writes",
@@ -593,7 +597,7 @@ MISTAKES: Final = (
         "netshim/test_commits.py::test_member_that_does_not_return_after_a_restart_expires",
     ),
     Mistake(
-        "waiting_member_expires", "logcore/coordination/classic_transitions.py",
+        "member_that_waits_for_a_response_expires", "logcore/coordination/classic_transitions.py",
         "if member.is_waiting and not member.is_new and not member.is_absent:", "if False:",
         "netshim/test_membership.py::test_pending_member_delays_a_rebalance_until_its_timeout",
     ),
@@ -679,7 +683,7 @@ MISTAKES: Final = (
         "producer/test_producer_histories.py",
     ),
     Mistake(
-        "sequence_is_not_set_back", "logcore/producer/accumulator.py",
+        "sequence_of_a_failed_batch_is_not_restored", "logcore/producer/accumulator.py",
         "        identity.next_sequence = batch.sequence\n",
         "        pass\n",
         "producer/test_producer_histories.py",
@@ -721,7 +725,7 @@ MISTAKES: Final = (
         "producer/test_buffer_pool.py",
     ),
     Mistake(
-        "halves_in_the_wrong_order", "logcore/producer/accumulator.py",
+        "halves_of_a_batch_are_sent_in_the_wrong_order", "logcore/producer/accumulator.py",
         "for half in reversed(halves)",
         "for half in halves",
         "producer/test_producer_histories.py",
@@ -732,7 +736,7 @@ MISTAKES: Final = (
         "        self.used_bytes -= batch.memory_bytes - 1\n",
         "producer/test_producer_histories.py",
     ),
-    # -- several processes write one log
+    # -- writing a log from several processes
     Mistake(
         "lock_record_is_not_marked_busy", "logcore/partition/shared_writer.py",
         "                self._write_lock.mark_busy()\n            return True",
@@ -753,14 +757,14 @@ MISTAKES: Final = (
         "partition/test_sharing_kills.py",
     ),
     Mistake(
-        "structure_is_not_compared", "logcore/partition/shared_writer.py",
+        "structure_number_is_not_compared", "logcore/partition/shared_writer.py",
         "            record.structure != self._record.structure\n"
         "            or synced.truncations != self._truncations\n",
         "            False\n",
         "partition/test_sharing_kills.py",
     ),
     Mistake(
-        "structure_is_not_raised", "logcore/partition/shared_writer.py",
+        "structure_number_is_not_raised", "logcore/partition/shared_writer.py",
         "            structure += 1\n",
         "            structure += 0\n",
         "partition/test_sharing_kills.py",
@@ -799,7 +803,7 @@ MISTAKES: Final = (
         "partition/test_sharing.py",
     ),
     Mistake(
-        "two_compactions_at_once", "logcore/partition/shared_lock.py",
+        "two_compactions_run_concurrently", "logcore/partition/shared_lock.py",
         "        return self._fs.lock_byte(self._lock_handle, self._byte + 2)\n",
         "        return True\n",
         "partition/test_sharing_exploration.py",
@@ -866,8 +870,7 @@ MISTAKES: Final = (
         "                if False:\n                    return\n                piece",
         "partition/test_persisted_offsets.py",
     ),
-    # -- groups in several processes
-    # -- a broker beside other processes
+    # -- a broker that shares its directory with other processes
     Mistake(
         "open_transactions_are_read", "logcore/reader.py",
         "            or transactions.open\n",
@@ -898,7 +901,7 @@ MISTAKES: Final = (
         "directory/test_replicas.py",
     ),
     Mistake(
-        "role_during_the_removal_of_a_replica", "netshim/cluster/replicas.py",
+        "role_changes_during_the_removal_of_a_replica", "netshim/cluster/replicas.py",
         "numbers = local_topic.numbers - step.unassigned\n",
         "numbers = local_topic.numbers\n",
         "netshim/cluster/test_cluster_replicas.py",
@@ -916,7 +919,7 @@ MISTAKES: Final = (
         "netshim/cluster/test_cluster_replicas.py",
     ),
     Mistake(
-        "state_of_the_former_topic", "netshim/cluster/registry_nodes.py",
+        "partition_state_is_shared_with_a_deleted_topic", "netshim/cluster/registry_nodes.py",
         'return f"{partitions_path(name)}/{number}/{topic_id}"\n',
         'return f"{partitions_path(name)}/{number}/state"\n',
         "netshim/cluster/test_registry_nodes.py::test_write_for_a_deleted_topic_does_not_reach_the_next_topic",
@@ -928,13 +931,13 @@ MISTAKES: Final = (
         "replication/test_replication_rules.py",
     ),
     Mistake(
-        "waiting_fetch_follows_the_name", "netshim/fast_path.py",
+        "waiting_fetch_reads_a_topic_with_the_same_name", "netshim/fast_path.py",
         "            request.topic_id is None\n            or ",
         "            True\n            or ",
         "netshim/test_fast_path.py::test_a_waiting_fetch_ends_with_its_topic",
     ),
     Mistake(
-        "waiting_fetch_starts_again", "netshim/fast_path.py",
+        "waiting_fetch_waits_for_its_whole_time_again", "netshim/fast_path.py",
         "        remaining_ms = max(0, self._deadline_ms - now_ms)\n",
         "        remaining_ms = self._request.max_wait_ms\n",
         "netshim/test_fast_path.py::test_waiting_fetch_leaves_the_fast_path_when_a_transaction_begins",
@@ -952,20 +955,20 @@ MISTAKES: Final = (
         "netshim/test_fast_path.py::test_both_paths_enforce_the_rules",
     ),
     Mistake(
-        "fast_path_ignores_logins", "netshim/broker.py",
+        "fast_path_ignores_authentication", "netshim/broker.py",
         "            and (\n                session.authentication is None\n"
         "                or session.authentication.passes_requests(now_ms)\n            )\n",
         "",
         "netshim/test_fast_path.py::test_a_connection_must_authenticate_first",
     ),
     Mistake(
-        "session_is_not_undone", "netshim/fast_path.py",
+        "change_of_a_fetch_session_is_not_undone", "netshim/fast_path.py",
         "            if session_fetch is not None:\n                session_fetch.undo()\n            return None",
         "            return None",
         "netshim/test_fast_path.py::test_random_requests_get_equal_responses",
     ),
     Mistake(
-        "overtaken_request_is_answered", "netshim/fast_path.py",
+        "outdated_request_of_a_session_is_answered", "netshim/fast_path.py",
         "        if session_fetch is not None and not session_fetch.is_current:\n",
         "        if False:\n",
         "netshim/test_fast_path.py::test_request_of_a_session_ends_the_previous_request",
@@ -977,13 +980,13 @@ MISTAKES: Final = (
         "netshim/test_fast_path.py::test_a_batch_whose_write_failed_is_not_written_again",
     ),
     Mistake(
-        "next_batch_of_an_old_epoch", "logcore/partition/producers.py",
+        "next_batch_of_an_old_epoch_is_stored", "logcore/partition/producers.py",
         "        if known is None or known.epoch != epoch or known.open_offset >= 0:\n            return False\n",
         "        if known is None or known.open_offset >= 0:\n            return False\n",
         "kernels/test_appending.py::test_next_batch_of_a_producer_is_accepted",
     ),
     Mistake(
-        "next_batch_outside_its_transaction", "logcore/partition/producers.py",
+        "next_batch_outside_its_transaction_is_stored", "logcore/partition/producers.py",
         "        if known is None or known.epoch != epoch or known.open_offset >= 0:\n            return False\n",
         "        if known is None or known.epoch != epoch:\n            return False\n",
         "kernels/test_appending.py::test_batch_of_a_producer_outside_its_transaction_is_refused",
@@ -1001,7 +1004,7 @@ MISTAKES: Final = (
         "netshim/test_fast_path.py::test_aborted_transactions_are_named",
     ),
     Mistake(
-        "old_logs_are_served", "netshim/logs.py",
+        "outdated_logs_are_served", "netshim/logs.py",
         "                return log.has_failed or (\n"
         "                    self._logdir.is_shared and log.host.writer.state.is_behind()\n"
         "                )",
@@ -1047,19 +1050,19 @@ MISTAKES: Final = (
         "consumer/test_stall_detector.py consumer/test_shared_groups.py",
     ),
     Mistake(
-        "deadlines_count_without_a_witness", "logcore/coordinators/shared_groups.py",
+        "deadlines_end_without_an_observation", "logcore/coordinators/shared_groups.py",
         "        return self._observed.is_over(node.group, node.timers, timeout)\n",
         "        return True\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "rebalances_end_without_a_witness", "logcore/coordinators/stall_detector.py",
+        "rebalances_end_without_an_observation", "logcore/coordinators/stall_detector.py",
         "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
         "        if False:\n",
         "consumer/test_stall_detector.py faults/test_schedules.py",
     ),
     Mistake(
-        "a_stable_group_waits_for_shares_without_a_witness", "logcore/coordinators/stall_detector.py",
+        "synced_group_waits_without_an_observation", "logcore/coordinators/stall_detector.py",
         "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
         "        if isinstance(timeout, JoinEnds):\n",
         "consumer/test_stall_detector.py faults/test_schedules.py",
@@ -1095,7 +1098,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "positions_use_an_earlier_end", "logcore/consumer/consumer.py",
+        "positions_start_at_an_outdated_start_offset", "logcore/consumer/consumer.py",
         "            start = self._fetcher.start(read_position.log)\n",
         "            start = read_position.log.log_start_offset\n",
         "consumer/test_shared_groups.py",
@@ -1122,7 +1125,7 @@ MISTAKES: Final = (
         "consumer/test_shared_groups.py",
     ),
     Mistake(
-        "generation_of_a_lone_process_is_used_again", "logcore/coordinators/shared_groups.py",
+        "generation_of_a_single_process_is_used_again", "logcore/coordinators/shared_groups.py",
         "        is_outdated = (\n"
         "            node is not None\n"
         "            and stored is not None\n"
@@ -1185,14 +1188,14 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "owner_that_dies_between_two_reads_is_missed", "logcore/consumer/registry_identity.py",
+        "node_deleted_by_another_process_is_an_error", "logcore/consumer/registry_identity.py",
         "            with contextlib.suppress(NodeNotFoundError):\n"
         "                registry.delete(path)\n",
         "            registry.delete(path)\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "dual_commits_are_read_from_the_log_alone", "logcore/consumer/offset_stores.py",
+        "dual_commits_are_read_from_the_log_only", "logcore/consumer/offset_stores.py",
         "            if key not in stored or stored[key].offset < offset:\n",
         "            if key not in stored:\n",
         "consumer/test_offset_stores.py",
@@ -1204,7 +1207,7 @@ MISTAKES: Final = (
         "consumer/test_offset_stores.py",
     ),
     Mistake(
-        "dual_commit_goes_to_the_chosen_storage_alone", "logcore/consumer/offset_stores.py",
+        "dual_commit_is_stored_in_one_storage_only", "logcore/consumer/offset_stores.py",
         "        if error is None and self.is_dual:\n            # A refusal",
         "        if False:\n            # A refusal",
         "consumer/test_offset_stores.py consumer/test_shared_groups_exploration.py -k move",
@@ -1229,7 +1232,7 @@ MISTAKES: Final = (
     ),
     # -- groups of consumers
     Mistake(
-        "commit_of_a_lost_member_counts", "logcore/coordination/coordinator.py",
+        "commit_of_a_removed_member_counts", "logcore/coordination/coordinator.py",
         "if error is not None or not committed:\n            return [*effects, Reply(waiter, error)]",
         "if not committed:\n            return [*effects, Reply(waiter, error)]",
         "consumer/test_consumer_groups.py",
@@ -1244,7 +1247,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py::test_random_histories_keep_all_invariants_of_groups",
     ),
     Mistake(
-        "one_batch_for_two_partitions_of_offsets", "logcore/coordinators/local_groups.py",
+        "commits_for_two_offset_partitions_share_a_batch", "logcore/coordinators/local_groups.py",
         "                and present_offsets_partition_of(\n"
         "                    self._directory, following.group.group_id\n"
         "                )\n                == home\n            )",
@@ -1252,7 +1255,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_commits.py -k share_batches",
     ),
     Mistake(
-        "one_batch_for_commits_in_and_out_of_a_transaction", "logcore/coordinators/local_groups.py",
+        "commits_inside_and_outside_a_transaction_share_a_batch", "logcore/coordinators/local_groups.py",
         "                following.producer == append_effects[0].producer\n"
         "                and present_offsets_partition_of(",
         "                present_offsets_partition_of(",
@@ -1277,7 +1280,7 @@ MISTAKES: Final = (
         "log/test_flat_combining.py --timeout 30",
     ),
     Mistake(
-        "sessions_by_the_wall_clock", "logcore/coordinators/local_groups.py",
+        "sessions_are_measured_by_the_wall_clock", "logcore/coordinators/local_groups.py",
         "return self._started_ms + self._fs.monotonic_ms()",
         "return self._fs.now_ms()",
         "consumer/test_consumer_groups.py",
@@ -1289,7 +1292,7 @@ MISTAKES: Final = (
         "consumer/test_consumer.py consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "last_commit_is_of_the_old_generation", "logcore/consumer/group_member.py",
+        "last_commit_has_the_old_generation", "logcore/consumer/group_member.py",
         "        if self._pending_join is None or not isinstance(\n"
         "            self._pending_join.result, Joined\n        ):\n",
         "        if self.generation >= 0 or not isinstance(self._pending_join, PendingResult):\n",
@@ -1314,19 +1317,19 @@ MISTAKES: Final = (
         "partition/test_persisted_offsets.py",
     ),
     Mistake(
-        "unused_turn_of_a_connection_is_kept", "netshim/connection.py",
+        "connection_stays_in_the_queue_without_a_request", "netshim/connection.py",
         "            self._workload.leave_queue(self)\n",
         "            pass\n",
         "netshim/test_connection.py",
     ),
     Mistake(
-        "requests_of_a_connection_that_ended_stay_in_work", "netshim/connection.py",
+        "requests_of_a_closed_connection_count_as_running", "netshim/connection.py",
         "                    self._workload.end(slot.held_bytes)\n",
         "                    pass\n",
         "netshim/test_connection.py",
     ),
     Mistake(
-        "parked_requests_count_as_work", "netshim/broker.py",
+        "waiting_requests_count_as_running", "netshim/broker.py",
         "is_parked=api.key in _PARKED, runs_in_steps=is_large",
         "runs_in_steps=is_large",
         "netshim/test_hostile.py",
@@ -1375,7 +1378,7 @@ MISTAKES: Final = (
         "netshim/test_chunked_requests.py",
     ),
     Mistake(
-        "offsets_of_a_topic_deleted_between_chunks", "netshim/handlers/group.py",
+        "offsets_of_a_topic_deleted_between_chunks_are_stored", "netshim/handlers/group.py",
         "    if state.logdir.host.topics_version != version:",
         "    if False:",
         "netshim/test_chunked_requests.py",
@@ -1417,7 +1420,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_commits.py",
     ),
     Mistake(
-        "close_after_an_error_finishes_all", "logcore/consumer/consumer.py",
+        "close_after_an_error_finishes_all_records", "logcore/consumer/consumer.py",
         "self._close(is_done=kind is None)",
         "self._close(is_done=True)",
         "consumer/test_consumer.py",
@@ -1438,7 +1441,7 @@ MISTAKES: Final = (
         "consumer/test_consumer.py::test_poll_returns_the_same_records_as_read_from_every_offset",
     ),
     Mistake(
-        "consumer_is_given_a_compressed_batch_whole", "logcore/partition/scan.py",
+        "consumer_gets_all_records_of_a_compressed_batch", "logcore/partition/scan.py",
         "                yield (\n"
         "                    item.size_bytes,\n"
         "                    kernel.to_topic_records(topic, partition, self._within(records)),\n"
@@ -1447,7 +1450,7 @@ MISTAKES: Final = (
         "consumer/test_consumer.py::test_poll_returns_the_same_records_as_read_from_every_offset",
     ),
     Mistake(
-        "damage_that_a_consumer_meets_has_another_position", "logcore/partition/scan.py",
+        "damage_error_of_a_consumer_lacks_the_position", "logcore/partition/scan.py",
         "        with self._placed():\n            return kernel.decode_topic_records(",
         "        if True:\n            return kernel.decode_topic_records(",
         "consumer/test_consumer.py::test_consumer_reports_damage_like_read",
@@ -1483,13 +1486,13 @@ MISTAKES: Final = (
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "iteration_hides_what_it_read_ahead", "logcore/consumer/fetcher.py",
+        "iteration_loses_records_that_it_fetched", "logcore/consumer/fetcher.py",
         "            read_position.has_undelivered = True\n",
         "",
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "end_of_a_stream_commits_the_record_in_hand", "logcore/consumer/consumer.py",
+        "end_of_a_stream_commits_the_current_record", "logcore/consumer/consumer.py",
         "        self._close(is_done=False)\n",
         "        self._close(is_done=True)\n",
         "consumer/test_consumer_streams.py",
@@ -1501,7 +1504,7 @@ MISTAKES: Final = (
         "aio/test_aio_consumer.py",
     ),
     Mistake(
-        "failed_record_keeps_its_place_in_the_queue", "logcore/producer/accumulator.py",
+        "failed_record_is_counted_as_queued", "logcore/producer/accumulator.py",
         "        self.used_records -= len(batch.records)\n",
         "",
         "producer/test_seeds.py producer/test_producer.py",
@@ -1550,7 +1553,7 @@ MISTAKES: Final = (
         "aio/test_aio_producer.py",
     ),
     Mistake(
-        "seek_overtaken_by_a_cancelled_step", "logcore/aio/consumer.py",
+        "cancelled_step_overwrites_a_seek", "logcore/aio/consumer.py",
         "        if self._steps and not self._loop_thread.is_answering:\n"
         "            self._deferred_calls.append(function)\n",
         "        if False:\n            self._deferred_calls.append(function)\n",
@@ -1569,7 +1572,7 @@ MISTAKES: Final = (
         "aio/test_aio_log.py::test_tail_wakes_for_appends_in_other_threads_and_for_close",
     ),
     Mistake(
-        "partition_given_out_before_it_is_given_up", "logcore/consumer/assignors.py",
+        "partition_is_assigned_before_it_is_revoked", "logcore/consumer/assignors.py",
         "    return {\n"
         "        member_id: [\n"
         "            partition\n"
@@ -1588,7 +1591,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "given_up_without_a_commit", "logcore/consumer/assignment.py",
+        "partition_is_revoked_without_a_commit", "logcore/consumer/assignment.py",
         "        if partitions:\n            self._commits.commit_finished()\n",
         "",
         "consumer/test_consumer_groups.py",
@@ -1642,7 +1645,7 @@ MISTAKES: Final = (
         "netshim/test_memory.py",
     ),
     Mistake(
-        "memory_is_counted_only_up", "logcore/coordination/memory_budget.py",
+        "memory_counter_never_decreases", "logcore/coordination/memory_budget.py",
         "            self._upper_bound_bytes = self._counted_bytes = sum(\n"
         "                size_function() for size_function in self.size_functions\n"
         "            )",
@@ -1650,13 +1653,13 @@ MISTAKES: Final = (
         "netshim/test_memory.py",
     ),
     Mistake(
-        "buffers_are_kept_if_memory_is_short", "netshim/connection.py",
+        "buffers_are_kept_without_free_memory", "netshim/connection.py",
         "            size <= _MAX_EMPTY_BUFFER_BYTES\n            and 2 * budget.used_bytes < budget.limit_bytes\n",
         "            size <= _MAX_EMPTY_BUFFER_BYTES\n",
         "netshim/test_connection.py",
     ),
     Mistake(
-        "buffers_of_pauses_are_kept", "netshim/connection.py",
+        "buffers_of_idle_connections_are_kept", "netshim/connection.py",
         "            and now_ms - self.active_ms >= _EMPTY_BUFFER_MS\n        ):\n"
         "            self._resize(_SMALL_BYTES)\n",
         "            and now_ms - self.active_ms >= _EMPTY_BUFFER_MS\n        ):\n            pass\n",
@@ -1669,7 +1672,7 @@ MISTAKES: Final = (
         "netshim/test_connection.py",
     ),
     Mistake(
-        "answers_of_clients_that_left_early_go_on", "netshim/scheduling.py",
+        "answers_of_disconnected_clients_continue", "netshim/scheduling.py",
         "    if pending.is_cancelled:\n        pending.cancel()\n",
         "",
         "netshim/test_cycles.py",
@@ -1687,20 +1690,20 @@ MISTAKES: Final = (
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "logs_in_use_are_closed_for_room", "netshim/logs.py",
+        "logs_in_use_are_closed_to_free_memory", "netshim/logs.py",
         "            if key not in busy\n"
         "            and key not in self._closing\n",
         "            if key not in self._closing\n",
         "netshim/test_memory.py",
     ),
     Mistake(
-        "request_for_many_partitions_opens_the_same_ones", "netshim/logs.py",
+        "request_for_many_partitions_reopens_its_logs", "netshim/logs.py",
         "            self._next_to_open = first + batch_size\n",
         "            self._next_to_open = 0\n",
         "netshim/test_broker_killed.py",
     ),
     Mistake(
-        "old_settings_stay_beside_new_ones", "netshim/handlers/configs.py",
+        "settings_that_a_request_omits_are_kept", "netshim/handlers/configs.py",
         "        return {\n"
         "            **dict.fromkeys(before),\n"
         "            **{config.name: config.value for config in resource.configs},\n"
@@ -1709,31 +1712,31 @@ MISTAKES: Final = (
         "netshim/test_conformance.py",
     ),
     Mistake(
-        "connections_of_an_address_are_never_given_back", "netshim/open_connections.py",
+        "closed_connections_of_an_address_are_counted", "netshim/open_connections.py",
         "        self._addresses[client.address] -= 1\n",
         "",
         "netshim/test_hostile.py",
     ),
     Mistake(
-        "stop_leaves_requests_in_pieces", "netshim/broker.py",
+        "stop_leaves_chunked_requests_unfinished", "netshim/broker.py",
         "        self.state.step_runner.finish()\n",
         "",
         "netshim/test_chunked_requests.py",
     ),
     Mistake(
-        "answers_keep_their_callbacks", "netshim/scheduling.py",
+        "answers_refer_to_their_callbacks", "netshim/scheduling.py",
         "            self._callback = self._cancel = None\n            if callback",
         "            if callback",
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "refused_batches_keep_their_frames", "netshim/scheduling.py",
+        "refused_batches_refer_to_their_frames", "netshim/scheduling.py",
         "        link.__traceback__ = None\n",
         "",
         "netshim/test_cycles.py",
     ),
     Mistake(
-        "cancelled_fetch_stays_parked", "netshim/handlers/fetch.py",
+        "cancelled_fetch_keeps_waiting", "netshim/handlers/fetch.py",
         "        pending.when_cancelled(self._forget)\n", "",
         "netshim/test_requests.py::test_fetch_of_a_disconnected_client_stops_waiting",
     ),
@@ -1758,7 +1761,7 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py registry/test_registry_damage.py",
     ),
     Mistake(
-        "registry_reads_a_torn_slot_once", "logcore/registry/sessions.py",
+        "registry_does_not_read_a_torn_slot_again", "logcore/registry/sessions.py",
         "if data == before:\n            break", "if data != before:\n            break",
         "registry/test_registry_damage.py -k torn_read",
     ),
@@ -1784,7 +1787,7 @@ MISTAKES: Final = (
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(
-        "registry_expires_without_the_mark", "logcore/registry/sessions.py",
+        "registry_expires_a_session_without_a_rename", "logcore/registry/sessions.py",
         "            self._fs.rename(path, path + EXPIRED)\n        try:\n"
         "            handle = self._fs.open(path + EXPIRED, write=True)",
         "            self._fs.file_size(path)\n        try:\n            handle = self._fs.open(path, write=True)",
@@ -1814,7 +1817,7 @@ MISTAKES: Final = (
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "registry_expires_a_session_by_its_file_alone", "logcore/registry/sessions.py",
+        "registry_expires_a_session_whose_file_is_not_locked", "logcore/registry/sessions.py",
         "            return self._fs.is_byte_locked(handle, LIVENESS_BYTE)\n", "            return True\n",
         "registry/test_registry_exploration.py -k every_order",
     ),
@@ -1922,7 +1925,7 @@ MISTAKES: Final = (
     ),
     # -- groups of the consumer protocol
     Mistake(
-        "unreleased_partition_is_given_away", "logcore/coordination/consumer_group.py",
+        "unreleased_partition_is_assigned", "logcore/coordination/consumer_group.py",
         "        unreleased = frozenset(\n"
         "            partition for partition in new if partition in self.owners\n"
         "        )",
@@ -1930,13 +1933,13 @@ MISTAKES: Final = (
         "coordination/test_consumer_group_histories.py::test_partitions_have_one_owner_and_the_group_becomes_stable",
     ),
     Mistake(
-        "silence_confirms_a_revocation", "logcore/coordination/consumer_group.py",
+        "heartbeat_without_partitions_confirms_a_revocation", "logcore/coordination/consumer_group.py",
         "if owned is None or owned & current.revoking:",
         "if owned is not None and owned & current.revoking:",
         "coordination/test_heartbeats.py::test_six_steps_observed_with_kafka",
     ),
     Mistake(
-        "late_join_starts_again", "logcore/coordination/consumer_group.py",
+        "late_join_is_accepted_with_epoch_zero", "logcore/coordination/consumer_group.py",
         "if member_epoch == current.member_epoch:\n            return True",
         "if member_epoch in (0, current.member_epoch):\n            return True",
         "coordination/test_heartbeats.py",
@@ -1948,7 +1951,7 @@ MISTAKES: Final = (
         "coordination/test_heartbeats.py::test_reconciliation_of_a_member",
     ),
     Mistake(
-        "answer_overtakes_the_steps_before", "logcore/coordination/consumer_transitions.py",
+        "response_overtakes_earlier_steps", "logcore/coordination/consumer_transitions.py",
         "elif consumers.is_busy:\n            last",
         "elif consumers.queued:\n            last",
         "coordination/test_heartbeats.py",
@@ -1960,7 +1963,7 @@ MISTAKES: Final = (
         "coordination/test_consumer_group_histories.py coordination/test_heartbeats.py",
     ),
     Mistake(
-        "doubtful_record_is_not_written_again", "logcore/coordination/consumer_transitions.py",
+        "uncertain_record_is_not_written_again", "logcore/coordination/consumer_transitions.py",
         "again = [fact for fact in consumers.unsure if fact not in changed]",
         "again: list[Fact] = []",
         "coordination/test_heartbeats.py",
@@ -1972,13 +1975,13 @@ MISTAKES: Final = (
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "revocation_is_timed_again_with_each_change", "logcore/coordination/consumer_transitions.py",
+        "revocation_timer_restarts_with_each_change", "logcore/coordination/consumer_transitions.py",
         "if kind is RecordKind.CURRENT:\n                self._update_revocation_timer(name)",
         "self._update_revocation_timer(name)",
         "coordination/test_heartbeats.py",
     ),
     Mistake(
-        "commit_of_an_older_epoch", "logcore/coordination/consumer_group.py",
+        "commit_of_an_older_epoch_is_accepted", "logcore/coordination/consumer_group.py",
         "if self.current(member_id).member_epoch == member_epoch:\n            return None",
         "if self.current(member_id).member_epoch >= member_epoch:\n            return None",
         "coordination/test_heartbeats.py",
@@ -1996,7 +1999,7 @@ MISTAKES: Final = (
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "owed_records_are_written_once", "logcore/coordination/coordinator.py",
+        "pending_tombstones_are_not_retried", "logcore/coordination/coordinator.py",
         "        if (\n"
         "            error is None\n"
         "            and group.pending_tombstones\n"
@@ -2021,7 +2024,7 @@ MISTAKES: Final = (
         "coordination/test_group_conversions.py",
     ),
     Mistake(
-        "request_in_several_batches", "netshim/stored_offsets.py",
+        "records_of_a_request_are_split_into_batches", "netshim/stored_offsets.py",
         "return append_atomically(log.host.writer, rows, durability=\"os\")",
         "return log.append_many(rows, durability=\"os\")",
         "netshim/test_consumer_protocol.py::test_records_of_a_heartbeat_are_one_batch",
@@ -2040,7 +2043,7 @@ MISTAKES: Final = (
         "netshim/cluster/test_transaction_shards.py",
     ),
     Mistake(
-        "requests_of_a_producer_overtake", "netshim/cluster/transaction_shards.py",
+        "requests_of_a_producer_overtake_each_other", "netshim/cluster/transaction_shards.py",
         "        if producer[1] in self._preparations:\n            return False",
         "        if False:\n            return False",
         "netshim/cluster/test_transaction_shards.py",
@@ -2070,7 +2073,7 @@ MISTAKES: Final = (
         "                pass\n",
         "netshim/test_rollback.py::test_open_transaction_ends_and_a_new_transaction_commits",
     ),
-    # -- transactions of a broker (mistakes of the coordinator itself: coordination/test_transactions_coordinated.py)
+    # -- transactions of a broker; coordination/test_transactions_coordinated.py has the coordinator
     Mistake(
         "marker_counts_before_it_is_on_disk", "netshim/transactions.py",
         "leadership.when_safe(\n            partition, log, end, partial(self._finish_partition, partition)\n        )",
@@ -2113,7 +2116,7 @@ MISTAKES: Final = (
         "return write()",
         "netshim/test_transaction_requests.py",
     ),
-    # -- transactions of producers in process
+    # -- transactions of producers in one process
     Mistake(
         "partition_is_added_after_its_first_batch", "logcore/producer/sender.py",
         "            ready = self._add_to_transaction(self._transaction_manager, ready)\n"
@@ -2135,7 +2138,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "failed_batch_commits_all_the_same", "logcore/producer/transactional_producer.py",
+        "transaction_with_a_failed_batch_commits", "logcore/producer/transactional_producer.py",
         "            if self._transaction_manager.failure is not None:\n"
         "                raise self._transaction_manager.failure\n",
         "            pass\n",
@@ -2168,13 +2171,13 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "markers_called_written_before_they_are_on_disk", "logcore/coordinators/transactions.py",
+        "markers_count_as_written_before_they_are_on_disk", "logcore/coordinators/transactions.py",
         "            ends[log] = receipt.last_offset + 1\n",
         "            pass\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "missed_marker_is_forgotten", "logcore/coordinators/transactions.py",
+        "unwritten_marker_counts_as_written", "logcore/coordinators/transactions.py",
         "        self._act(machine.markers_written(effect, frozenset(unwritten), self.now_ms()))\n",
         "        self._act(machine.markers_written(effect, frozenset(), self.now_ms()))\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -2186,7 +2189,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "two_processes_decide_at_once", "logcore/claim.py",
+        "two_processes_decide_concurrently", "logcore/claim.py",
         "        return _held(self._common.transactions)\n",
         "        return _held(None)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -2229,7 +2232,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
-        "all_wait_for_all_appends", "logcore/coordinators/durable_queue.py",
+        "each_append_waits_for_all_logs", "logcore/coordinators/durable_queue.py",
         "                logs = [\n"
         "                    log\n"
         "                    for log, waiting in self._waiting.items()\n"
@@ -2265,7 +2268,7 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py",
     ),
     Mistake(
-        "prepared_before_it_is_written", "logcore/producer/transactional_producer.py",
+        "transaction_is_prepared_before_its_records_are_written", "logcore/producer/transactional_producer.py",
         "        self._write_all(self._deadline_ms(timeout))\n"
         "        return",
         "        return",
@@ -2300,19 +2303,19 @@ MISTAKES: Final = (
         "netshim/test_produce.py",
     ),
     Mistake(
-        "urgent_work_waits_for_all_other", "netshim/request_order.py",
+        "urgent_request_waits_for_all_others", "netshim/request_order.py",
         "            self._ready.appendleft(key)\n",
         "            self._ready.append(key)\n",
         "netshim/test_request_order.py",
     ),
     Mistake(
-        "all_work_is_submitted_at_once", "netshim/request_order.py",
+        "all_requests_are_submitted_at_once", "netshim/request_order.py",
         "            while self._ready and self._running < _MAX_RUNNING:\n",
         "            while self._ready:\n",
         "netshim/test_request_order.py",
     ),
     Mistake(
-        "turns_taken_from_the_wrong_end", "netshim/request_order.py",
+        "last_waiting_request_runs_first", "netshim/request_order.py",
         "        batch = [waiting.popleft() for",
         "        batch = [waiting.pop() for",
         "netshim/test_produce.py",
@@ -2340,7 +2343,7 @@ MISTAKES: Final = (
         "        stale",
         "directory/test_maintenance.py",
     ),
-    # -- to a cluster, and from one
+    # -- forwarding to a cluster, and mirroring from one
     Mistake(
         "progress_is_read_before_older_forwarders_are_fenced", "logcore/shipping/forwarder.py",
         "            sender = self._cluster.transactional_sender(\n"
@@ -2360,19 +2363,19 @@ MISTAKES: Final = (
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "log_that_grew_again_counts_as_the_old_one", "logcore/shipping/forwarder.py",
+        "recreated_log_counts_as_the_old_log", "logcore/shipping/forwarder.py",
         "                self._check_last_record(log, progress)\n",
         "                pass\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "progress_of_another_cluster", "logcore/shipping/forwarder.py",
+        "progress_of_another_cluster_is_used", "logcore/shipping/forwarder.py",
         "        if recorded.cluster_id != self._cluster_id:\n",
         "        if False:\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "partly_sent_batch_continues", "logcore/shipping/forwarder.py",
+        "incomplete_transaction_continues", "logcore/shipping/forwarder.py",
         "offset.\n            self._drop_sender()\n",
         "offset.\n",
         "shipping/test_forwarder.py",
@@ -2384,14 +2387,14 @@ MISTAKES: Final = (
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "undelivered_batch_not_read_again", "logcore/shipping/forward_rules.py",
+        "undelivered_batch_is_not_read_again", "logcore/shipping/forward_rules.py",
         "        self.has_position = True\n"
         "        self.rewind()\n",
         "        self.has_position = True\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(
-        "lost_progress_starts_again_in_silence", "logcore/shipping/forward_rules.py",
+        "lost_progress_starts_again_without_an_error", "logcore/shipping/forward_rules.py",
         '        if on_lost == "fail":',
         '        if on_lost == "never":',
         "shipping/test_forwarder.py",
@@ -2418,7 +2421,7 @@ MISTAKES: Final = (
         "shipping/test_mirror.py",
     ),
     Mistake(
-        "mirrored_before_it_is_compared", "logcore/shipping/mirror.py",
+        "batch_is_mirrored_before_it_is_compared", "logcore/shipping/mirror.py",
         "            part.fetch_offset = min(part.local_tail, default=decision.offset)\n",
         "            part.fetch_offset = decision.offset\n",
         "shipping/test_mirror.py",
@@ -2448,12 +2451,12 @@ MISTAKES: Final = (
         "registry/test_registry_of_a_cluster.py",
     ),
     Mistake(
-        "progress_before_its_records", "logcore/shipping/mirror.py",
+        "progress_is_stored_before_its_records", "logcore/shipping/mirror.py",
         "                        records[-1].record.offset + 1, part.source_id",
         "                        records[-1].record.offset + 2, part.source_id",
         "shipping/test_mirror.py",
     ),
-    # -- what the search of schedules has to find
+    # -- mistakes that only the exploration of schedules detects
     Mistake(
         "commit_checked_outside_the_lock", "logcore/coordinators/shared_groups.py",
         "        request = commit_request(committer, offsets, producer)\n\n"
@@ -2496,7 +2499,7 @@ MISTAKES: Final = (
         "                pass\n",
         "netshim/cluster/test_shards_loading.py",
     ),
-    # -- static members that are gone
+    # -- absent static members
     Mistake(
         "static_member_is_removed_at_once", "logcore/coordination/classic_transitions.py",
         "            step.renew(member, member.absence_ms)\n",
@@ -2516,14 +2519,14 @@ MISTAKES: Final = (
         "coordination/test_coordination.py -k absent",
     ),
     Mistake(
-        "absence_counts_as_a_session", "logcore/coordinators/stall_detector.py",
+        "absent_member_has_the_session_timeout", "logcore/coordinators/stall_detector.py",
         "            member.active_session_ms,\n",
         "            member.session_timeout_ms,\n",
         "consumer/test_stall_detector.py consumer/test_consumer_groups.py -k 'static or absent'",
     ),
-    # -- how much is read at once
+    # -- sizes of reads and batches
     Mistake(
-        "bytes_of_a_poll_are_not_counted", "logcore/consumer/positions.py",
+        "poll_ignores_the_byte_limit", "logcore/consumer/positions.py",
         "            size_bytes += run_bytes\n",
         "",
         "consumer/test_consumer.py -k large_records",
@@ -2534,7 +2537,7 @@ MISTAKES: Final = (
         "            self._next_index = len(self._records)\n",
         "consumer/test_consumer.py",
     ),
-    # -- interrupts, cancellation, and topics that are replaced
+    # -- interrupts, cancellation, and recreated topics
     Mistake(
         "expected_offset_joins_the_batch_before_it", "logcore/aio/log.py",
         "            if found and (\n"
@@ -2574,7 +2577,7 @@ MISTAKES: Final = (
         "aio/test_aio_consumer.py consumer/test_consumer.py",
     ),
     Mistake(
-        "interrupted_close_counts_as_done", "logcore/consumer/consumer.py",
+        "interrupted_close_counts_as_complete", "logcore/consumer/consumer.py",
         "            except Exception:\n                self._end()\n                raise\n",
         "            except BaseException:\n                self._end()\n                raise\n",
         "consumer/test_consumer_groups.py",
@@ -2612,19 +2615,19 @@ MISTAKES: Final = (
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "block_of_a_domain_is_left_held", "logcore/registry/files.py",
+        "interrupted_block_of_a_domain_stays_locked", "logcore/registry/files.py",
         "                self._held = before\n",
         "                pass\n",
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "clock_of_an_earlier_boot_counts", "logcore/registry/views.py",
+        "clock_of_an_earlier_boot_is_used", "logcore/registry/views.py",
         "        if value is not None and paths.unpack_clock(value)[0] == boot:\n",
         "        if value is not None:\n",
         "registry/test_registry_sessions.py",
     ),
     Mistake(
-        "each_process_times_transactions_by_its_own_clock", "logcore/coordinators/lookup.py",
+        "each_process_measures_transactions_by_its_own_clock", "logcore/coordinators/lookup.py",
         "        if not directory.is_shared:\n            return clock_ms\n",
         "        if directory.path:\n            return clock_ms\n",
         "producer/test_transaction_exploration.py -k clock",
@@ -2710,14 +2713,15 @@ MISTAKES: Final = (
 )  # fmt: skip
 
 
-def copy_of_the_tree(target: Path) -> None:
+def copy_tree(target: Path) -> None:
     for name in ("src", "tests"):
         shutil.copytree(
             ROOT / name,
             target / name,
             ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
         )
-    for path in ROOT.iterdir():  # documents that tests read
+    # Tests read other files, such as documents.
+    for path in ROOT.iterdir():
         if (
             not path.name.startswith((".", "build"))
             and not (target / path.name).exists()
@@ -2726,7 +2730,7 @@ def copy_of_the_tree(target: Path) -> None:
 
 
 def run(tree: Path, tests: list[str]) -> tuple[int, str]:
-    """(exit status of pytest, -1 when it hung; what it said)."""
+    """Return the exit status of pytest, or -1 if it hung, and its output."""
     environment = {
         **os.environ,
         **ROUNDS,
@@ -2736,13 +2740,13 @@ def run(tree: Path, tests: list[str]) -> tuple[int, str]:
     options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--timeout=60"]
     options += ["-m", "not slow"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         process = subprocess.Popen(
             command,
             cwd=tree / "tests",
             env=environment,
-            stdout=said,
-            stderr=said,
+            stdout=file,
+            stderr=file,
             start_new_session=True,
         )
         try:
@@ -2751,64 +2755,68 @@ def run(tree: Path, tests: list[str]) -> tuple[int, str]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             code = -1
-        said.seek(0)
-        return code, said.read()
+        file.seek(0)
+        return code, file.read()
 
 
-def attempt(tree: Path, mistake: Mistake) -> dict[str, object]:
+def try_mistake(tree: Path, mistake: Mistake) -> dict[str, object]:
     path = tree / "src" / mistake.file
-    sound = path.read_text("utf-8")
-    if sound.count(mistake.old) != 1:
-        return {"error": f"the old text occurs {sound.count(mistake.old)} times"}
-    path.write_text(sound.replace(mistake.old, mistake.new), "utf-8")
+    original = path.read_text("utf-8")
+    if original.count(mistake.old) != 1:
+        return {"error": f"the old text occurs {original.count(mistake.old)} times"}
+    path.write_text(original.replace(mistake.old, mistake.new), "utf-8")
     try:
-        code, said = run(tree, shlex.split(mistake.tests))
+        code, output = run(tree, shlex.split(mistake.tests))
     finally:
-        path.write_text(sound, "utf-8")
+        path.write_text(original, "utf-8")
     if code == 0:
-        return {"noticed": False}
-    found = re.search(
-        r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - |$)", said, re.MULTILINE
+        return {"detected": False}
+    failure = re.search(
+        r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - |$)", output, re.MULTILINE
     )
-    if code != -1 and (code != 1 or found is None):
-        return {"error": f"pytest ended with {code}: {said[-300:]}"}
-    killer = "it hung" if found is None else found[1].removeprefix("tests/")
-    code, said = run(tree, shlex.split(mistake.tests) if found is None else [killer])
+    if code != -1 and (code != 1 or failure is None):
+        return {"error": f"pytest ended with {code}: {output[-300:]}"}
+    killer = "pytest hung" if failure is None else failure[1].removeprefix("tests/")
+    code, output = run(
+        tree, shlex.split(mistake.tests) if failure is None else [killer]
+    )
     return (
-        {"noticed": True, "by": killer}
+        {"detected": True, "by": killer}
         if code == 0
-        else {"error": f"fails without it: {killer} {said[-300:]}"}
+        else {"error": f"fails without it: {killer} {output[-300:]}"}
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Makes mistakes in a copy of the tree: do the tests notice?"
+        description="Make mistakes in a copy of the tree, and report whether tests fail."
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="only mistakes with these names"
+    )
     names = parser.parse_args().names
-    chosen = [mistake for mistake in MISTAKES if not names or mistake.name in names]
-    noticed = 0
+    mistakes = [mistake for mistake in MISTAKES if not names or mistake.name in names]
+    detected = 0
     with tempfile.TemporaryDirectory() as directory:
-        copy_of_the_tree(Path(directory))
-        for mistake in chosen:
-            began = time.monotonic()
-            facts = attempt(Path(directory), mistake)
-            noticed += facts.get("noticed") is True
-            seconds = round(time.monotonic() - began)
+        copy_tree(Path(directory))
+        for mistake in mistakes:
+            start = time.monotonic()
+            result = try_mistake(Path(directory), mistake)
+            detected += result.get("detected") is True
+            seconds = round(time.monotonic() - start)
             print(
                 json.dumps(
                     {
                         "name": mistake.name,
                         "file": mistake.file,
-                        **facts,
+                        **result,
                         "seconds": seconds,
                     }
                 ),
                 flush=True,
             )
-    print(f"noticed {noticed} of {len(chosen)}")
-    return 0 if chosen and noticed == len(chosen) else 1
+    print(f"detected {detected} of {len(mistakes)}")
+    return 0 if mistakes and detected == len(mistakes) else 1
 
 
 if __name__ == "__main__":
