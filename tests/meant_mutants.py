@@ -1175,13 +1175,13 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "removed_member_deletes_anothers_node", "logcore/consumer/registry_identity.py",
+        "removed_member_deletes_the_node_of_another_member", "logcore/consumer/registry_identity.py",
         "        if node is not None and node.value == self._name:\n            registry.delete(path)\n",
         "        if node is not None:\n            registry.delete(path)\n",
         "consumer/test_member_nodes.py",
     ),
     Mistake(
-        "partition_is_read_while_another_owns_it", "logcore/consumer/assignment.py",
+        "partition_is_read_while_another_member_owns_it", "logcore/consumer/assignment.py",
         "            owned = self._ownership.claim(\n"
         "                self._share, self._membership.group_metadata()\n            )\n",
         "            self._ownership.claim(self._share, self._membership.group_metadata())\n",

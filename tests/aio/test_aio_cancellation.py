@@ -1,8 +1,8 @@
 """Each coroutine is cancelled at each of its awaits. Then all objects must be usable,
 and no record may be lost or duplicated.
 
-A trial creates a directory, runs one call that is cancelled at its n-th await, and
-checks the result. n rises until the call ends before it is cancelled. Each trial runs
+A scenario creates a directory, runs one call that is cancelled at its n-th await, and
+checks the result. n rises until the call ends before it is cancelled. Each scenario runs
 twice: the call is cancelled when it begins to wait, or after the awaited future is done
 and before the call resumes.
 """
@@ -22,7 +22,7 @@ from logcore import aio
 from logcore.errors import CommitFailedError, LogLockedError, ProducerStateError
 from support.cancelling import at_each_await, cancelled
 
-#: A trial with a directory. It checks the result, and returns whether the call was
+#: A scenario with a directory. It checks the result, and returns whether the call was
 #: cancelled.
 Trial = Callable[
     [aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]],
@@ -39,7 +39,7 @@ async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
         yield data
 
 
-def explore(path: Path, trial: Trial) -> int:
+def explore(path: Path, scenario: Trial) -> int:
     """Run trials, and return the number of awaits at which the call was cancelled."""
 
     async def trial_at(nth: int, after_the_future: bool) -> bool:
@@ -49,7 +49,7 @@ def explore(path: Path, trial: Trial) -> int:
                 was_cancelled, _ = await cancelled(make, nth, late=after_the_future)
                 return was_cancelled
 
-            return await trial(data, cancel_at_await)
+            return await scenario(data, cancel_at_await)
 
     awaits = asyncio.run(at_each_await(trial_at))
     print(f"{path.name}: cancelled at {awaits} awaits, each in two ways")
@@ -69,7 +69,7 @@ async def values(data: aio.LogDir) -> list[bytes | None]:
 def test_cancelled_append_is_stored_completely_or_not(
     tmp_path: Path, method: str
 ) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append(b"0")
         batch = b"".join(log.sync.stored(0, max_bytes=1))
@@ -85,11 +85,11 @@ def test_cancelled_append_is_stored_completely_or_not(
         assert stored in ([b"0", b"0", b"1"], [b"0", b"1"][: 2 * was_cancelled])
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, scenario) >= 1
 
 
 def test_refused_append_stores_nothing(tmp_path: Path) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         # The thread writes the first record, and the other records are still queued.
         with log.sync._state.lock:
@@ -107,7 +107,7 @@ def test_refused_append_stores_nothing(tmp_path: Path) -> None:
         assert await values(data) == [b"first", b"third"]
         return False
 
-    explore(tmp_path, trial)
+    explore(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -127,32 +127,30 @@ def test_refused_append_stores_nothing(tmp_path: Path) -> None:
 )
 def test_log_continues_after_any_cancelled_call(tmp_path: Path, method: str) -> None:
     arguments = {
-        "truncate": (10,),
+        "truncate": (9,),
         "delete_records": (0,),
         "get": (0,),
         "offset_for_timestamp": (0,),
     }
 
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:9]])
         was_cancelled = await cancel_at_await(
-            lambda: getattr(log, method)(
-                *(arguments.get(method, ()) if method != "truncate" else (9,))
-            )
+            lambda: getattr(log, method)(*arguments.get(method, ()))
         )
         await log.append(ALL[9])
         assert await values(data) == ALL
         return bool(was_cancelled)
 
-    explore(tmp_path, trial)
+    explore(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("method", ["read", "tail", "read_topic", "tail_topic"])
 def test_reading_continues_at_the_cancelled_position(
     tmp_path: Path, method: str
 ) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         for value in ALL:
             await log.append(value)
@@ -177,11 +175,11 @@ def test_reading_continues_at_the_cancelled_position(
         assert returned == ALL
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, scenario) >= 1
 
 
 def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         tail = log.tail(0)
         returned: list[bytes | None] = []
@@ -201,7 +199,7 @@ def test_waiting_tail_continues_after_cancellation(tmp_path: Path) -> None:
         assert returned == ALL[:3]
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 2
+    assert explore(tmp_path, scenario) >= 2
 
 
 @pytest.mark.long
@@ -227,7 +225,7 @@ def test_directory_continues_after_any_cancelled_call(
         "delete_group": ("g",),
     }
 
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.consumer(group_id="g") as consumer:
             await consumer.commit({("t", 0): 0})
         was_cancelled = await cancel_at_await(
@@ -239,7 +237,7 @@ def test_directory_continues_after_any_cancelled_call(
         assert [record.value async for record in data.read("v")] == [b"1"]
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, scenario) >= 1
 
 
 @pytest.mark.parametrize("object_type", ["log", "directory"])
@@ -270,22 +268,22 @@ def test_object_whose_opening_was_cancelled_is_closed(
                 async with opening():
                     return
             except LogLockedError:
-                # The thread of the previous trial was still opening the object.
+                # The thread of the previous scenario was still opening the object.
                 await asyncio.sleep(0)
 
-    async def trial(nth: int, after_the_future: bool) -> bool:
+    async def scenario(nth: int, after_the_future: bool) -> bool:
         was_cancelled, _ = await cancelled(use_block, nth, late=after_the_future)
         await (await open_again()).close()
         return was_cancelled
 
-    assert asyncio.run(at_each_await(trial)) >= 2
+    assert asyncio.run(at_each_await(scenario)) >= 2
 
 
 # -- producers -------------------------------------------------------------------------
 
 
 def test_cancelled_send_that_waits_for_memory_sends_nothing(tmp_path: Path) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(linger_ms=0, buffer_memory=700) as producer:
             sent: list[asyncio.Future[Any]] = []
 
@@ -302,7 +300,7 @@ def test_cancelled_send_that_waits_for_memory_sends_nothing(tmp_path: Path) -> N
             await producer.send_and_wait("t", b"last")
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, scenario) >= 1
 
 
 @pytest.mark.long
@@ -313,7 +311,7 @@ def test_cancelled_send_that_waits_for_memory_sends_nothing(tmp_path: Path) -> N
 def test_producer_continues_after_any_cancelled_call(
     tmp_path: Path, method: str
 ) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async def use_block() -> None:
             async with data.producer(linger_ms=0):
                 pass
@@ -341,7 +339,7 @@ def test_producer_continues_after_any_cancelled_call(
         assert stored.count(b"0") == (method.startswith("send"))
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= (
+    assert explore(tmp_path, scenario) >= (
         method != "send"
     )  # send() waits only for memory
 
@@ -349,7 +347,7 @@ def test_producer_continues_after_any_cancelled_call(
 def test_cancelled_transaction_is_committed_or_not_and_the_next_begins(
     tmp_path: Path,
 ) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async def use_block() -> None:
             async with producer.transaction():
                 await (await producer.send("t", b"a"))
@@ -374,7 +372,7 @@ def test_cancelled_transaction_is_committed_or_not_and_the_next_begins(
             ]
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 4
+    assert explore(tmp_path, scenario) >= 4
 
 
 @pytest.mark.parametrize("step", [*STEPS, "abort_transaction"])
@@ -383,7 +381,7 @@ def test_cancelled_step_of_a_transaction_is_completed(
 ) -> None:
     before = STEPS[: STEPS.index(step)] if step in STEPS else STEPS[:2]
 
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
             for name in before:
                 await getattr(producer, name)()
@@ -393,14 +391,14 @@ def test_cancelled_step_of_a_transaction_is_completed(
                 await getattr(producer, step)()
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, scenario) >= 1
 
 
 @pytest.mark.parametrize("outcome", ["prepare_transaction", "complete_transaction"])
 def test_prepared_transaction_is_completed_after_any_cancellation(
     tmp_path: Path, outcome: str
 ) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
@@ -423,7 +421,7 @@ def test_prepared_transaction_is_completed_after_any_cancellation(
         ] == [b"a"]
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, scenario) >= 1
 
 
 # -- consumers -------------------------------------------------------------------------
@@ -445,7 +443,7 @@ async def read_remaining(
 def test_consumer_returns_each_record_once(
     tmp_path: Path, method: str, group_id: str | None
 ) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL[:5]])
         returned: list[bytes | None] = []
@@ -498,7 +496,7 @@ def test_consumer_returns_each_record_once(
             assert not (await consumer.getmany()).count
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 3
+    assert explore(tmp_path, scenario) >= 3
 
 
 @pytest.mark.long
@@ -512,7 +510,7 @@ def test_consumer_returns_each_record_once(
 def test_consumer_continues_after_any_cancelled_call(
     tmp_path: Path, method: str
 ) -> None:
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
         await log.append_many([(None, value) for value in ALL])
 
@@ -559,7 +557,7 @@ def test_consumer_continues_after_any_cancelled_call(
             assert (await consumer.getmany(timeout=1)).count in (1, 11)
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, scenario) >= 1
 
 
 @pytest.mark.long
@@ -568,7 +566,7 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
     returned twice.
     """
 
-    async def trial(data: aio.LogDir, cancel_at_await: Any) -> bool:
+    async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         await data.add_partitions("t", 2)
         for value in ALL:
             await data.append("t", value, partition=int(value) % 2)
@@ -609,7 +607,7 @@ def test_rebalance_with_a_listener_continues_after_cancellation(tmp_path: Path) 
         assert sorted(returned) == ALL
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 5
+    assert explore(tmp_path, scenario) >= 5
 
 
 def test_harness_detects_lost_records(tmp_path: Path) -> None:
@@ -622,7 +620,7 @@ def test_harness_detects_lost_records(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         return record
 
-    async def trial(nth: int, after_the_future: bool) -> bool:
+    async def scenario(nth: int, after_the_future: bool) -> bool:
         remaining[:] = [1, 2, 3]
         returned.clear()
         was_cancelled, record = await cancelled(
@@ -631,5 +629,5 @@ def test_harness_detects_lost_records(tmp_path: Path) -> None:
         returned.extend([] if was_cancelled else [record])
         return was_cancelled and sorted(returned + remaining) == [1, 2, 3]
 
-    assert asyncio.run(at_each_await(trial)) == 0
+    assert asyncio.run(at_each_await(scenario)) == 0
     assert sorted(returned + remaining) == [2, 3]

@@ -53,10 +53,10 @@ def offsets(records: Any) -> list[tuple[int, int]]:
 
 
 async def take(consumer: aio.Consumer, count: int) -> list[tuple[int, int]]:
-    taken: list[tuple[int, int]] = []
-    while len(taken) < count:
-        taken += offsets(await consumer.getmany(timeout=60))
-    return taken
+    returned: list[tuple[int, int]] = []
+    while len(returned) < count:
+        returned += offsets(await consumer.getmany(timeout=60))
+    return returned
 
 
 def test_group_reads_commits_and_continues(tmp_path: Path) -> None:
@@ -287,11 +287,11 @@ def test_two_tasks_divide_the_partitions_of_a_group(tmp_path: Path) -> None:
         await fill(data, 1, 50)
         returned: list[tuple[int, int]] = []
 
-        async def consume(entry: aio.Consumer) -> None:
-            entry.subscribe(["t"])
+        async def consume(member: aio.Consumer) -> None:
+            member.subscribe(["t"])
             while len(returned) < 100:
                 for record in (
-                    await entry.getmany(timeout=0.05, max_records=1)
+                    await member.getmany(timeout=0.05, max_records=1)
                 ).records():
                     returned.append((record.partition, record.offset))
 
@@ -653,7 +653,7 @@ def test_queued_commits_are_stored_by_the_next_step(tmp_path: Path) -> None:
             completions.append(
                 (
                     error,
-                    {entry: offset.offset for entry, offset in offsets.items()},
+                    {partition: offset.offset for partition, offset in offsets.items()},
                     is_in_loop,
                 )
             )

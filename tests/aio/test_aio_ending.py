@@ -191,9 +191,9 @@ def test_service_with_followers_stops(tmp_path: Path) -> None:
     """
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES)]
     with subprocess.Popen(
         [*command, "orders_service:app", "--port", str(port), "--log-level", "error"],

@@ -164,17 +164,17 @@ def test_expected_offset_is_checked_among_appends_of_other_tasks(
     """
 
     async def main(log: aio.Log) -> None:
-        last_appends = await asyncio.gather(
+        results = await asyncio.gather(
             log.append(b"a"),
             log.append(b"b", expected_offset=0),
             return_exceptions=True,
         )
-        assert isinstance(last_appends[1], OffsetConflictError)
-        first_appends = await asyncio.gather(
+        assert isinstance(results[1], OffsetConflictError)
+        results = await asyncio.gather(
             log.append(b"c", expected_offset=0), log.append(b"d"), log.append(b"e", expected_offset=2),
             return_exceptions=True,
         )  # fmt: skip
-        assert [isinstance(row, OffsetConflictError) for row in first_appends] == [
+        assert [isinstance(result, OffsetConflictError) for result in results] == [
             True,
             False,
             False,

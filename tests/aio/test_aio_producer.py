@@ -206,8 +206,8 @@ def test_record_of_a_cancelled_future_is_stored(tmp_path: Path) -> None:
         first = await producer.send("t", b"a", partition=0)
         first.cancel()
         assert (await producer.send_and_wait("t", b"b", partition=0)).offset == 1
-        many = await producer.send_many("t", [(None, b"c")], partition=0)
-        many.cancel()
+        receipts = await producer.send_many("t", [(None, b"c")], partition=0)
+        receipts.cancel()
         await producer.flush()
         assert await values(data) == [b"a", b"b", b"c"]
 
@@ -216,12 +216,12 @@ def test_record_of_a_cancelled_future_is_stored(tmp_path: Path) -> None:
 
 def test_send_many_and_send_columns_return_receipts(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
-        many = await producer.send_many(
+        receipts = await producer.send_many(
             "t", ((None, b"%d" % number) for number in range(10)), partition=0
         )
-        assert [(receipt.offset, receipt.last_offset) for receipt in await many] == [
-            (0, 9)
-        ]
+        assert [
+            (receipt.offset, receipt.last_offset) for receipt in await receipts
+        ] == [(0, 9)]
         columns = await producer.send_columns(
             "t", values=(b"ab", [0, 1, 2]), partition=0
         )

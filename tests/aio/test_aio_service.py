@@ -31,7 +31,7 @@ class Call:
         self.status = 0
         self.body_chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._requests = [{"type": "http.request", "body": body, "more_body": False}]
-        self._gone = asyncio.Event()
+        self._disconnected = asyncio.Event()
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -55,7 +55,7 @@ class Call:
     async def _receive(self) -> dict[str, Any]:
         if self._requests:
             return self._requests.pop()
-        await self._gone.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -64,8 +64,8 @@ class Call:
         elif message.get("body"):
             self.body_chunks.put_nowait(message["body"])
 
-    async def hang_up(self) -> None:
-        self._gone.set()
+    async def disconnect(self) -> None:
+        self._disconnected.set()
         await self.task
 
 
@@ -118,7 +118,7 @@ def test_orders_are_stored_and_followed(
                 await follower_from_20.body_chunks.get()
                 == b"id: 21\ndata: a\ndata: b\n\n"
             )
-            await follower.hang_up()
+            await follower.disconnect()
         await (
             follower_from_20.task
         )  # the end of the service ends the responses that follow a log

@@ -32,7 +32,7 @@ def console(data: Path) -> Generator[ConsoleClient, None, None]:
 
 
 @pytest.fixture
-def written(data: Path) -> Generator[logcore.LogDir, None, None]:
+def logdir(data: Path) -> Generator[logcore.LogDir, None, None]:
     """Open the directory for writing."""
     with logcore.open_dir(data, create=True, durability="os") as logdir:
         yield logdir

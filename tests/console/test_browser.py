@@ -93,23 +93,23 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Any, None, None]:
-    with playwright.sync_playwright() as running:
+    with playwright.sync_playwright() as session:
         options: dict[str, Any] = {"args": ["--no-sandbox"]}
-        if not Path(running.chromium.executable_path).exists():
+        if not Path(session.chromium.executable_path).exists():
             executable = shutil.which("chromium") or shutil.which("google-chrome")
             if executable is None:
                 pytest.skip("needs Chromium: apt-get install chromium")
             options["executable_path"] = executable
-        opened = running.chromium.launch(**options)
-        yield opened
-        opened.close()
+        browser = session.chromium.launch(**options)
+        yield browser
+        browser.close()
 
 
 def store_schemas(logdir: logcore.LogDir) -> None:
     """Store two versions of a subject, as a schema registry does."""
     logdir.create_topic("_schemas", 1, {"cleanup.policy": "compact"})
     for version in (1, 2):
-        fields = [{"name": f"f{n}", "type": "string"} for n in range(version)]
+        fields = [{"name": f"f{number}", "type": "string"} for number in range(version)]
         schema = json.dumps({"type": "record", "name": "Order", "fields": fields})
         subject_version = {"subject": "orders-value", "version": version}
         key = json.dumps({"keytype": "SCHEMA", **subject_version, "magic": 1})
@@ -175,10 +175,10 @@ def tab(
         viewport={"width": 1280, "height": 800},
         timezone_id="Asia/Kolkata",
     )
-    opened = context.new_page()
+    page = context.new_page()
     troubles: list[str] = []
-    opened.on("pageerror", lambda error: troubles.append(str(error)))
-    opened.on(
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on(
         "console",
         lambda message: (
             troubles.append(message.text)
@@ -186,13 +186,13 @@ def tab(
             else None
         ),
     )
-    opened.on(
+    page.on(
         "request",
         lambda sent: (
             troubles.append(sent.url) if not sent.url.startswith(shop[0].url) else None
         ),
     )
-    yield opened
+    yield page
     context.close()
     assert troubles == []
 
@@ -214,8 +214,8 @@ def check(tab: Any, axe: str) -> list[Any]:
         " 'wcag22aa', 'best-practice']})"
     )
     return [
-        (entry["id"], [node["html"][:200] for node in entry["nodes"][:3]])
-        for entry in violations["violations"]
+        (violation["id"], [node["html"][:200] for node in violation["nodes"][:3]])
+        for violation in violations["violations"]
     ]
 
 
@@ -264,9 +264,7 @@ def test_times_are_in_the_zone_of_the_viewer_with_utc_on_hover(tab: Any) -> None
     time = tab.locator("aside time").first
     local_time, utc = time.inner_text(), time.get_attribute("title")
     assert utc.endswith(" UTC")
-    minutes = [
-        int(entry[11:13]) * 60 + int(entry[14:16]) for entry in (local_time, utc)
-    ]
+    minutes = [int(text[11:13]) * 60 + int(text[14:16]) for text in (local_time, utc)]
     assert (minutes[0] - minutes[1]) % (24 * 60) == 330  # Kolkata
 
 
@@ -293,18 +291,18 @@ def test_pages_work_without_scripts(
     browser: Any, shop: tuple[ConsoleClient, Any]
 ) -> None:
     context = browser.new_context(java_script_enabled=False, base_url=shop[0].url)
-    opened = context.new_page()
-    opened.goto("/topics/orders/messages")
-    assert opened.locator("tbody tr").count() == 50
-    opened.get_by_role("link", name="older →").click()
-    assert opened.locator("tbody tr").count() == 50
-    opened.goto("/topics/orders/live")
-    assert "the newest messages" in opened.locator("noscript").inner_text()
+    page = context.new_page()
+    page.goto("/topics/orders/messages")
+    assert page.locator("tbody tr").count() == 50
+    page.get_by_role("link", name="older →").click()
+    assert page.locator("tbody tr").count() == 50
+    page.goto("/topics/orders/live")
+    assert "the newest messages" in page.locator("noscript").inner_text()
     context.close()
 
 
 @pytest.fixture(scope="module", params=[0, 1, 100_000])
-def filled(
+def sized_console(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Generator[tuple[int, ConsoleClient], None, None]:
     """Open a console of a topic with the number of records of the parameter."""
@@ -321,15 +319,15 @@ def filled(
 
 @pytest.mark.parametrize("path", TOPIC_PAGES)
 def test_page_with_any_number_of_records_has_no_violations(
-    browser: Any, axe: str, filled: tuple[int, ConsoleClient], path: str
+    browser: Any, axe: str, sized_console: tuple[int, ConsoleClient], path: str
 ) -> None:
-    count, client = filled
+    count, client = sized_console
     context = browser.new_context(base_url=client.url)
-    opened = context.new_page()
-    opened.goto(path)
-    violations = check(opened, axe)
+    page = context.new_page()
+    page.goto(path)
+    violations = check(page, axe)
     if path == "/topics/orders/messages":
-        assert opened.locator("tbody tr").count() == min(count, 50)
+        assert page.locator("tbody tr").count() == min(count, 50)
     context.close()
     assert violations == [], json.dumps(violations, indent=1)
 

@@ -41,8 +41,8 @@ def client(data: Path) -> Generator[ConsoleClient, None, None]:
     """Open a console with changes of a directory that no process has open."""
     with logcore.open_dir(data, create=True) as logdir:
         fill(logdir)
-    with opened_console(data, changes=DirectoryChanges(str(data))) as opened:
-        yield opened
+    with opened_console(data, changes=DirectoryChanges(str(data))) as client:
+        yield client
 
 
 def offsets(data: Path) -> dict[int, GroupOffset]:
@@ -70,7 +70,7 @@ def test_console_without_changes_has_no_pages_of_changes(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("target", "after"),
+    ("target", "expected_offsets"),
     [
         ("earliest", [0, 0]),
         ("latest", [10, 10]),
@@ -80,18 +80,26 @@ def test_console_without_changes_has_no_pages_of_changes(
     ],
 )
 def test_reset_of_offsets_is_previewed_first(
-    data: Path, client: ConsoleClient, target: str, after: list[int]
+    data: Path, client: ConsoleClient, target: str, expected_offsets: list[int]
 ) -> None:
     page = client.page(f"/group/reset?name=billing&to={target}")
     rows = [
-        [f"orders-{n}", str(now), str(new), str(new - now), str(10 - new)]
-        for n, (now, new) in enumerate(zip([4, 10], after))
+        [
+            f"orders-{partition}",
+            str(current_offset),
+            str(new_offset),
+            str(new_offset - current_offset),
+            str(10 - new_offset),
+        ]
+        for partition, (current_offset, new_offset) in enumerate(
+            zip([4, 10], expected_offsets)
+        )
     ]
     assert page.rows() == rows
     assert committed(data) == [4, 10]
     result = client.submit(page, "/group/reset")
     assert result.status == 303
-    assert committed(data) == after
+    assert committed(data) == expected_offsets
     page_after_change = client.page(result.headers["location"])
     assert "The offsets were set." in page_after_change.text
 
@@ -125,7 +133,10 @@ def test_deletion_of_records_needs_the_name_of_the_topic(
     result = client.submit(page, path, confirm="orders")
     assert result.headers["location"] == "/topics/orders?done=records"
     with logcore.open_dir(data, read_only=True) as logdir:
-        starts = [logdir.partition("orders", n).log_start_offset for n in range(2)]
+        starts = [
+            logdir.partition("orders", partition).log_start_offset
+            for partition in range(2)
+        ]
     assert starts == [0, 6]
 
 
@@ -211,7 +222,9 @@ def test_error_of_a_change_contains_the_writer_of_the_directory(
         lambda fields: {**fields, "token": ""},
         lambda fields: {**fields, "token": "0" * 64},
         lambda fields: {**fields, "token": fields["token"].upper()},
-        lambda fields: {k: v for k, v in fields.items() if k != "token"},
+        lambda fields: {
+            name: value for name, value in fields.items() if name != "token"
+        },
     ],
 )
 def test_form_without_its_token_changes_nothing(
@@ -377,6 +390,6 @@ def test_change_through_a_stopped_broker_is_an_error(
     server, client = broker_and_console
     page = client.page(RESET)
     server.stop()
-    stopped = client.submit(page, "/group/reset")
-    assert stopped.status == 503
-    assert "The broker does not answer" in stopped.text
+    response = client.submit(page, "/group/reset")
+    assert response.status == 503
+    assert "The broker does not answer" in response.text

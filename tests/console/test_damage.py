@@ -69,8 +69,8 @@ def test_damaged_batch_is_reported_and_other_batches_are_shown(
     shown_offsets = {int(row[1]) for row in page.rows()}
     with logcore.open(orders / "orders-0", read_only=True) as log:
         batches = list(log.batches(0, 1_000))
-    damaged = [batch for batch in batches if batch.path == str(path)][-1]
-    lost_offsets = set(range(damaged.base_offset, damaged.next_offset))
+    damaged_batch = [batch for batch in batches if batch.path == str(path)][-1]
+    lost_offsets = set(range(damaged_batch.base_offset, damaged_batch.next_offset))
     assert shown_offsets == set(range(1_000 + len(lost_offsets))) - lost_offsets
     page = client.page("/topics/orders/segments/0?check=1")
     assert "CRC does not match at byte" in page.text
@@ -183,7 +183,7 @@ def test_incompletely_copied_directory_is_shown(
     for path in logs(orders)[1:3]:
         shutil.copy(path, copy / "orders-0")
     (copy / "orders-1").mkdir()
-    (copy / "notes.txt").write_text("not ours")
+    (copy / "notes.txt").write_text("a note")
     client = consoles(copy)
     assert client.page("/").rows()[0][:2] == ["orders", "2"]
     assert len(client.page("/topics/orders/messages?partition=0").rows()) == 50

@@ -14,17 +14,17 @@ pytest.importorskip("fastavro")
 
 
 def test_values_are_shown_by_their_schemas(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders")
+    logdir.create_topic("orders")
     framed = b"\0" + (1).to_bytes(4, "big") + APPLES
-    written.append("orders", framed)
-    written.append("orders", b"\0" + (7).to_bytes(4, "big") + APPLES)
-    written.append("orders", b"\0" + (1).to_bytes(4, "big") + b"\xff")
+    logdir.append("orders", framed)
+    logdir.append("orders", b"\0" + (7).to_bytes(4, "big") + APPLES)
+    logdir.append("orders", b"\0" + (1).to_bytes(4, "big") + b"\xff")
     page = console.get("/topics/orders/messages")
     assert SHOWN not in page.text
-    written.create_topic("_schemas")
-    add_schema(written, 1, 1)
+    logdir.create_topic("_schemas")
+    add_schema(logdir, 1, 1)
     page = console.get("/topics/orders/messages")
     assert SHOWN in page.text
     page = console.get("/topics/orders/messages/0/0")
@@ -35,19 +35,19 @@ def test_values_are_shown_by_their_schemas(
     page = console.get("/topics/orders/messages/0/2")
     assert "not decoded: the value does not have its schema" in page.text
     # The console reads new schemas.
-    add_schema(written, 7, 2)
+    add_schema(logdir, 7, 2)
     page = console.get("/topics/orders/messages/0/1")
     assert "Avro schema 7" in page.text
 
 
 def test_half_of_a_surrogate_pair_is_shown_as_an_escape(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     """UTF-8 cannot encode half of a surrogate pair, so that the page of the message
     failed.
     """
-    written.create_topic("orders")
-    written.create_topic("_schemas")
+    logdir.create_topic("orders")
+    logdir.create_topic("_schemas")
     key = {"keytype": "SCHEMA", "subject": "orders-value", "version": 1, "magic": 1}
     value = {
         "subject": "orders-value",
@@ -58,8 +58,8 @@ def test_half_of_a_surrogate_pair_is_shown_as_an_escape(
         "deleted": False,
     }
     text = json.dumps(value).encode()
-    written.append("_schemas", text, key=json.dumps(key).encode())
-    written.append("orders", b"\0\0\0\0\1" + rb'{"item": "\ud800"}')
+    logdir.append("_schemas", text, key=json.dumps(key).encode())
+    logdir.append("orders", b"\0\0\0\0\1" + rb'{"item": "\ud800"}')
     page = console.page("/topics/orders/messages/0/0")
     assert "JSON schema 1" in page.text
     assert "ud800" in page.text

@@ -28,13 +28,13 @@ HOSTILE = (
 
 
 @pytest.fixture
-def hostile(written: logcore.LogDir) -> logcore.LogDir:
+def hostile(logdir: logcore.LogDir) -> logcore.LogDir:
     """Create a topic with hostile keys, values and headers."""
-    written.create_topic("orders", 1, {"max.message.bytes": 8 << 20})
+    logdir.create_topic("orders", 1, {"max.message.bytes": 8 << 20})
     for data in HOSTILE:
         name = data[:100].decode("utf-8", "surrogateescape")
-        written.append("orders", data, key=data[:1000], headers=[(name, data[:1000])])
-    return written
+        logdir.append("orders", data, key=data[:1000], headers=[(name, data[:1000])])
+    return logdir
 
 
 @pytest.mark.long
@@ -141,7 +141,7 @@ def test_browser_downloads_the_file_of_a_value(
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/static/console.js"])
 def test_responses_forbid_other_hosts_and_frames(
-    written: logcore.LogDir, console: ConsoleClient, path: str
+    logdir: logcore.LogDir, console: ConsoleClient, path: str
 ) -> None:
     headers = console.get(path).headers
     policy = headers["content-security-policy"]
@@ -153,7 +153,7 @@ def test_responses_forbid_other_hosts_and_frames(
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80"])
 def test_other_host_is_refused(
-    written: logcore.LogDir, console: ConsoleClient, host: str
+    logdir: logcore.LogDir, console: ConsoleClient, host: str
 ) -> None:
     """A foreign web page must not read the directory after its host name was bound to
     this address.
@@ -166,7 +166,7 @@ def test_other_host_is_refused(
     [("X-Forwarded-Proto", "https"), ("X-Forwarded-For", "127.0.0.1")],
 )
 def test_headers_of_a_proxy_are_ignored(
-    written: logcore.LogDir, console: ConsoleClient, name: str, value: str
+    logdir: logcore.LogDir, console: ConsoleClient, name: str, value: str
 ) -> None:
     """A foreign page may set these headers after its host name was bound to this
     address.
@@ -180,14 +180,14 @@ def test_headers_of_a_proxy_are_ignored(
     "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://localhost"]
 )
 def test_other_origin_is_refused(
-    written: logcore.LogDir, console: ConsoleClient, origin: str
+    logdir: logcore.LogDir, console: ConsoleClient, origin: str
 ) -> None:
     assert console.get("/", Origin=origin).status == 403
     assert console.get("/topics/x/events", Origin=origin).status == 403
 
 
 def test_own_origin_and_localhost_are_accepted(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     assert console.get("/", Origin=console.url).status == 200
     port = console.url.rpartition(":")[2]
@@ -197,7 +197,7 @@ def test_own_origin_and_localhost_are_accepted(
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_other_methods_than_get_are_refused(
-    written: logcore.LogDir, console: ConsoleClient, method: str
+    logdir: logcore.LogDir, console: ConsoleClient, method: str
 ) -> None:
     assert console.get("/", method).status == 403
 
@@ -227,13 +227,13 @@ def test_pages_change_no_file(
 
 
 def test_all_links_of_all_pages_lead_to_pages(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
+    logdir.create_topic("orders", 1)
     for data in HOSTILE[:3]:
-        written.append("orders", data)
-    written.alter_group_offsets("a/b?c", {("orders", 0): 1})
-    seen: set[str] = set()
+        logdir.append("orders", data)
+    logdir.alter_group_offsets("a/b?c", {("orders", 0): 1})
+    visited: set[str] = set()
     unvisited = ["/"]
     while unvisited:
         path = unvisited.pop()
@@ -243,8 +243,8 @@ def test_all_links_of_all_pages_lead_to_pages(
             continue
         for link in page.links:
             link = link.partition("#")[0]
-            if link and link not in seen:
-                seen.add(link)
+            if link and link not in visited:
+                visited.add(link)
                 unvisited.append(link)
-        assert len(seen) < 300
-    assert any(link.startswith("/group?") for link in seen)
+        assert len(visited) < 300
+    assert any(link.startswith("/group?") for link in visited)

@@ -15,14 +15,14 @@ from support.consoles import DEADLINE_S, ConsoleClient, opened_console
 
 
 def test_lag_over_time_is_drawn_for_each_partition(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 2)
-    written.alter_group_offsets("billing", {("orders", 0): 0, ("orders", 1): 0})
+    logdir.create_topic("orders", 2)
+    logdir.alter_group_offsets("billing", {("orders", 0): 0, ("orders", 1): 0})
     assert "<polyline" not in console.page("/groups").source
     for _ in range(3):
         sample_lags(console.view)
-        written.append("orders", b"v", partition=0)
+        logdir.append("orders", b"v", partition=0)
     sample_lags(console.view)
     page = console.page("/group?name=billing")
     assert page.source.count("<polyline") == 2
@@ -42,7 +42,9 @@ def test_number_of_samples_is_limited_and_ends_with_the_group() -> None:
     for number in range(3 * MAX_SAMPLES):
         history.add(number, {("g", "t", 0): number, ("h", "t", 0): 1})
     assert len(history.of_partition(("g", "t", 0))) == MAX_SAMPLES
-    history.add(10_000, {("g", "t", n): 1 for n in range(MAX_SERIES + 50)})
+    history.add(
+        10_000, {("g", "t", partition): 1 for partition in range(MAX_SERIES + 50)}
+    )
     assert history.of_partition(("h", "t", 0)) == []
     assert history.of_group("g", ["t"])[-1] == (10_000, MAX_SERIES)
     assert history.of_group("g", ["other"]) == []

@@ -43,13 +43,13 @@ def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.long
 def test_new_records_arrive_as_escaped_rows(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 2)
-    written.append("orders", b"old", partition=0)
+    logdir.create_topic("orders", 2)
+    logdir.append("orders", b"old", partition=0)
     with follow_events(console, "/topics/orders/events") as stream:
         for number in range(3):
-            written.append("orders", b"<b>%d</b>" % number, partition=1)
+            logdir.append("orders", b"<b>%d</b>" % number, partition=1)
             name, value = next(stream)
             assert name == "rows"
             assert value["skipped"] == 0
@@ -62,37 +62,37 @@ def test_new_records_arrive_as_escaped_rows(
 
 @pytest.mark.long
 def test_events_of_one_partition_can_be_selected(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 2)
+    logdir.create_topic("orders", 2)
     with follow_events(console, "/topics/orders/events?partition=1") as stream:
-        written.append("orders", b"other", partition=0)
-        written.append("orders", b"mine", partition=1)
+        logdir.append("orders", b"other", partition=0)
+        logdir.append("orders", b"selected", partition=1)
         html = next(stream)[1]["html"]
-        assert "mine" in html
+        assert "selected" in html
         assert "other" not in html
 
 
 def test_records_above_the_limit_are_counted_and_omitted(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
+    logdir.create_topic("orders", 1)
     with console.view.open_directory(ConsoleViewer()) as directory:
         tail = LiveTail.open(directory, "orders", (0,))
-    written.partition("orders", 0).append_many([(None, b"v")] * (MAX_ROWS + 7))
-    shown, skipped = tail.poll()
-    assert len(shown) == MAX_ROWS
+    logdir.partition("orders", 0).append_many([(None, b"v")] * (MAX_ROWS + 7))
+    messages, skipped = tail.poll()
+    assert len(messages) == MAX_ROWS
     assert skipped == 7
-    assert shown[-1].record.offset == MAX_ROWS + 6
+    assert messages[-1].record.offset == MAX_ROWS + 6
     assert tail.poll() == ([], 0)
     tail.close()
 
 
 def test_events_continue_at_the_end_of_a_truncated_partition(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
-    log = written.partition("orders", 0)
+    logdir.create_topic("orders", 1)
+    log = logdir.partition("orders", 0)
     log.append_many([(None, b"v")] * 10)
     with console.view.open_directory(ConsoleViewer()) as directory:
         tail = LiveTail.open(directory, "orders", (0,))
@@ -104,11 +104,11 @@ def test_events_continue_at_the_end_of_a_truncated_partition(
 
 
 def test_deleted_topic_ends_the_events_with_the_reason(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
+    logdir.create_topic("orders", 1)
     with follow_events(console, "/topics/orders/events") as stream:
-        written.delete_topic("orders")
+        logdir.delete_topic("orders")
         name, value = next(stream)
         assert name == "problem"
         assert value["text"]
@@ -116,10 +116,10 @@ def test_deleted_topic_ends_the_events_with_the_reason(
 
 
 def test_number_of_followers_is_limited(
-    written: logcore.LogDir, console: ConsoleClient, monkeypatch: pytest.MonkeyPatch
+    logdir: logcore.LogDir, console: ConsoleClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netshim.console.pages.MAX_TAILS", 1)
-    written.create_topic("orders", 1)
+    logdir.create_topic("orders", 1)
     with follow_events(console, "/topics/orders/events"):
         page = console.get("/topics/orders/events")
         assert page.status == 503

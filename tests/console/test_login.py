@@ -64,23 +64,23 @@ class LoginSetup:
 
 
 @pytest.fixture
-def users(data: Path, written: logcore.LogDir) -> LoginSetup:
+def users(data: Path, logdir: logcore.LogDir) -> LoginSetup:
     setup = LoginSetup(data)
     for name in ("alice", "bob"):
         setup.set_password(name, PASSWORD)
-    written.create_topic("orders", 1)
-    written.create_topic("salaries", 1)
-    written.append("orders", b"apples", key=b"k")
-    written.append("salaries", b"secret")
-    written.alter_group_offsets("billing", {("orders", 0): 0, ("salaries", 0): 0})
+    logdir.create_topic("orders", 1)
+    logdir.create_topic("salaries", 1)
+    logdir.append("orders", b"apples", key=b"k")
+    logdir.append("salaries", b"secret")
+    logdir.alter_group_offsets("billing", {("orders", 0): 0, ("salaries", 0): 0})
     return setup
 
 
 @pytest.fixture
 def client(users: LoginSetup) -> Generator[ConsoleClient, None, None]:
     """Open a console that needs a login, without a session."""
-    with opened_console(users.data, access=users.access(), fs=users.clock) as opened:
-        yield opened
+    with opened_console(users.data, access=users.access(), fs=users.clock) as client:
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_failed_logins_are_limited_by_user_and_address(client: ConsoleClient) ->
     assert statuses == [403] * 5 + [429] * 2
     assert client.log_in("alice", PASSWORD).status == 429
     assert client.log_in("bob", PASSWORD).status == 303  # another user may log in
-    statuses = [client.log_in(f"user{n}", "wrong").status for n in range(20)]
+    statuses = [client.log_in(f"user{number}", "wrong").status for number in range(20)]
     assert statuses[-1] == 429
 
 
@@ -243,7 +243,9 @@ def test_form_of_another_type_or_size_is_refused(client: ConsoleClient) -> None:
     plain = {"Content-Type": "text/plain"}
     assert client.post("/login", {"user": "alice"}, **plain).status == 415
     assert client.post("/login", {"user": "x" * (2 << 20)}).status == 413
-    assert client.post("/login", {f"f{n}": "" for n in range(200)}).status == 400
+    assert (
+        client.post("/login", {f"f{number}": "" for number in range(200)}).status == 400
+    )
 
 
 def test_damaged_registry_shows_no_page(
@@ -260,7 +262,7 @@ def test_damaged_registry_shows_no_page(
 
 
 @pytest.fixture
-def limited(users: LoginSetup) -> Generator[ConsoleClient, None, None]:
+def limited_client(users: LoginSetup) -> Generator[ConsoleClient, None, None]:
     """Open a console with access control lists: alice may read orders, and admin may do
     everything.
     """
@@ -268,17 +270,17 @@ def limited(users: LoginSetup) -> Generator[ConsoleClient, None, None]:
     users.allow("bob", AclOperation.DESCRIBE, "orders")
     users.set_password("admin", PASSWORD)
     access = users.access(enforces_acls=True, super_users=("User:admin",))
-    with opened_console(users.data, access=access, fs=users.clock) as opened:
-        yield opened
+    with opened_console(users.data, access=access, fs=users.clock) as limited_client:
+        yield limited_client
 
 
-def test_user_sees_only_allowed_resources(limited: ConsoleClient) -> None:
-    limited.log_in("alice", PASSWORD)
+def test_user_sees_only_allowed_resources(limited_client: ConsoleClient) -> None:
+    limited_client.log_in("alice", PASSWORD)
     for path in ("/", "/?internal=1", "/segments", "/groups", "/transactions"):
-        page = limited.page(path)
+        page = limited_client.page(path)
         assert "salaries" not in page.text
         assert "billing" not in page.text
-    assert "apples" in limited.page("/topics/orders/messages").text
+    assert "apples" in limited_client.page("/topics/orders/messages").text
     for path in (
         "/topics/salaries",
         "/topics/salaries/messages",
@@ -291,64 +293,64 @@ def test_user_sees_only_allowed_resources(limited: ConsoleClient) -> None:
         "/segments?topic=salaries",
         "/group?name=billing",
     ):
-        page = limited.get(path)
+        page = limited_client.get(path)
         assert page.status == 404, path
         assert "secret" not in page.source
     texts = [
-        limited.get(f"/topics/{name}").text.partition("All topics")[0]
+        limited_client.get(f"/topics/{name}").text.partition("All topics")[0]
         for name in ("missing", "salaries")
     ]
     assert texts[0].replace("missing", "salaries") == texts[1]
 
 
 def test_damaged_rules_of_a_topic_hide_it(
-    limited: ConsoleClient, users: LoginSetup
+    limited_client: ConsoleClient, users: LoginSetup
 ) -> None:
-    limited.log_in("alice", PASSWORD)
-    assert limited.get("/topics/orders").status == 200
+    limited_client.log_in("alice", PASSWORD)
+    assert limited_client.get("/topics/orders").status == 200
     registry = users.data.with_name(users.data.name + ".registry")
     (file,) = registry.rglob("Topic/orders.node")
     undamaged = file.read_bytes()
     file.write_bytes(undamaged.replace(b"User:alice", b"User:a\xff\xffce"))
     users.clock.moved_ms += 2_000
-    assert limited.get("/topics/orders").status == 404
-    assert limited.get("/").status == 200
+    assert limited_client.get("/topics/orders").status == 404
+    assert limited_client.get("/").status == 200
 
 
 def test_user_with_describe_only_reads_no_message(
-    limited: ConsoleClient,
+    limited_client: ConsoleClient,
 ) -> None:
-    limited.log_in("bob", PASSWORD)
-    assert limited.page("/topics/orders").status == 200
+    limited_client.log_in("bob", PASSWORD)
+    assert limited_client.page("/topics/orders").status == 200
     for path in ("messages", "messages.ndjson", "messages/0/0", "live", "events"):
-        page = limited.get(f"/topics/orders/{path}")
+        page = limited_client.get(f"/topics/orders/{path}")
         assert page.status == 403, path
         assert "apples" not in page.source
 
 
 def test_super_user_sees_everything_and_a_new_rule_takes_effect_at_once(
-    limited: ConsoleClient, users: LoginSetup
+    limited_client: ConsoleClient, users: LoginSetup
 ) -> None:
-    limited.log_in("admin", PASSWORD)
-    assert "secret" in limited.page("/topics/salaries/messages").text
-    assert "salaries" in limited.page("/group?name=billing").text
-    limited.cookies.clear()
-    limited.log_in("bob", PASSWORD)
-    assert limited.get("/topics/orders/messages").status == 403
+    limited_client.log_in("admin", PASSWORD)
+    assert "secret" in limited_client.page("/topics/salaries/messages").text
+    assert "salaries" in limited_client.page("/group?name=billing").text
+    limited_client.cookies.clear()
+    limited_client.log_in("bob", PASSWORD)
+    assert limited_client.get("/topics/orders/messages").status == 403
     users.allow("bob", AclOperation.READ, "orders")
     users.clock.moved_ms += 2_000
-    assert limited.get("/topics/orders/messages").status == 200
+    assert limited_client.get("/topics/orders/messages").status == 200
 
 
 @pytest.mark.long
 def test_live_tail_ends_with_the_session(
-    limited: ConsoleClient, users: LoginSetup
+    limited_client: ConsoleClient, users: LoginSetup
 ) -> None:
-    limited.log_in("alice", PASSWORD)
+    limited_client.log_in("alice", PASSWORD)
     connection = http.client.HTTPConnection(
-        limited.url.removeprefix("http://"), timeout=DEADLINE_S
+        limited_client.url.removeprefix("http://"), timeout=DEADLINE_S
     )
-    name, value = next(iter(limited.cookies.items()))
+    name, value = next(iter(limited_client.cookies.items()))
     with contextlib.closing(connection):
         connection.request(
             "GET", "/topics/orders/events", headers={"Cookie": f"{name}={value}"}

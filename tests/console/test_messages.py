@@ -26,19 +26,19 @@ def offsets(client: ConsoleClient, path: str) -> list[int]:
 
 
 @pytest.fixture
-def orders(written: logcore.LogDir) -> logcore.LogDir:
+def orders(logdir: logcore.LogDir) -> logcore.LogDir:
     """Append 100,000 records to three partitions, one record every 10 ms, in small
     segments.
     """
-    written.create_topic("orders", 3, {"segment.bytes": 500_000})
+    logdir.create_topic("orders", 3, {"segment.bytes": 500_000})
     for number in range(3):
         rows = [
             (b"k%d" % index, b'{"n": %d}' % index, (), START_MS + index * 10)
             for index in range(number, 99_999, 3)
         ]
-        written.partition("orders", number).append_many(rows)
-    written.append("orders", b"last", partition=0, timestamp_ms=START_MS + 10**7)
-    return written
+        logdir.partition("orders", number).append_many(rows)
+    logdir.append("orders", b"last", partition=0, timestamp_ms=START_MS + 10**7)
+    return logdir
 
 
 def test_newest_messages_of_all_partitions_are_merged_by_time(
@@ -58,22 +58,22 @@ def test_newest_messages_of_all_partitions_are_merged_by_time(
 
 
 def test_links_walk_through_all_messages_in_both_directions(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 2)
+    logdir.create_topic("orders", 2)
     for number in range(130):
         time_ms = START_MS + number
         value = b"%d" % number
-        written.append("orders", value, partition=number % 2, timestamp_ms=time_ms)
-    seen: list[str] = []
+        logdir.append("orders", value, partition=number % 2, timestamp_ms=time_ms)
+    values: list[str] = []
     path = "/topics/orders/messages"
     while True:
         page = console.page(path)
-        seen += [row[4] for row in page.rows()]
+        values += [row[4] for row in page.rows()]
         if "older →" not in page.text:
             break
         path = page.link("older →")
-    assert seen == [str(number) for number in reversed(range(130))]
+    assert values == [str(number) for number in reversed(range(130))]
     back: list[str] = []
     path = "/topics/orders/messages?from=oldest"
     while True:
@@ -142,10 +142,10 @@ def budget_of(view: DirectoryView, seconds: float = 60.0) -> TimeBudget:
 @pytest.mark.long
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_search_finds_text_in_keys_values_and_headers(
-    written: logcore.LogDir, console: ConsoleClient, codec: str
+    logdir: logcore.LogDir, console: ConsoleClient, codec: str
 ) -> None:
-    written.create_topic("orders", 1, {"compression.type": codec})
-    log = written.partition("orders", 0)
+    logdir.create_topic("orders", 1, {"compression.type": codec})
+    log = logdir.partition("orders", 0)
     for number in range(300):
         log.append(b"nothing %d" % number, key=b"k")
     log.append(b"v", key="a Kraków key".encode())
@@ -177,14 +177,14 @@ def test_search_finds_text_in_keys_values_and_headers(
     ],
 )
 def test_search_finds_messages_that_fulfil_a_condition(
-    written: logcore.LogDir,
+    logdir: logcore.LogDir,
     console: ConsoleClient,
     condition: str,
     expected: list[int],
     codec: str,
 ) -> None:
-    written.create_topic("orders", 1, {"compression.type": codec})
-    written.partition("orders", 0).append_many(
+    logdir.create_topic("orders", 1, {"compression.type": codec})
+    logdir.partition("orders", 0).append_many(
         [
             (
                 None if number % 2 else b"k%d" % number,
@@ -255,45 +255,45 @@ def test_search_reports_its_position_and_continues(
 
 @pytest.mark.long
 def test_full_page_of_a_search_continues_without_loss(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 3)
+    logdir.create_topic("orders", 3)
     for number in range(400):
         text = b"yes" if number % 3 else b"no"
-        written.append("orders", b"%s %d" % (text, number), partition=number % 2)
+        logdir.append("orders", b"%s %d" % (text, number), partition=number % 2)
     for start in ("newest", "oldest"):
-        seen: list[str] = []
+        values: list[str] = []
         path = f"/topics/orders/messages?q=yes&from={start}"
         while True:
             page = console.page(path)
-            seen += [row[4] for row in page.rows()] if "Offset" in page.text else []
+            values += [row[4] for row in page.rows()] if "Offset" in page.text else []
             if "Continue" not in page.text:
                 break
             older = start == "newest"
             path = page.link(f"Continue with {'older' if older else 'later'} messages")
-        found_numbers = [int(name.split()[1]) for name in seen]
+        found_numbers = [int(name.split()[1]) for name in values]
         assert sorted(found_numbers) == [number for number in range(400) if number % 3]
         assert len(set(found_numbers)) == len(found_numbers)
 
 
 def test_search_shows_the_text_of_a_long_value(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
-    written.append("orders", "ü".encode() * 400_001 + b"needle" + b"x" * 100_000)
+    logdir.create_topic("orders", 1)
+    logdir.append("orders", "ü".encode() * 400_001 + b"needle" + b"x" * 100_000)
     page = console.page("/topics/orders/messages?q=needle")
     assert "needlexxx" in "".join(page.rows()[0][4].split())
     assert len(page.body) < 20_000
 
 
 def test_message_page_shows_its_batch_and_position(
-    written: logcore.LogDir, console: ConsoleClient, data: Path
+    logdir: logcore.LogDir, console: ConsoleClient, data: Path
 ) -> None:
-    written.create_topic("orders", 1, {"compression.type": "zstd"})
-    with written.producer(enable_idempotence=True) as producer:
+    logdir.create_topic("orders", 1, {"compression.type": "zstd"})
+    with logdir.producer(enable_idempotence=True) as producer:
         for _number in range(3):
             producer.send("orders", b'{"a": [1.50, {"b": null}], "a": 1e400}', key=b"k")
-    log = written.partition("orders", 0)
+    log = logdir.partition("orders", 0)
     (batch,) = log.batches(0)
     page = console.page("/topics/orders/messages/0/1")
     for expected_text in (
@@ -318,15 +318,15 @@ def test_message_page_shows_its_batch_and_position(
 
 
 def test_page_of_a_missing_message_links_to_the_next_one(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
-    with written.producer(transactional_id="t") as producer:
+    logdir.create_topic("orders", 1)
+    with logdir.producer(transactional_id="t") as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send("orders", b"v")
         producer.commit_transaction()
-    written.append("orders", b"w")
+    logdir.append("orders", b"w")
     page = console.get("/topics/orders/messages/0/1")  # the marker
     assert page.status == 404
     assert "There is no message at offset 1; the next one is at offset 2." in page.text
@@ -336,12 +336,12 @@ def test_page_of_a_missing_message_links_to_the_next_one(
 
 
 def test_export_contains_the_messages_of_the_page(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
+    logdir.create_topic("orders", 1)
     values = ["plain", 'quote " comma , line\n', "=1+1", "\u202e", "ü"]
     for value in values:
-        written.append("orders", value.encode(), key=b"\xff", headers=[("h", None)])
+        logdir.append("orders", value.encode(), key=b"\xff", headers=[("h", None)])
     exported = console.get("/topics/orders/messages.ndjson?from=1&count=3")
     assert exported.headers["content-type"] == "application/x-ndjson"
     assert exported.headers["content-disposition"].startswith("attachment")
@@ -367,12 +367,12 @@ def test_export_contains_the_messages_of_the_page(
 
 
 def test_page_of_compacted_records_crosses_gaps(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     from logcore.cleaner import clean
 
-    written.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 10_000})
-    log = written.partition("t", 0)
+    logdir.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 10_000})
+    log = logdir.partition("t", 0)
     log.append(b"first", key=b"a")
     for _ in range(40):
         log.append_many([(b"b", b"x" * 100)] * 50)
@@ -385,10 +385,10 @@ def test_page_of_compacted_records_crosses_gaps(
 
 
 def test_deleted_records_are_not_shown(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("t", 1)
-    log = written.partition("t", 0)
+    logdir.create_topic("t", 1)
+    log = logdir.partition("t", 0)
     log.append_many([(None, b"%d" % number) for number in range(10)])
     log.delete_records(7)
     assert [row[4] for row in console.page("/topics/t/messages").rows()] == [

@@ -34,15 +34,15 @@ def order(*fields: str) -> str:
 
 
 def test_subjects_and_versions_are_shown(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     assert "No schema is registered here" in console.page("/schemas").text
-    written.create_topic("orders", 1)
-    written.create_topic("_schemas", 1, {"cleanup.policy": "compact"})
-    store(written, "orders-value", 1, 1, order("item"))
-    store(written, "orders-value", 2, 2, order("item", "store"))
-    store(written, "<b>x</b>\u202e-key", 1, 3, '"string"')
-    written.append("_schemas", b"no JSON", key=b"neither")
+    logdir.create_topic("orders", 1)
+    logdir.create_topic("_schemas", 1, {"cleanup.policy": "compact"})
+    store(logdir, "orders-value", 1, 1, order("item"))
+    store(logdir, "orders-value", 2, 2, order("item", "store"))
+    store(logdir, "<b>x</b>\u202e-key", 1, 3, '"string"')
+    logdir.append("_schemas", b"no JSON", key=b"neither")
     page = console.page("/schemas")
     assert page.rows() == [
         ["<b>x</b>\\u202e-key", "Avro", "1", "1", "3", "BACKWARD", "–"],
@@ -63,10 +63,10 @@ def test_subjects_and_versions_are_shown(
 
 
 def test_unknown_subject_or_version_is_not_found(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("_schemas", 1)
-    store(written, "orders-value", 1, 1, order("item"))
+    logdir.create_topic("_schemas", 1)
+    store(logdir, "orders-value", 1, 1, order("item"))
     assert console.get("/schema?subject=missing").status == 404
     assert console.get("/schema").status == 404
     assert console.get("/schema?subject=orders-value&version=9").status == 404

@@ -10,7 +10,7 @@ from support.consoles import ConsoleClient
 
 
 def test_empty_directory_explains_how_to_begin(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     page = console.page("/")
     assert "There are no topics here yet" in page.text
@@ -18,12 +18,12 @@ def test_empty_directory_explains_how_to_begin(
 
 
 def test_topics_show_partitions_records_and_bytes(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 3, {"cleanup.policy": "compact"})
-    written.create_topic("other", 1)
-    written.partition("orders", 1).append_many([(b"k", b"v" * 100)] * 2_000)
-    size = written.size_bytes("orders", 1)
+    logdir.create_topic("orders", 3, {"cleanup.policy": "compact"})
+    logdir.create_topic("other", 1)
+    logdir.partition("orders", 1).append_many([(b"k", b"v" * 100)] * 2_000)
+    size = logdir.size_bytes("orders", 1)
     orders, other = console.page("/").rows()
     assert orders[:3] == ["orders", "3", "2,000"]
     assert orders[5] == "compact"
@@ -32,20 +32,20 @@ def test_topics_show_partitions_records_and_bytes(
 
 
 def test_topics_show_appends_of_a_running_writer(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
+    logdir.create_topic("orders", 1)
     for count in (1, 2, 3):
-        written.append("orders", b"v")
+        logdir.append("orders", b"v")
         assert console.page("/").rows()[0][2] == str(count)
 
 
 def test_filter_selects_topics_and_internal_topics_are_hidden(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     for name in ("orders", "Other", "payments"):
-        written.create_topic(name, 1)
-    written.create_topic("__consumer_offsets", 1)
+        logdir.create_topic(name, 1)
+    logdir.create_topic("__consumer_offsets", 1)
     assert [row[0] for row in console.page("/?filter=O").rows()] == ["Other", "orders"]
     assert "__consumer_offsets" not in console.page("/").text
     assert "__consumer_offsets" in console.page("/?internal=1").text
@@ -54,9 +54,9 @@ def test_filter_selects_topics_and_internal_topics_are_hidden(
 
 @pytest.mark.long
 def test_many_topics_are_divided_into_pages(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topics({f"t{number:03d}": (1, None) for number in range(510)})
+    logdir.create_topics({f"t{number:03d}": (1, None) for number in range(510)})
     page = console.page("/")
     assert len(page.rows()) == 500
     next_page = console.page(page.link("next →"))
@@ -65,10 +65,10 @@ def test_many_topics_are_divided_into_pages(
 
 
 def test_page_is_partial_at_the_time_limit(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 3)
-    written.append("orders", b"v")
+    logdir.create_topic("orders", 3)
+    logdir.append("orders", b"v")
     console.view.page_s = 0.0
     assert "This page is partial" in console.page("/").text
     assert "This page is partial" in console.page("/topics/orders").text
@@ -79,12 +79,12 @@ def test_page_is_partial_at_the_time_limit(
 
 
 def test_topic_shows_settings_and_groups_with_lag(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 2, {"retention.ms": 5_000})
+    logdir.create_topic("orders", 2, {"retention.ms": 5_000})
     for number in range(2):
-        written.partition("orders", number).append_many([(None, b"v")] * 10)
-    with written.consumer(group_id="billing") as consumer:
+        logdir.partition("orders", number).append_many([(None, b"v")] * 10)
+    with logdir.consumer(group_id="billing") as consumer:
         consumer.assign([("orders", 0)])
         consumer.seek(("orders", 0), 4)
         consumer.commit({("orders", 0): 4})
@@ -99,10 +99,10 @@ def test_topic_shows_settings_and_groups_with_lag(
 
 
 def test_group_shows_its_members(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 2)
-    with written.consumer(group_id="billing", client_id="<b>one</b>") as consumer:
+    logdir.create_topic("orders", 2)
+    with logdir.consumer(group_id="billing", client_id="<b>one</b>") as consumer:
         consumer.subscribe(["orders"])
         consumer.poll(0)
         page = console.page("/group?name=billing")
@@ -112,12 +112,12 @@ def test_group_shows_its_members(
 
 
 def test_hostile_name_of_a_group_is_escaped(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     name = "a/../b?<script>\u202e&"
-    written.create_topic("orders", 1)
-    written.append("orders", b"v")
-    written.alter_group_offsets(name, {("orders", 0): 1})
+    logdir.create_topic("orders", 1)
+    logdir.append("orders", b"v")
+    logdir.alter_group_offsets(name, {("orders", 0): 1})
     page = console.page("/groups")
     assert "<script>\u202e" not in page.source
     assert "a/../b?<script>\\u202e&" in page.text
@@ -126,11 +126,11 @@ def test_hostile_name_of_a_group_is_escaped(
 
 
 def test_open_transaction_shows_the_blocked_records(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
-    written.create_topic("orders", 1)
-    written.partition("orders", 0).append_many([(None, b"before")] * 5)
-    with written.producer(transactional_id="refunds") as producer:
+    logdir.create_topic("orders", 1)
+    logdir.partition("orders", 0).append_many([(None, b"before")] * 5)
+    with logdir.producer(transactional_id="refunds") as producer:
         producer.init_transactions()
         producer.begin_transaction()
         for _ in range(3):
@@ -151,10 +151,10 @@ def test_open_transaction_shows_the_blocked_records(
 
 
 def test_transaction_without_a_coordinator_is_marked(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     """No process can end a hanging transaction, so that readers wait forever."""
-    written.create_topic("orders", 1)
+    logdir.create_topic("orders", 1)
     batch = encode(
         [(b"k", b"v", ())],
         base_offset=0,
@@ -163,7 +163,7 @@ def test_transaction_without_a_coordinator_is_marked(
         base_sequence=0,
         transactional=True,
     )
-    written.partition("orders", 0).append_batch(batch)
+    logdir.partition("orders", 0).append_batch(batch)
     assert console.page("/transactions").rows(0)[0][:3] == [
         "orders-0",
         "no coordinator",
@@ -174,13 +174,13 @@ def test_transaction_without_a_coordinator_is_marked(
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/groups", "/transactions", "/segments", "/"])
 def test_each_page_of_an_empty_directory_is_shown(
-    written: logcore.LogDir, console: ConsoleClient, path: str
+    logdir: logcore.LogDir, console: ConsoleClient, path: str
 ) -> None:
     console.page(path)
 
 
 def test_page_of_the_broker_exists_only_with_a_broker(
-    written: logcore.LogDir, console: ConsoleClient
+    logdir: logcore.LogDir, console: ConsoleClient
 ) -> None:
     assert "/broker" not in console.page("/").links
     assert console.get("/broker").status == 404

@@ -65,9 +65,9 @@ def test_any_bytes_are_shown_without_invisible_characters(
 
 def plain(node: JsonNode) -> Any:
     if node.kind == "object":
-        return {name: plain(entry) for name, entry in node.items}
+        return {name: plain(child) for name, child in node.items}
     if node.kind == "array":
-        return [plain(entry) for _, entry in node.items]
+        return [plain(child) for _, child in node.items]
     return node.text if node.kind == "string" else json.loads(node.text)
 
 

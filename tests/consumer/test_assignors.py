@@ -26,25 +26,25 @@ VECTOR_FILE: dict[str, Any] = json.loads((VECTORS / "assignors.json").read_text(
 CASES = [case for case in VECTOR_FILE["cases"] if case["assignor"] in ASSIGNORS]
 
 
-def member(entry: dict[str, Any]) -> Member:
+def member(vector: dict[str, Any]) -> Member:
     owned = [
         TopicPartition(topic, number)
-        for topic, numbers in entry.get("owned", {}).items()
+        for topic, numbers in vector.get("owned", {}).items()
         for number in numbers
     ]
-    topics = frozenset(entry["topics"])
+    topics = frozenset(vector["topics"])
     return Member(
-        entry["id"],
+        vector["id"],
         topics,
-        entry.get("instance_id"),
+        vector.get("instance_id"),
         tuple(owned),
-        entry.get("generation", -1),
+        vector.get("generation", -1),
     )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
 def test_assignments_equal_the_assignments_of_kafka(case: dict[str, Any]) -> None:
-    members = [member(entry) for entry in case["members"]]
+    members = [member(vector) for vector in case["members"]]
     assignment = ASSIGNORS[case["assignor"]].assign(case["topics"], members)
     if case["exact"]:
         expected = {
@@ -148,7 +148,7 @@ def test_second_assignment_moves_no_partition(
     ]
     second = STICKY.assign(counts, members_with_owned)
     assert {name: sorted(owned) for name, owned in second.items()} == {
-        n: sorted(owned) for n, owned in first.items()
+        member_id: sorted(owned) for member_id, owned in first.items()
     }
 
 
@@ -201,28 +201,30 @@ def test_cooperative_rounds_assign_all_partitions_in_the_end(
 
 
 def test_subscription_has_the_bytes_of_kafka() -> None:
-    entry = VECTOR_FILE["protocol"]
+    vectors = VECTOR_FILE["protocol"]
     owned = (("a", 0), ("a", 2), ("b", 1))
     for version in range(4):
-        parsed = read_subscription(bytes.fromhex(entry[f"subscription_v{version}"]))
+        parsed = read_subscription(bytes.fromhex(vectors[f"subscription_v{version}"]))
         assert parsed is not None
         assert (parsed.topics, parsed.user_data) == (("a", "b"), b"\1\2")
         assert parsed.owned == (owned if version >= 1 else ())
         assert parsed.generation == (7 if version >= 2 else -1)
     assert (
         subscription_value(Subscription(("a",))).hex()
-        == entry["subscription_v3_minimal"]
+        == vectors["subscription_v3_minimal"]
     )
     packed = subscription_value(Subscription(("a", "b"), b"\1\2", owned, 7)).hex()
-    assert packed == entry["subscription_v3"].removesuffix("00057261636b31") + "ffff"
+    assert packed == vectors["subscription_v3"].removesuffix("00057261636b31") + "ffff"
 
 
 def test_assignment_has_the_bytes_of_kafka() -> None:
-    entry = VECTOR_FILE["protocol"]
+    vectors = VECTOR_FILE["protocol"]
     owned = (("a", 0), ("a", 2), ("b", 1))
     for version in range(4):
-        assert read_assignment(bytes.fromhex(entry[f"assignment_v{version}"])) == owned
-    assert assignment_value(owned).hex() == entry["assignment_v3"]
-    assert assignment_value(()).hex() == entry["assignment_empty"]
+        assert (
+            read_assignment(bytes.fromhex(vectors[f"assignment_v{version}"])) == owned
+        )
+    assert assignment_value(owned).hex() == vectors["assignment_v3"]
+    assert assignment_value(()).hex() == vectors["assignment_empty"]
     assert read_assignment(b"") == ()
     assert read_assignment(b"\0\3\0\0") is None

@@ -449,7 +449,7 @@ def test_columns_are_returned_in_bounded_chunks_without_a_gap(
         auto_offset_reset="earliest", isolation_level=isolation
     ) as consumer:  # type: ignore[arg-type]
         consumer.subscribe(["t"])
-        seen: dict[TopicPartition, list[int]] = {}
+        offsets: dict[TopicPartition, list[int]] = {}
         polls = 0
         while polled := consumer.poll_columns(max_bytes=4_000_000):
             polls += 1
@@ -461,9 +461,9 @@ def test_columns_are_returned_in_bounded_chunks_without_a_gap(
             assert 1_000_000 <= size_bytes <= 7_000_000
             for row, chunks in polled.items():
                 for chunk in chunks:
-                    seen.setdefault(row, []).extend(chunk.offsets.tolist())
-                    assert consumer.position(row) >= seen[row][-1] + 1
-        assert seen == {
+                    offsets.setdefault(row, []).extend(chunk.offsets.tolist())
+                    assert consumer.position(row) >= offsets[row][-1] + 1
+        assert offsets == {
             ONE: list(range(10)),
             TopicPartition("t", 1): list(range(1, 10)),
         }
@@ -646,7 +646,7 @@ class _Interrupting:
             self(record.value)
         return records
 
-    def on_commit(self, given: Any) -> None: ...
+    def on_commit(self, offsets: Any) -> None: ...
 
 
 @pytest.mark.parametrize("interrupted_hook", ["value_deserializer", "interceptors"])
@@ -663,7 +663,7 @@ def test_interrupted_poll_commits_no_record_that_it_did_not_return(
     options: Any = {
         interrupted_hook: hook if interrupted_hook == "value_deserializer" else (hook,)
     }
-    seen = []
+    values = []
     with data.consumer(
         group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=0, **options
     ) as consumer:
@@ -672,11 +672,11 @@ def test_interrupted_poll_commits_no_record_that_it_did_not_return(
             if method == "poll":
                 consumer.poll(max_records=15)
             for record in consumer:
-                seen.append(record.value)
+                values.append(record.value)
     with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
-        seen += [record.value for record in consumer.poll().records()]
-    assert len(seen) == len(set(seen)) == 20
+        values += [record.value for record in consumer.poll().records()]
+    assert len(values) == len(set(values)) == 20
 
 
 def test_poll_of_a_closed_directory_raises(data: LogDir) -> None:
@@ -712,14 +712,14 @@ def test_invalid_pattern_is_refused_before_any_change(
     with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["t"])
         consumer.poll()
-        had = consumer.assignment()
+        old_assignment = consumer.assignment()
         with pytest.raises(
             InvalidConfigError, match=r"subscribe.*a regular expression"
         ):
             consumer.subscribe(pattern=pattern)
         assert consumer.subscription() == {"t"}
         consumer.poll()
-        assert consumer.assignment() == had != frozenset()
+        assert consumer.assignment() == old_assignment != frozenset()
 
 
 def test_metrics_are_countable_while_partitions_are_revoked(
@@ -942,10 +942,10 @@ def test_iteration_ends_at_once_after_pause_seek_or_assign(
         data.partition("t", 1).append(b"other")
         consumer = data.consumer(auto_offset_reset="earliest")
         consumer.assign([("t", 0)])
-        seen = []
+        values = []
         for record in consumer:
-            seen.append((record.partition, record.offset))
-            if len(seen) == 3:
+            values.append((record.partition, record.offset))
+            if len(values) == 3:
                 match end:
                     case "pause":
                         consumer.pause(("t", 0))
@@ -955,10 +955,10 @@ def test_iteration_ends_at_once_after_pause_seek_or_assign(
                         consumer.seek(("t", 0), 40)
                     case "assign":
                         consumer.assign([("t", 1)])
-            if len(seen) == 4:
+            if len(values) == 4:
                 break
         expected = {"pause": [(0, 3)], "seek": [(0, 40)], "assign": [(1, 0)]}[end]
-        assert seen == [(0, 0), (0, 1), (0, 2), *expected]
+        assert values == [(0, 0), (0, 1), (0, 2), *expected]
         consumer.close()
 
 

@@ -198,9 +198,9 @@ def test_commit_of_a_listener_belongs_to_the_ending_generation(data: LogDir) -> 
         error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
         callback(error, offsets)
-        has.append(first.assignment())
+        assignments.append(first.assignment())
 
-    has: list[frozenset[TopicPartition]] = []
+    assignments: list[frozenset[TopicPartition]] = []
     callback = CommitCallback()
     first = data.consumer(**SETTINGS, assignors=["range"])
     first.subscribe(["t"], listener=CommittingListener())
@@ -212,7 +212,7 @@ def test_commit_of_a_listener_belongs_to_the_ending_generation(data: LogDir) -> 
         other.poll(0.001, 1)
         first.poll(0.001, 1)
     assert callback.calls[0] == (None, {0: 9, 1: 9})
-    assert has[0] == {ONE, TWO}, (
+    assert assignments[0] == {ONE, TWO}, (
         "the partitions are revoked only after the commit is stored"
     )
     first.close()
@@ -397,14 +397,14 @@ def test_interceptors_get_returned_records_and_commits(
 
 def test_iteration_continues_after_an_interceptor_raised(data: LogDir) -> None:
     """No record that was read ahead is skipped."""
-    seen: list[int] = []
+    consumed: list[int] = []
     interrupts = False
 
     class Interrupting:
         def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
             for record in records.records() if interrupts else ():
-                seen.append(record.offset)
-                if seen.count(record.offset) == 1 and record.offset in (0, 3, 4, 9):
+                consumed.append(record.offset)
+                if consumed.count(record.offset) == 1 and record.offset in (0, 3, 4, 9):
                     raise KeyboardInterrupt
             return records
 

@@ -60,16 +60,16 @@ class RecordingListener(RebalanceListener):
         )
 
 
-def consumers(data: LogDir, count: int, **given: Any) -> list[Consumer]:
-    opened = []
+def consumers(data: LogDir, count: int, **options: Any) -> list[Consumer]:
+    members = []
     for _ in range(count):
-        settings = {"auto_offset_reset": "earliest", **given}
+        settings = {"auto_offset_reset": "earliest", **options}
         consumer = data.consumer(
             group_id="g", max_poll_interval_ms=INTERVAL_MS, **settings
         )
         consumer.subscribe(["t"], listener=RecordingListener())
-        opened.append(consumer)
-    return opened
+        members.append(consumer)
+    return members
 
 
 def poll_all(members: list[Consumer], rounds: int = 4) -> None:
@@ -308,16 +308,16 @@ def test_finished_records_are_committed_before_revocation(name: str) -> None:
         for partition in range(4):
             data.partition("t", partition).append_many([(None, b"x")] * 20)
         members = consumers(data, 1, assignors=[name], max_poll_records=7)
-        seen: Counter[tuple[int, int]] = Counter()
+        counts: Counter[tuple[int, int]] = Counter()
         for step in range(60):
             if step in (3, 5):
                 members += consumers(data, 1, assignors=[name], max_poll_records=7)
             for member in members:
-                seen.update(
+                counts.update(
                     (record.partition, record.offset)
                     for record in member.poll().records()
                 )
-        assert seen == Counter(
+        assert counts == Counter(
             {(partition, offset): 1 for partition in range(4) for offset in range(20)}
         )
         for member in members:
@@ -703,7 +703,7 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
             data.partition("t", partition).append_many(
                 [(None, b"%d" % number) for number in range(200)]
             )
-        seen: Counter[tuple[int, int]] = Counter()
+        counts: Counter[tuple[int, int]] = Counter()
         guard = threading.Lock()
         failures: list[BaseException] = []
 
@@ -716,11 +716,11 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
                     for _ in range(max_polls):
                         polled = consumer.poll(0.05)
                         with guard:
-                            seen.update(
+                            counts.update(
                                 (record.partition, record.offset)
                                 for record in polled.records()
                             )
-                            if len(seen) == 1200:
+                            if len(counts) == 1200:
                                 return
             except BaseException as error:
                 failures.append(error)
@@ -734,8 +734,8 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(120)
         assert not failures
-        assert len(seen) == 1200
-        assert set(seen.values()) == {1}, (
+        assert len(counts) == 1200
+        assert set(counts.values()) == {1}, (
             "finished records were committed before revocation"
         )
 
@@ -929,12 +929,12 @@ def test_listener_may_seek_and_commit() -> None:
         listener = SeekingListener()
         consumer = data.consumer(group_id="g", enable_auto_commit=False)
         consumer.subscribe(["t"], listener=listener)
-        seen = [
+        returned = [
             (record.partition, record.offset)
             for _ in range(3)
             for record in consumer.poll().records()
         ]
-        assert sorted(seen) == [(0, 3), (0, 4), (1, 3), (1, 4)]
+        assert sorted(returned) == [(0, 3), (0, 4), (1, 3), (1, 4)]
         assert len(listener.refused) == 4
         consumer.close()
         assert [data.committed_offsets("t", number) for number in range(2)] == [

@@ -109,11 +109,11 @@ def test_filters_match_whole_names(
     connector = data.connector("g", auto_offset_reset="earliest")
     streams = connector.create_message_streams_by_filter(topic_filter, 2)
     with threads(streams) as queued:
-        seen: set[str] = set()
-        while seen != names:
-            seen.add(queued.get()[1].topic)
+        topics: set[str] = set()
+        while topics != names:
+            topics.add(queued.get()[1].topic)
         connector.shutdown()
-    assert seen == names
+    assert topics == names
 
 
 def test_stream_reads_topics_created_later(data: LogDir) -> None:
@@ -166,13 +166,13 @@ def test_shutdown_does_not_commit_the_current_record(data: LogDir) -> None:
     """
     fill(data, "u", 5)
 
-    def first(count: int) -> list[int]:
+    def read_first(count: int) -> list[int]:
         with data.connector("g", auto_offset_reset="earliest") as connector:
             stream = connector.create_message_streams({"u": 1})["u"][0]
             return [next(stream).offset for _ in range(count)]
 
-    assert first(3) == [0, 1, 2]
-    assert first(3) == [2, 3, 4]
+    assert read_first(3) == [0, 1, 2]
+    assert read_first(3) == [2, 3, 4]
 
 
 def test_request_for_the_next_record_finishes_the_previous_one(data: LogDir) -> None:

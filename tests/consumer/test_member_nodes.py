@@ -37,18 +37,18 @@ def disk() -> SimulatedDisk:
 
 @pytest.fixture
 def data(disk: SimulatedDisk) -> Iterator[LogDir]:
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as opened:
-        opened.create_topic("t", 2)
-        opened.create_topic("u", 1)
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
+        data.create_topic("t", 2)
+        data.create_topic("u", 1)
         for number in range(6):
-            opened.append("t", b"%d" % number, partition=number % 2)
-        yield opened
+            data.append("t", b"%d" % number, partition=number % 2)
+        yield data
 
 
 @pytest.fixture
 def registry(disk: SimulatedDisk, data: LogDir) -> Iterator[FileRegistry]:
-    with open_registry("data", fs=disk, lock_timeout_ms=0) as opened:
-        yield opened
+    with open_registry("data", fs=disk, lock_timeout_ms=0) as registry:
+        yield registry
 
 
 def owners(registry: FileRegistry, topic: str = "t") -> dict[int, str]:

@@ -28,11 +28,11 @@ def data(request: pytest.FixtureRequest) -> Iterator[LogDir]:
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir(
         "data", create=True, shared=request.param == "shared", fs=disk
-    ) as opened:
-        opened.create_topic("t")
+    ) as data:
+        data.create_topic("t")
         for number in range(20):
-            opened.append("t", b"%d" % number)
-        yield opened
+            data.append("t", b"%d" % number)
+        yield data
 
 
 def commit(data: LogDir, offset: int, **settings: Any) -> None:
@@ -77,20 +77,22 @@ def test_commit_is_stored_in_the_configured_stores(
         assert consumer.poll(0, 1)[T0][0].offset == 8
 
 
-@pytest.mark.parametrize(("log", "registry"), [(3, 7), (7, 3), (None, 4), (4, None)])
+@pytest.mark.parametrize(
+    ("log_offset", "registry_offset"), [(3, 7), (7, 3), (None, 4), (4, None)]
+)
 def test_larger_offset_of_both_stores_is_read(
-    data: LogDir, log: int | None, registry: int | None
+    data: LogDir, log_offset: int | None, registry_offset: int | None
 ) -> None:
-    if log is not None:
-        commit(data, log)
-    if registry is not None:
-        commit(data, registry, **REGISTRY)
-    assert committed(data) == log
-    assert committed(data, **REGISTRY) == registry
+    if log_offset is not None:
+        commit(data, log_offset)
+    if registry_offset is not None:
+        commit(data, registry_offset, **REGISTRY)
+    assert committed(data) == log_offset
+    assert committed(data, **REGISTRY) == registry_offset
     assert (
         committed(data, **DUAL)
         == committed(data, **BACK)
-        == max(log or 0, registry or 0)
+        == max(log_offset or 0, registry_offset or 0)
     )
 
 
@@ -98,7 +100,7 @@ def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
     """All consumers are restarted twice. During a restart, consumers with old and with
     new settings commit in turn.
     """
-    seen: list[int] = []
+    offsets: list[int] = []
     for settings in (
         REGISTRY,
         DUAL,
@@ -118,20 +120,20 @@ def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
             group_id="g", auto_offset_reset="earliest", **settings
         ) as consumer:
             consumer.subscribe(["t"])
-            seen += [record.offset for record in consumer.poll(0, 1).records()]
+            offsets += [record.offset for record in consumer.poll(0, 1).records()]
         # The registry is stale now, so that the move back must begin with dual commits.
         if settings is LOG:
             break
-    assert seen == list(range(len(seen)))
+    assert offsets == list(range(len(offsets)))
     for settings in (BACK, LOG, BACK):
         with data.consumer(group_id="g", **settings) as consumer:
             consumer.subscribe(["t"])
-            seen += [record.offset for record in consumer.poll(0, 1).records()]
+            offsets += [record.offset for record in consumer.poll(0, 1).records()]
     for settings in (BACK, REGISTRY, REGISTRY):
         with data.consumer(group_id="g", **settings) as consumer:
             consumer.subscribe(["t"])
-            seen += [record.offset for record in consumer.poll(0, 1).records()]
-    assert seen == list(range(len(seen)))
+            offsets += [record.offset for record in consumer.poll(0, 1).records()]
+    assert offsets == list(range(len(offsets)))
 
 
 @pytest.mark.parametrize(
@@ -144,9 +146,9 @@ def test_removed_member_changes_neither_store(
         "group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_interval_ms": 1_000,
         "assignors": ("range",), **settings,
     }  # fmt: skip
-    with data.consumer(**options) as removed, data.consumer(**options) as other:
-        removed.subscribe(["t"])
-        assert removed.poll(0, 5).count == 5
+    with data.consumer(**options) as removed_member, data.consumer(**options) as other:
+        removed_member.subscribe(["t"])
+        assert removed_member.poll(0, 5).count == 5
         data._fs.advance(600)  # type: ignore[attr-defined]
         other.subscribe(["t"])
         for _ in range(12):
@@ -156,7 +158,7 @@ def test_removed_member_changes_neither_store(
         other.commit()
         before = offsets_of_both_stores(data)
         with pytest.raises(CommitFailedError):
-            removed.commit()
+            removed_member.commit()
         assert offsets_of_both_stores(data) == before
         assert max(offset or 0 for offset in before) >= 10
 

@@ -127,21 +127,21 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[LogDir]:
-    with logcore.open_dir(tmp_path / "data", create=True, shared=True) as opened:
-        opened.create_topic("t", partitions=PARTITIONS)
-        yield opened
+    with logcore.open_dir(tmp_path / "data", create=True, shared=True) as data:
+        data.create_topic("t", partitions=PARTITIONS)
+        yield data
 
 
 @pytest.fixture
 def start(data: LogDir) -> Iterator[Callable[..., Worker]]:
-    started: list[Worker] = []
+    workers: list[Worker] = []
 
     def begin(**settings: Any) -> Worker:
-        started.append(Worker(Path(data.path), **{**SETTINGS, **settings}))
-        return started[-1]
+        workers.append(Worker(Path(data.path), **{**SETTINGS, **settings}))
+        return workers[-1]
 
     yield begin
-    for worker in started:
+    for worker in workers:
         worker.signal(signal.SIGKILL)
         worker.process.join()
 
@@ -334,10 +334,10 @@ def test_generation_is_never_reused_after_a_power_cut() -> None:
         if not is_last:
             consumer.close()
     disk.crash()
-    for after in disk.after_crash(limit=6):
-        after.seed += 1
+    for crashed_disk in disk.after_crash(limit=6):
+        crashed_disk.seed += 1
         with (
-            logcore.open_dir("data", shared=True, fs=after) as reopened,
+            logcore.open_dir("data", shared=True, fs=crashed_disk) as reopened,
             join_group(reopened) as consumer,
         ):
             assert consumer._membership.member is not None
@@ -354,10 +354,10 @@ def test_acknowledged_commit_survives_a_power_cut() -> None:
         pass
     consumer.commit()
     disk.crash()
-    for after in disk.after_crash(limit=20):
-        after.seed += 1
+    for crashed_disk in disk.after_crash(limit=20):
+        crashed_disk.seed += 1
         with (
-            logcore.open_dir("data", shared=True, fs=after) as reopened,
+            logcore.open_dir("data", shared=True, fs=crashed_disk) as reopened,
             reopened.consumer(**SETTINGS) as consumer,
         ):
             consumer.assign([("t", 0)])
@@ -392,9 +392,9 @@ def test_reader_of_an_unsynced_commit_syncs_it(
         while not other.assignment():
             other.poll(0.01)
     disk.crash()
-    for after in disk.after_crash(limit=20):
-        after.seed += 1
-        with logcore.open_dir("data", shared=True, fs=after) as reopened:
+    for crashed_disk in disk.after_crash(limit=20):
+        crashed_disk.seed += 1
+        with logcore.open_dir("data", shared=True, fs=crashed_disk) as reopened:
             assert reopened.committed_offsets("t", 0) == {"g": 5}
 
 
@@ -544,13 +544,13 @@ def test_commit_of_a_removed_member_is_refused() -> None:
     settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
     with (
         create_shared(disk) as data,
-        data.consumer(**settings) as removed,
+        data.consumer(**settings) as removed_member,
         data.consumer(**settings) as other,
     ):
         data.append("t", b"1")
         data.append("t", b"2")
-        removed.subscribe(["t"])
-        while not removed.poll(0.01, 1):
+        removed_member.subscribe(["t"])
+        while not removed_member.poll(0.01, 1):
             pass
         other.subscribe(["t"])
         while not other.assignment():
@@ -559,7 +559,7 @@ def test_commit_of_a_removed_member_is_refused() -> None:
         other.poll(0)
         other.commit()
         with pytest.raises(CommitFailedError):
-            removed.commit()
+            removed_member.commit()
         assert {
             offset.offset
             for offset in other.committed([("t", 0)]).values()

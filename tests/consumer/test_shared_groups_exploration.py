@@ -23,7 +23,9 @@ LONG = pytest.param(
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
-def test_every_order_of_steps(chances: str, rounds: int) -> None:
+def test_any_order_of_steps_keeps_the_rules_of_groups(
+    chances: str, rounds: int
+) -> None:
     run_first(f"groups {chances}", rounds)
 
 

@@ -120,15 +120,15 @@ def test_flipped_bit_in_batch_is_detected(count: int) -> None:
     for name, bits in itertools.islice(
         itertools.chain(single_bits, several_bits()), count
     ):
-        damaged = bytearray(samples[name])
+        damaged_data = bytearray(samples[name])
         for bit in bits:
-            damaged[bit // 8] ^= 1 << bit % 8
+            damaged_data[bit // 8] ^= 1 << bit % 8
         position_in_batch = bits[0] // 8 - max(
             head for head in heads[name] if head <= bits[0] // 8
         )
         outside_count += position_in_batch < 17
         try:
-            items = contents(bytes(damaged))
+            items = contents(bytes(damaged_data))
         except logcore.LogcoreError:
             refused_count += 1
             continue
@@ -340,30 +340,30 @@ def large_damages(files: Files, count: int) -> Iterator[tuple[str, Files]]:
         for position, other_position in itertools.product(
             range(0, len(files[path]), size), range(0, len(files[other]), size)
         ):
-            damaged = {name: bytearray(data) for name, data in files.items()}
+            changed_files = {name: bytearray(data) for name, data in files.items()}
             block = (
                 bytes(size)
                 if (path, position) == (other, other_position)
                 else files[path][position : position + size]
             )
-            damaged[other][other_position : other_position + size] = block
+            changed_files[other][other_position : other_position + size] = block
             if (path, position) != (other, other_position):
-                damaged[path][position : position + size] = files[other][
+                changed_files[path][position : position + size] = files[other][
                     other_position : other_position + size
                 ]
             yield (
                 f"{size} bytes at {position} of {path} and {other_position} of {other}",
-                {n: bytes(data) for n, data in damaged.items()},
+                {name: bytes(data) for name, data in changed_files.items()},
             )
 
 
 def flipped_bits(files: Files, count: int) -> Iterator[tuple[str, Files]]:
     for path, bit in flips(files, count):
-        damaged = bytearray(files[path])
-        damaged[bit // 8] ^= 1 << bit % 8
+        damaged_data = bytearray(files[path])
+        damaged_data[bit // 8] ^= 1 << bit % 8
         yield (
             f"byte {bit // 8}, bit {bit % 8} of {path}",
-            {**files, path: bytes(damaged)},
+            {**files, path: bytes(damaged_data)},
         )
 
 
@@ -386,9 +386,11 @@ def test_damage_of_a_log_of_logcore_is_detected(
     sound = query_results(files, make_queries, read_only=read_only)
     counts = {"same": 0, "error": 0, "cut": 0}
     undetected = []
-    for description, damaged in damages(files, count):
+    for description, changed_files in damages(files, count):
         try:
-            counts[compare(sound, damaged, make_queries, read_only=read_only)] += 1
+            counts[
+                compare(sound, changed_files, make_queries, read_only=read_only)
+            ] += 1
         except AssertionError as error:
             undetected.append(f"{description}: {error}")
     print(f"\n{counts}, {len(undetected)} undetected")
@@ -530,11 +532,11 @@ def test_missing_batch_or_segment_is_detected(
         sound[name] for name in ("read", "columns", "stable", "stored")
     ]
     undetected = []
-    for description, damaged in itertools.islice(
+    for description, changed_files in itertools.islice(
         losses(files), read_only % step, None, step
     ):
         try:
-            compare(sound, damaged, all_queries, read_only=read_only)
+            compare(sound, changed_files, all_queries, read_only=read_only)
         except AssertionError as error:
             undetected.append(f"{description}: {error}")
     assert not undetected, "\n".join(undetected)[:3000]
@@ -552,15 +554,15 @@ def test_damage_of_a_log_of_kafka_changes_no_value(
     """
     files = kafka_files(name)
     sound = query_results(files, full_reads, read_only=read_only)
-    known_values = {entry[1:] for entry in sound["read"]}
-    for description, damaged in damages(files, FLIPS // SHARE // 2):
+    known_values = {record[1:] for record in sound["read"]}
+    for description, changed_files in damages(files, FLIPS // SHARE // 2):
         try:
-            results = query_results(damaged, full_reads, read_only=read_only)
+            results = query_results(changed_files, full_reads, read_only=read_only)
         except logcore.LogcoreError:
             continue
         for query in ("read", "columns"):
             if results[query] is not logcore.LogcoreError:
-                assert {entry[1:] for entry in results[query]} <= known_values, (
+                assert {record[1:] for record in results[query]} <= known_values, (
                     description
                 )
 
@@ -607,10 +609,10 @@ def test_flipped_bit_in_a_small_file_is_refused_or_harmless(
     expected = read(files)
     (path,) = (path for path in files if os.path.basename(path) == name)
     for bit in range(0, len(files[path]) * 8, step):
-        damaged = bytearray(files[path])
-        damaged[bit // 8] ^= 1 << bit % 8
+        damaged_data = bytearray(files[path])
+        damaged_data[bit // 8] ^= 1 << bit % 8
         try:
-            result = read({**files, path: bytes(damaged)})
+            result = read({**files, path: bytes(damaged_data)})
         except logcore.LogcoreError:
             continue
         assert result == expected, bit

@@ -136,13 +136,13 @@ def test_crash_after_any_short_program_keeps_promises(
     """
     calls, policies, config = WORLDS[world]
     total = Report()
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     met = Met()
     for actions in small_world(calls):
         total += explored(actions, durability, config=config, met=met, limit=24)
         if total.states >= count * 4 // 10 // len(policies):
             break
-    print_rate(f"small world of a {world} under {durability}", total, began)
+    print_rate(f"small world of a {world} under {durability}", total, start_s)
 
 
 @each_count
@@ -150,12 +150,12 @@ def test_crash_after_any_short_program_keeps_promises(
 def test_crash_after_random_programs_keeps_promises(part: int, count: int) -> None:
     """Every second program is of a compacted log."""
     total = Report()
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     for seed in itertools.count(part * 3_000_000):
         total += explored_by_seed(seed)
         if total.states >= count // 10:
             break
-    print_rate(f"random programs {part}", total, began)
+    print_rate(f"random programs {part}", total, start_s)
 
 
 # -- disks that are not opened ---------------------------------------------------------
@@ -247,8 +247,8 @@ def test_cache_compares_only_the_files_that_were_read() -> None:
 # -- for hours -------------------------------------------------------------------------
 
 
-def print_rate(name: str, total: Report, began: float) -> None:
-    seconds = time.perf_counter() - began
+def print_rate(name: str, total: Report, start_s: float) -> None:
+    seconds = time.perf_counter() - start_s
     print(
         f"{name}: {total}, {seconds:.1f} s, {(total.states + total.again) / seconds:.0f} states a second"
     )
@@ -277,11 +277,11 @@ def test_exploration_continues_where_the_last_run_ended() -> None:
     )
     total = Report(**saved["report"])
     seed = saved["seed"]
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     before = total.states
     first_seed = seed
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        while total.states < goal and time.perf_counter() - began < seconds:
+        while total.states < goal and time.perf_counter() - start_s < seconds:
             chunk = range(seed, seed + 64)
             for report in pool.imap_unordered(explored_or_error, chunk):
                 assert isinstance(report, Report), report
@@ -290,7 +290,9 @@ def test_exploration_continues_where_the_last_run_ended() -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"seed": seed, "report": attrs.asdict(total)}))
     rate = (
-        (total.states - before) / (time.perf_counter() - began) / (os.cpu_count() or 1)
+        (total.states - before)
+        / (time.perf_counter() - start_s)
+        / (os.cpu_count() or 1)
     )
     print(
         f"{total.states} of {goal} states after {seed} seeds: {total}; {rate:.0f} states a second and core"
@@ -408,8 +410,8 @@ def test_truncation_into_compacted_gap_survives_crash() -> None:
         try:
             log.truncate(1)
         except SimulatedCrash:
-            for after in disk.after_crash(limit=20):
-                with logcore.open("t-0", config=config, fs=after) as reopened:
+            for crashed_disk in disk.after_crash(limit=20):
+                with logcore.open("t-0", config=config, fs=crashed_disk) as reopened:
                     assert reopened.log_end_offset >= 1
             continue
         disk.crash_in(None)

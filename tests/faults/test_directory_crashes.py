@@ -162,10 +162,10 @@ def recover(
         "the second opening returns another content"
     )
     if thorough:
-        damaged = [
+        damaged_files = [
             verdict for verdict in verify("d", fs=disk) if verdict.status == "damaged"
         ]
-        assert not damaged, damaged
+        assert not damaged_files, damaged_files
     return FoundDirectory(topics, producer_id)
 
 
@@ -284,10 +284,10 @@ class Program:
         self.disk.write_back()
 
     def create(self) -> None:
-        free = sorted({"a", "b", "c"} - self.topics.keys())
-        if not free:
+        unused_names = sorted({"a", "b", "c"} - self.topics.keys())
+        if not unused_names:
             return
-        name = self.rng.choice(free)
+        name = self.rng.choice(unused_names)
         count = self.rng.randint(1, 2)
         logdir = self.open_logdir()
         config = self.rng.choice((KEPT, DELETED, COMPACTED))
@@ -336,12 +336,12 @@ class Program:
 
     def fork(self) -> None:
         name = self.random_topic()
-        free = sorted({"a", "b", "c"} - self.topics.keys())
-        if name is None or not free:
+        unused_names = sorted({"a", "b", "c"} - self.topics.keys())
+        if name is None or not unused_names:
             return
         logdir = self.open_logdir()
         source = self.topics[name]
-        new_name = self.rng.choice(free)
+        new_name = self.rng.choice(unused_names)
         offsets = {}
         logs = {}
         for number, history in source.logs.items():

@@ -664,8 +664,8 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
         disk.kill()
         recovered = recoveries.run(disk, thorough=True)
         history.check(recovered, "kill")
-        for after in disk.after_crash(limit=3, kind="power"):
-            reopened = recoveries.find(after)
+        for crashed_disk in disk.after_crash(limit=3, kind="power"):
+            reopened = recoveries.find(crashed_disk)
             assert reopened.records[: len(recovered.records)] == recovered.records, (
                 "records that readers got after an opening are lost"
             )
@@ -734,13 +734,13 @@ def test_failed_compaction_is_completed_in_durable_order() -> None:
             logcore.open("t-0", config=config, fs=disk).close()
         except SimulatedCrash:
             pass
-        for after in disk.after_crash(limit=20, kind="power"):
-            with logcore.open("t-0", config=config, fs=after) as reopened:
+        for crashed_disk in disk.after_crash(limit=20, kind="power"):
+            with logcore.open("t-0", config=config, fs=crashed_disk) as reopened:
                 newest = {
                     record.key: record.offset
                     for record in reopened.read(reopened.log_start_offset)
                 }
-                assert newest == {b"k0": 6, b"k1": 4, b"k2": 5}, after
+                assert newest == {b"k0": 6, b"k1": 4, b"k2": 5}, crashed_disk
         if not disk.is_dead:
             disk.crash()
 
@@ -815,8 +815,8 @@ def test_data_only_in_memory_after_failed_sync_is_kept() -> None:
         assert [record.value for record in log.read(0)] == [b"one"]
         log.append(b"two")
         log.flush()
-        for after in disk.after_crash(kind="power"):
-            with logcore.open("t-0", durability="os", fs=after) as reopened:
+        for crashed_disk in disk.after_crash(kind="power"):
+            with logcore.open("t-0", durability="os", fs=crashed_disk) as reopened:
                 assert [record.value for record in reopened.read(0)] == [b"one", b"two"]
 
 

@@ -27,13 +27,17 @@ def test_reader_after_clean_close_and_power_cut_returns_every_record() -> None:
         directory.create_topic("t")
         for number in range(10):
             directory.append("t", b"%d" % number, partition=0)
-    clean = 0
-    for after in disk.after_crash(limit=50):
-        if after.exists("/data/.kafka_cleanshutdown"):
-            clean += 1
-            with logcore.open_dir("/data", read_only=True, fs=after) as directory:
-                assert len(list(directory.partition("t", 0).read(0))) == 10, after
-    assert clean > 5
+    clean_count = 0
+    for crashed_disk in disk.after_crash(limit=50):
+        if crashed_disk.exists("/data/.kafka_cleanshutdown"):
+            clean_count += 1
+            with logcore.open_dir(
+                "/data", read_only=True, fs=crashed_disk
+            ) as directory:
+                assert len(list(directory.partition("t", 0).read(0))) == 10, (
+                    crashed_disk
+                )
+    assert clean_count > 5
 
 
 def append_to_directory(disk: SimulatedDisk) -> None:
@@ -73,10 +77,12 @@ def test_append_after_failed_opening_survives_power_cut(
                 break
             except LogcoreError:
                 continue
-        for after in disk.after_crash(limit=20):
-            with logcore.open("/srv/more/data/t-0", create=True, fs=after) as log:
+        for crashed_disk in disk.after_crash(limit=20):
+            with logcore.open(
+                "/srv/more/data/t-0", create=True, fs=crashed_disk
+            ) as log:
                 assert [record.value for record in log.read(0)] == [b"acknowledged"], (
-                    f"call {number}: {after}"
+                    f"call {number}: {crashed_disk}"
                 )
 
 
@@ -88,5 +94,6 @@ def test_next_driver_syncs_the_staging_directory_after_a_failed_sync() -> None:
         staging.begin("one")
     staging.begin("two")
     assert all(
-        after.is_directory("/srv/data.staging") for after in disk.after_crash(limit=10)
+        crashed_disk.is_directory("/srv/data.staging")
+        for crashed_disk in disk.after_crash(limit=10)
     )

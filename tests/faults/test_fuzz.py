@@ -228,14 +228,18 @@ def log(data: bytes) -> None:
     for read_only in (True, False):
         with logcore.open(
             "/d/t-0", read_only=read_only, fs=SimulatedDisk({path: data})
-        ) as opened:
+        ) as opened_log:
             for read in (
-                lambda opened=opened: list(opened.read(opened.log_start_offset)),
-                lambda opened=opened: list(
-                    opened.read(opened.log_start_offset, isolation="read_committed")
+                lambda opened_log=opened_log: list(
+                    opened_log.read(opened_log.log_start_offset)
                 ),
-                lambda opened=opened: opened.get(1),
-                lambda opened=opened: opened.offset_for_timestamp(5),
+                lambda opened_log=opened_log: list(
+                    opened_log.read(
+                        opened_log.log_start_offset, isolation="read_committed"
+                    )
+                ),
+                lambda opened_log=opened_log: opened_log.get(1),
+                lambda opened_log=opened_log: opened_log.offset_for_timestamp(5),
             ):
                 with contextlib.suppress(logcore.LogcoreError):
                     read()

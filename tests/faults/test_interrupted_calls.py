@@ -75,14 +75,14 @@ def test_interrupted_opening_of_a_partition_releases_its_claim(tmp_path: Path) -
     """After an interrupted first use, a partition could not be opened again in the same
     process: its claim was acquired, and no object could release it.
     """
-    nth = left = 0
-    while not left:
+    nth = completed = 0
+    while not completed:
         nth += 5
         with logcore.open_dir(
             tmp_path / str(nth), create=True, durability="os"
         ) as data:
             data.create_topic("t")
-            left = interrupted(
+            completed = interrupted(
                 lambda: data.partition("t", 0),
                 nth,
                 fs.__file__,
@@ -98,14 +98,14 @@ def test_interrupted_opening_of_a_partition_releases_its_claim(tmp_path: Path) -
 
 @pytest.mark.long
 def test_interrupted_deletion_of_a_topic_releases_its_claims(tmp_path: Path) -> None:
-    nth = left = 0
-    while not left:
+    nth = completed = 0
+    while not completed:
         nth += 3
         path = tmp_path / str(nth)
         with logcore.open_dir(path, create=True, durability="os") as data:
             data.create_topic("t", 2)
             data.append("t", b"a", partition=0)
-            left = interrupted(
+            completed = interrupted(
                 lambda: data.delete_topic("t"),
                 nth,
                 fs.__file__,
@@ -126,8 +126,8 @@ def test_second_close_completes_an_interrupted_close(
     tmp_path: Path, shared: bool
 ) -> None:
     """Real files use another lock class than the simulated disk."""
-    nth = left = 0
-    while not left:
+    nth = completed = 0
+    while not completed:
         nth += 1
         path = tmp_path / str(nth)
         data = logcore.open_dir(path, create=True, durability="os", shared=shared)
@@ -139,7 +139,7 @@ def test_second_close_completes_an_interrupted_close(
         )  # type: ignore[misc]
         log.close()
         data.host.open_again("t", 0)
-        left = (
+        completed = (
             interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
         )
         data.close()
@@ -159,13 +159,13 @@ def test_poll_interrupted_in_the_fetcher_skips_no_record(
     """Lines of the fetcher take records, advance positions, and return the records. The
     same consumer continues after the interrupt.
     """
-    nth = left = 0
-    while not left:
+    nth = completed = 0
+    while not completed:
         nth += 1
         case = calls.Reading() if method == "poll" else calls.ReadingColumns()
         for _ in range(2):
             case.read(case.consumer)  # joins the group, and returns the first records
-        left = interrupted(
+        completed = interrupted(
             lambda case=case: case.read(case.consumer), nth, fetcher.__file__
         ).left  # type: ignore[misc]
         for _ in range(8):
@@ -190,17 +190,19 @@ def test_transaction_marker_after_interrupt_applies_all_offsets() -> None:
     the second marker applied no offset.
     """
     committed = {("t", number): Committed(number, -1, "", 0) for number in range(3)}
-    nth = left = 0
-    while not left:
+    nth = completed = 0
+    while not completed:
         nth += 1
         group = Group("g")
         group.unstable[7] = {key: (1, row) for key, row in committed.items()}
-        left = interrupted(
+        completed = interrupted(
             lambda group=group: group.end_transaction(7, commit=True),  # type: ignore[misc]
             nth,
             classic_group.__file__,
         ).left
         group.end_transaction(7, commit=True)
-        assert group.offsets == {"t": {n: committed["t", n] for n in range(3)}}
+        assert group.offsets == {
+            "t": {partition: committed["t", partition] for partition in range(3)}
+        }
         assert not group.unstable
     assert nth > 10

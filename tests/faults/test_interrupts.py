@@ -226,7 +226,7 @@ FAILURES = (
     SystemError,
 )
 #: Number of points for one child process.
-BATCH = 200
+POINTS_PER_CHILD = 200
 #: The fractional parts of the first n multiples of the golden ratio are spread evenly
 #: between 0 and 1, for any n.
 GOLDEN = (5**0.5 - 1) / 2
@@ -347,13 +347,13 @@ def test_failed_allocation_loses_no_acknowledged_record(
 ) -> None:
     """The allocations fail in child processes, because they may end a process."""
     _, allocation_count = points_to_test(action, count)
-    for first in range(0, allocation_count, BATCH):
+    for first in range(0, allocation_count, POINTS_PER_CHILD):
         output = in_child(
             lambda report, first=first: fail_allocations_at_points(
                 action,
                 tmp_path / "data",
                 2 * first,
-                min(BATCH, allocation_count - first),
+                min(POINTS_PER_CHILD, allocation_count - first),
                 report,
             )  # type: ignore[misc]
         )

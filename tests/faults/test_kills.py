@@ -226,16 +226,16 @@ def test_kills_at_each_kind_of_place_lose_no_acknowledged_record(ram: Path) -> N
 def test_hundred_thousand_kills_lose_no_acknowledged_record(ram: Path) -> None:
     count = int(os.environ.get("LOGCORE_KILLS", "100000"))
     campaign = Campaign(ram)
-    began = time.monotonic()
+    start_s = time.monotonic()
     seed = SEED
-    while campaign.kills < count and time.monotonic() - began < SECONDS:
+    while campaign.kills < count and time.monotonic() - start_s < SECONDS:
         for scenario in scenarios(campaign, seed):
             for strike, site in campaign.strikes(scenario):
                 campaign.kill(scenario, strike, site)
             if scenario.before is not None:
                 shutil.rmtree(scenario.before)
         seed += 1
-    print(campaign, f"{time.monotonic() - began:.0f} s")
+    print(campaign, f"{time.monotonic() - start_s:.0f} s")
 
 
 def late_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -363,9 +363,9 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
         while (
             acknowledged_count := len(list(read_messages(io.BytesIO(output))))
         ) < min_acknowledged:
-            more = os.read(pipe.fileno(), 1 << 16)
-            assert more, "the process has ended early"
-            output += more
+            data = os.read(pipe.fileno(), 1 << 16)
+            assert data, "the process has ended early"
+            output += data
         # Messages that are in the pipe at this point were sent before the cut. A sync
         # that runs during the cut may report a false success.
         output += os.read(pipe.fileno(), readable_bytes(pipe.fileno()))

@@ -86,17 +86,18 @@ def test_process_opens_each_of_several_partitions_for_writing_once(
         with pytest.raises(logcore.LogLockedError) as caught:
             logcore.open(partition)
         assert caught.value.pid == os.getpid()
-    points = (partition.parent / "recovery-point-offset-checkpoint").read_text()
-    assert points == "0\n2\norders 0 1\norders 1 1\n"
+    recovery_points = (
+        partition.parent / "recovery-point-offset-checkpoint"
+    ).read_text()
+    assert recovery_points == "0\n2\norders 0 1\norders 1 1\n"
     with logcore.open(partition):
         pass
 
 
 def test_lock_remains_after_its_file_was_opened_and_closed(partition: Path) -> None:
     with logcore.open(partition, create=True):
-        (
-            partition.parent / ".lock"
-        ).read_bytes()  # opens and closes: drops a POSIX record lock, not ours
+        # Opening and closing the file releases a POSIX record lock, but not this lock.
+        (partition.parent / ".lock").read_bytes()
         command = [
             sys.executable,
             "-c",
@@ -191,15 +192,15 @@ with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config={"seg
             [acknowledged, *(int(line) for line in remaining_lines[:-1] if line)]
         )
         with logcore.open(partition, read_only=True) as reader:
-            seen = [record.value for record in reader.read(0)]
-            assert len(seen) >= acknowledged
+            values = [record.value for record in reader.read(0)]
+            assert len(values) >= acknowledged
         with logcore.open(partition, config={"segment.bytes": 20_000}) as log:
             records = list(log.read(0))
             assert len(records) >= acknowledged
             assert [record.value for record in records] == [
                 b"value %d" % number for number in range(len(records))
             ]
-            assert [record.value for record in records[: len(seen)]] == seen, (
+            assert [record.value for record in records[: len(values)]] == values, (
                 "visible records remain visible"
             )
 

@@ -34,20 +34,20 @@ import random, sys, logcore
 rng = random.Random(int(sys.argv[3]))
 config = {"segment.bytes": 8_000, "index.interval.bytes": 200, "batch.size": 600}
 with logcore.open(sys.argv[1], create=True, durability=sys.argv[2], config=config) as log:
-    at = log.log_end_offset
+    end = log.log_end_offset
     while True:
         choice = rng.random()
         if choice < 0.7:
-            rows = [(None, b"value %d" % (at + step)) for step in range(rng.randrange(1, 90))]
-            at = log.append_many(rows).last_offset + 1
+            rows = [(None, b"value %d" % (end + step)) for step in range(rng.randrange(1, 90))]
+            end = log.append_many(rows).last_offset + 1
         elif choice < 0.95:
-            at = log.append(b"value %d" % at).offset + 1
+            end = log.append(b"value %d" % end).offset + 1
         elif choice < 0.97:
             log.roll()
         else:
             log.close()
             log = logcore.open(sys.argv[1], durability=sys.argv[2], config=config)
-        print(at, flush=True)
+        print(end, flush=True)
 """
 
 
@@ -104,13 +104,13 @@ def test_gigabytes_are_read_back_unchanged(partition: Path) -> None:
 def check_gigabytes(log: Log, rows: int, data: np.ndarray) -> None:
     end = log.log_end_offset
     assert end == 250 * rows
-    seen = 0
+    record_count = 0
     for columns in log.scan():
-        assert columns.offsets[0] == seen
+        assert columns.offsets[0] == record_count
         assert np.array_equal(columns.timestamps_ms, columns.offsets)
         assert (columns.value_sizes == 100).all()
-        seen += len(columns)
-    assert seen == end
+        record_count += len(columns)
+    assert record_count == end
     rng = random.Random(SEED)
     for _ in range(2_000):
         offset = rng.randrange(end)

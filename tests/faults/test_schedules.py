@@ -18,24 +18,25 @@ from support import schedules
 
 GOAL = int(os.environ.get("LOGCORE_SCHEDULES", "1000000"))
 SECONDS = float(os.environ.get("LOGCORE_SCHEDULES_SECONDS", "1800"))
-FILE = Path(os.environ.get("LOGCORE_SCHEDULES_FILE", "build/schedules.json"))
+PROGRESS_FILE = Path(os.environ.get("LOGCORE_SCHEDULES_FILE", "build/schedules.json"))
 #: Number of schedules in `make check`, and in each of its tests. A core runs 15 to 30
 #: schedules in a second.
-SOME = 200
-SHARE = 100
+FAST_COUNT = 200
+COUNT_PER_TEST = 100
 #: Schedules that once removed members that were paused in the middle of a rebalance,
 #: because of the deadline of JoinGroup or of SyncGroup.
 PAUSED_IN_A_REBALANCE = (("groups clocks", 10_000_338), ("groups clocks", 10_000_373))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(0, SOME, SHARE))
+@pytest.mark.parametrize("first", range(0, FAST_COUNT, COUNT_PER_TEST))
 def test_schedules_of_each_kind_keep_all_invariants(first: int) -> None:
-    worlds = Counter(
-        kind.split()[0] for kind in map(kind_of_number, range(first, first + SHARE))
+    tested_kinds = Counter(
+        kind.split()[0]
+        for kind in map(kind_of_number, range(first, first + COUNT_PER_TEST))
     )
-    assert set(worlds) == {kind.split()[0] for kind in schedules.KINDS}
-    for number in range(first, first + SHARE):
+    assert set(tested_kinds) == {kind.split()[0] for kind in schedules.KINDS}
+    for number in range(first, first + COUNT_PER_TEST):
         schedules.run(*schedules.numbered(number))
 
 
@@ -52,13 +53,13 @@ def kind_of_number(number: int) -> str:
 @pytest.mark.slow
 def test_million_schedules_keep_all_invariants() -> None:
     count = 0
-    if FILE.exists():
-        count = json.loads(FILE.read_text("utf-8"))["schedules"]
+    if PROGRESS_FILE.exists():
+        count = json.loads(PROGRESS_FILE.read_text("utf-8"))["schedules"]
     deadline = time.monotonic() + SECONDS
     while count < GOAL and time.monotonic() < deadline:
         schedules.run(*schedules.numbered(count))
         count += 1
         if count % 1_000 == 0:
-            FILE.parent.mkdir(exist_ok=True)
-            FILE.write_text(json.dumps({"schedules": count}), "utf-8")
+            PROGRESS_FILE.parent.mkdir(exist_ok=True)
+            PROGRESS_FILE.write_text(json.dumps({"schedules": count}), "utf-8")
     print(f"{count} of {GOAL} schedules")

@@ -46,11 +46,13 @@ def create_log(path: Path) -> Path:
 READS: dict[str, Callable[[logcore.Log], Any]] = {
     "read": lambda log: list(log.read(0)),
     "committed": lambda log: list(log.read(0, isolation="read_committed")),
-    "columns": lambda log: [len(part) for part in log.scan()],
+    "columns": lambda log: [len(columns) for columns in log.scan()],
     "get": lambda log: [log.get(offset) for offset in range(60)],
     "batches": lambda log: [batch.size_bytes for batch in log.batches(0)],
     "time": lambda log: [log.offset_for_timestamp(T0 + at) for at in range(60)],
-    "stored": lambda log: [bytes(piece) for piece in log.stored(0, max_bytes=1 << 20)],
+    "stored": lambda log: [
+        bytes(batch_bytes) for batch_bytes in log.stored(0, max_bytes=1 << 20)
+    ],
     "stable": lambda log: log.last_stable_offset,
 }
 
@@ -155,24 +157,24 @@ import json, os, sys, socket, struct
 import logcore, netshim
 from netshim import wire
 
-first = sys.argv[2]
-R = wire.FETCH.Request
+path = sys.argv[2]
+Request = wire.FETCH.Request
 
 def fetch(port):
-    part = R.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 25)
-    topics = [R.Topic(topic=name, partitions=[part]) for name in ("bad", "good")]
-    request = R(replica_id=-1, max_wait_ms=100, min_bytes=1, max_bytes=1 << 25, topics=topics)
+    partition = Request.Topic.Partition(partition=0, fetch_offset=0, partition_max_bytes=1 << 25)
+    topics = [Request.Topic(topic=name, partitions=[partition]) for name in ("bad", "good")]
+    request = Request(replica_id=-1, max_wait_ms=100, min_bytes=1, max_bytes=1 << 25, topics=topics)
     with socket.create_connection(("127.0.0.1", port)) as s:
         s.sendall(wire.encode_request(wire.FETCH, 11, 1, "c", request))
         size = struct.unpack(">i", s.recv(4, socket.MSG_WAITALL))[0]
-        answer = wire.decode_response(wire.FETCH, 11, s.recv(size, socket.MSG_WAITALL))[1]
-    parts = {one.topic: one.partitions[0] for one in answer.responses}
-    return {name: [part.error_code, len(part.records or b"")] for name, part in parts.items()}
+        response = wire.decode_response(wire.FETCH, 11, s.recv(size, socket.MSG_WAITALL))[1]
+    partitions = {topic.topic: topic.partitions[0] for topic in response.responses}
+    return {name: [partition.error_code, len(partition.records or b"")] for name, partition in partitions.items()}
 
 with netshim.serve(sys.argv[1]) as server:
     port = int(server.bootstrap_servers.split(":")[1])
     before = fetch(port)
-    os.truncate(first, 4096)
+    os.truncate(path, 4096)
     print(json.dumps([before, fetch(port), fetch(port)]))
 """
 
@@ -183,11 +185,12 @@ def test_broker_serves_all_other_partitions(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SERVE, str(tmp_path / "data"), str(first)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    before, after, again = json.loads(result.stdout)
+    before, *later_responses = json.loads(result.stdout)
     storage_error = 56
     assert before["bad"][0] == before["good"][0] == 0
-    for answers in (after, again):
-        assert answers == {"bad": [storage_error, 0], "good": before["good"]}
+    assert len(later_responses) == 2
+    for response in later_responses:
+        assert response == {"bad": [storage_error, 0], "good": before["good"]}
 
 
 @runs_compiled

@@ -181,9 +181,9 @@ def test_kafka_reads_the_files_of_brokers_clients_and_groups(
         producer = kafka.Producer(
             {"bootstrap.servers": server.bootstrap_servers, "enable.idempotence": True}
         )
-        for n in range(2_000):
-            producer.produce("t", b"value %d" % n, key=b"%d" % n)
-            if n % 20 == 0:
+        for number in range(2_000):
+            producer.produce("t", b"value %d" % number, key=b"%d" % number)
+            if number % 20 == 0:
                 producer.flush()
         producer.flush()
         consumer = kafka.Consumer(

@@ -197,8 +197,12 @@ def write_all(expected: ExpectedRows, broker: Broker, now_ms: int) -> None:
                     producer,
                     topic,
                     [
-                        (b"t%d" % n, b"txn %d %d" % (index, number), now_ms + n)
-                        for n in range(9)
+                        (
+                            b"t%d" % row_number,
+                            b"txn %d %d" % (index, number),
+                            now_ms + row_number,
+                        )
+                        for row_number in range(9)
                     ],
                 )
             undecided[number], expected.undecided = expected.undecided, []

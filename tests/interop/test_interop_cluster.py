@@ -170,11 +170,11 @@ def cluster(
         pytest.skip(str(error))
     for directory in directories:
         directory.mkdir()
-    started = Cluster(tmp_path_factory.mktemp("spark"), *directories)
+    cluster = Cluster(tmp_path_factory.mktemp("spark"), *directories)
     try:
-        yield started
+        yield cluster
     finally:
-        started.stop()
+        cluster.stop()
 
 
 def fill(path: Path, rows: int) -> None:
@@ -189,12 +189,12 @@ def fill(path: Path, rows: int) -> None:
 def test_machine_without_the_directory_writes_and_reads_through_a_broker(
     cluster: Cluster, directories: tuple[Path, Path]
 ) -> None:
-    here = directories[0] / "data"
-    fill(here, ROWS)
-    observed = cluster.run("write", str(here))
+    path = directories[0] / "data"
+    fill(path, ROWS)
+    observed = cluster.run("write", str(path))
     assert len(observed["hosts"]) == 2, "both machines had tasks"
     assert sorted(observed["seen"]) == [False, True]
-    with logcore.open_dir(here, read_only=True) as directory:
+    with logcore.open_dir(path, read_only=True) as directory:
         written = [
             record.value
             for partition in range(4)
@@ -202,7 +202,7 @@ def test_machine_without_the_directory_writes_and_reads_through_a_broker(
         ]
     assert sorted(written) == sorted(b"%d" % number for number in range(4 * ROWS))
 
-    with netshim.serve(str(here)) as broker:
+    with netshim.serve(str(path)) as broker:
         observed = cluster.run("through", broker.bootstrap_servers)
     assert (observed["rows"], observed["distinct"]) == (4 * ROWS, 4 * ROWS)
 
@@ -210,21 +210,21 @@ def test_machine_without_the_directory_writes_and_reads_through_a_broker(
 def test_reading_without_access_to_the_directory_raises(
     cluster: Cluster, directories: tuple[Path, Path]
 ) -> None:
-    here = directories[0] / "other"
-    fill(here, ROWS)
+    path = directories[0] / "other"
+    fill(path, ROWS)
     for fail_on_data_loss in ("true", "false"):
-        error = cluster.run("read", str(here), fail_on_data_loss)["error"]
+        error = cluster.run("read", str(path), fail_on_data_loss)["error"]
         assert (
             "does not see the log directory" in error
-            and str(here) in error
+            and str(path) in error
             and os.uname().nodename in error
         )
     fill(directories[1] / "other", ROWS + 1)
     for fail_on_data_loss in ("true", "false"):
-        error = cluster.run("read", str(here), fail_on_data_loss)["error"]
+        error = cluster.run("read", str(path), fail_on_data_loss)["error"]
         assert (
             "directory_id" in error
-            and str(here) in error
+            and str(path) in error
             and os.uname().nodename in error
         )
 

@@ -209,7 +209,12 @@ def test_user_that_is_deleted_while_a_broker_is_stopped_is_refused(
     own_cluster.send(3, signal.SIGSTOP)
     netshim("user", "remove", own_cluster.path, ALICE)
     until(
-        lambda: 3 not in {own_cluster.partition("t", n, 1).leader_id for n in range(3)},
+        lambda: (
+            3
+            not in {
+                own_cluster.partition("t", number, 1).leader_id for number in range(3)
+            }
+        ),
         "the stopped broker is replaced",
     )
     own_cluster.send(3, signal.SIGCONT)

@@ -22,7 +22,7 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
         kafka_responses = report.ask_all(
             int(broker.address.rpartition(":")[2]), report.served()
         )
-    kafka = start(tmp_path / "ours", **report.SETTINGS)
+    kafka = start(tmp_path / "netshim", **report.SETTINGS)
     try:
         own_responses = report.ask_all(
             int(kafka.bootstrap_servers.rpartition(":")[2]), report.served()
@@ -35,8 +35,8 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
         for difference in differing
         if report.reason_of(difference[0], difference[2]) is None
     ] == []
-    used = {report.reason_of(api, step) for api, _, step, _ in differing}
-    assert used == set(report.REASONS)
+    used_reasons = {report.reason_of(api, step) for api, _, step, _ in differing}
+    assert used_reasons == set(report.REASONS)
     report.save(kafka_responses)
     report.PAGE.write_text(
         report.page(own_responses, kafka_responses), encoding="utf-8"

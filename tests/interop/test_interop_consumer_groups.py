@@ -274,13 +274,13 @@ def make_topic(client: Client, count: int = 4) -> bytes:
     topic = wire.CREATE_TOPICS.Request.Topic(
         name="t", num_partitions=count, replication_factor=1
     )
-    created = client.ask(
+    response = client.ask(
         wire.CREATE_TOPICS,
         7,
         wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000),
     )
-    assert created.topics[0].error_code == 0
-    topic_id: bytes = created.topics[0].topic_id
+    assert response.topics[0].error_code == 0
+    topic_id: bytes = response.topics[0].topic_id
     numbers = None
     while (
         not numbers
@@ -357,16 +357,16 @@ def check_answers(folder: Path, ask: Callable[[str], list[Any]]) -> tuple[Path, 
     """
     with kafka_jvm.Broker(folder) as broker:
         kafka_answers = ask(broker.address)
-    ours_path = folder / "ours"
+    netshim_path = folder / "netshim"
     kafka = start(
-        ours_path,
+        netshim_path,
         group_consumer_heartbeat_interval_ms=5_000,
         group_consumer_session_timeout_ms=45_000,
     )
     own_answers = ask(kafka.bootstrap_servers)
     kafka.stop()
     assert own_answers == kafka_answers
-    return ours_path, broker.data
+    return netshim_path, broker.data
 
 
 def test_kafka_sends_and_writes_the_same_for_groups(tmp_path: Path) -> None:

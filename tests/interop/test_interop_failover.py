@@ -177,13 +177,13 @@ class CommittedOffsets(threading.Thread):
             except confluent_kafka.KafkaException:
                 continue
             self.reads += 1
-            for entry in committed:
-                before = self.offsets[entry.partition]
-                if max(-1, entry.offset) < before:
+            for partition in committed:
+                before = self.offsets[partition.partition]
+                if max(-1, partition.offset) < before:
                     self.broken.append(
-                        f"{entry.partition}: {entry.offset} after {before}"
+                        f"{partition.partition}: {partition.offset} after {before}"
                     )
-                self.offsets[entry.partition] = max(before, entry.offset)
+                self.offsets[partition.partition] = max(before, partition.offset)
         self._client.close()
 
     def ends(self) -> dict[int, int]:
@@ -209,8 +209,8 @@ def read_values(consumer: Program) -> dict[tuple[int, int], int]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster") as started:
-        yield started
+    with Cluster(tmp_path / "cluster") as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -246,11 +246,11 @@ def test_client_loses_no_record_while_brokers_are_killed(
         until_more()
         for victim_topic in (topic, "__consumer_offsets", topic):
             number = cluster.until_in_sync(victim_topic, 3).leader_id
-            began_s = time.monotonic()
+            start_s = time.monotonic()
             cluster.send(number, signal.SIGKILL)
             cluster.processes[number].wait()
             until_more()
-            steps.append(f"{victim_topic} {time.monotonic() - began_s:.1f} s")
+            steps.append(f"{victim_topic} {time.monotonic() - start_s:.1f} s")
             cluster.start(number)
             for index in range(PARTITIONS):
                 cluster.until_in_sync(topic, 3, index)

@@ -201,11 +201,11 @@ def test_groups_continue_on_the_promoted_copy(
     process = start(data)
     try:
         address = process.bootstrap_servers
-        after = confluent_kafka.Consumer({"bootstrap.servers": address, **group})
-        after.subscribe(["moved"])
+        new_consumer = confluent_kafka.Consumer({"bootstrap.servers": address, **group})
+        new_consumer.subscribe(["moved"])
         while len(consumed) < 100:
-            consumed += after.consume(100 - len(consumed), 1.0)
-        after.close()
+            consumed += new_consumer.consume(100 - len(consumed), 1.0)
+        new_consumer.close()
         assert all(message.error() is None for message in consumed)
         assert sorted(int(message.value()) for message in consumed) == list(range(100))
         late_producer = confluent_kafka.Producer({"bootstrap.servers": address})
@@ -263,11 +263,11 @@ def test_streams_application_continues_on_the_promoted_copy(
         address = process.bootstrap_servers
         feed(address)
         with kafka_jvm.streams(address, tmp_path / "new state", "after"):
-            seen = until_counted(address)
+            counts_of_words = until_counted(address)
     finally:
         process.stop()
     # Each change of a count was reported once, on both sides.
-    for word, counts in seen.items():
+    for word, counts in counts_of_words.items():
         assert counts == sorted(set(counts)), (word, counts)
 
 

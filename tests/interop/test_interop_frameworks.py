@@ -93,12 +93,12 @@ def test_kafka_streams_counts_each_word_once(tmp_path: Path) -> None:
         # Each change of a count was reported once. A count rises by at most the words
         # of one line.
         for word in words:
-            seen = [
+            counts = [
                 int(record.value)
                 for record in committed(data, "counts")
                 if record.key == word
             ]
-            assert seen == sorted(set(seen)), (word, seen)
+            assert counts == sorted(set(counts)), (word, counts)
 
 
 def free_port() -> int:
@@ -174,7 +174,7 @@ def test_kafka_connect_copies_each_line_of_a_file_once(tmp_path: Path) -> None:
                     expected.append(b"line %d" % len(expected))
                     file.write(expected[-1] + b"\n")
 
-        def seen() -> list[bytes]:
+        def stored_lines() -> list[bytes]:
             return [bytes(record.value) for record in committed(data, "lines")]
 
         for run in range(4):
@@ -208,11 +208,11 @@ def test_kafka_connect_copies_each_line_of_a_file_once(tmp_path: Path) -> None:
                 def has_arrived(minimum: int = minimum) -> bool:
                     # The connector sends its last batch only after the file grows.
                     feed(1)
-                    return len(seen()) >= minimum
+                    return len(stored_lines()) >= minimum
 
-                wait_until(has_arrived, lambda: (len(seen()), len(expected)))
+                wait_until(has_arrived, lambda: (len(stored_lines()), len(expected)))
                 process.send_signal(signal.SIGKILL)
-        stored = seen()
+        stored = stored_lines()
         assert stored == expected[: len(stored)]
         assert len(stored) >= 700
 
@@ -248,12 +248,12 @@ def test_quix_counts_each_record_once(tmp_path: Path) -> None:
                     process.kill()
                     process.wait()
         for key, count in sent_keys.items():
-            seen = [
+            counts = [
                 int(record.value)
                 for record in committed(data, "counts")
                 if record.key == key
             ]
-            assert seen == list(range(1, count + 1)), (key, seen)
+            assert counts == list(range(1, count + 1)), (key, counts)
 
 
 @pytest.mark.parametrize("client", ["confluent", "aiokafka"])

@@ -23,10 +23,10 @@ SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
 
 def pause_of(load: Load, failure: Callable[[], None]) -> float:
     """Return the seconds from a failure to the next acknowledgement after it."""
-    began = time.monotonic()
+    start_s = time.monotonic()
     failure()
     load.until_more(1)
-    return time.monotonic() - began
+    return time.monotonic() - start_s
 
 
 @pytest.mark.parametrize("cluster_type", [Cluster, KafkaCluster])
@@ -49,17 +49,17 @@ def test_failures_of_a_cluster_lose_no_acknowledged_record(
 
             times.setdefault("kill -9", []).append(pause_of(load, kill))
             cluster.start(leader)
-            began = time.monotonic()
+            start_s = time.monotonic()
             leader = cluster.until_in_sync("t", 3).leader_id
-            times.setdefault("in sync again", []).append(time.monotonic() - began)
+            times.setdefault("in sync again", []).append(time.monotonic() - start_s)
 
             # Step 2: stop the leader for three sessions. Then it continues.
             def stop(number: int = leader) -> None:
                 cluster.send(number, signal.SIGSTOP)
 
-            began = time.monotonic()
+            start_s = time.monotonic()
             times.setdefault("SIGSTOP", []).append(pause_of(load, stop))
-            time.sleep(max(0.0, began + 3 * SESSION_S - time.monotonic()))
+            time.sleep(max(0.0, start_s + 3 * SESSION_S - time.monotonic()))
             cluster.send(leader, signal.SIGCONT)
             leader = cluster.until_in_sync("t", 3).leader_id
 

@@ -55,18 +55,18 @@ def test_spark_reads_and_compacts_the_tables(tmp_path: Path) -> None:
         data.create_topic(TOPIC, 2)
 
         def append(count: int) -> None:
-            for n in range(count):
-                value: dict[str, Any] = {"id": n}
-                if n % 3 == 0:
+            for number in range(count):
+                value: dict[str, Any] = {"id": number}
+                if number % 3 == 0:
                     value["to"] = {"city": "Ulm"}
-                if n % 3 == 1:
-                    value["tags"] = ["a", str(n)]
+                if number % 3 == 1:
+                    value["tags"] = ["a", str(number)]
                 data.append(
                     TOPIC,
                     json.dumps(value).encode(),
-                    partition=n % 2,
-                    timestamp_ms=1_700_000_000_123 + n * 3_600_000,
-                    headers=[("source", b"web %d" % (n % 2))],
+                    partition=number % 2,
+                    timestamp_ms=1_700_000_000_123 + number * 3_600_000,
+                    headers=[("source", b"web %d" % (number % 2))],
                 )
 
         def export() -> None:

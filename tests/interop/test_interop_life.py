@@ -125,7 +125,7 @@ def row_of(batch: RecordBatch) -> dict[str, Any]:
                 record.timestamp_ms,
                 text(record.key),
                 text(record.value),
-                [[name, text(v)] for name, v in record.headers],
+                [[name, text(value)] for name, value in record.headers],
             ]
             for record in batch.records()
         ],
@@ -152,8 +152,8 @@ class PartitionPair:
         self.kafka, self.rng = kafka, random.Random(seed)
         self.config = {**SMALL, **config}
         self.own_path, self.kafka_path = (
-            folder / "ours" / "t-0",
-            folder / "theirs" / "t-0",
+            folder / "logcore" / "t-0",
+            folder / "kafka" / "t-0",
         )
         self.kafka_path.parent.mkdir(parents=True)
         self.now_ms = T0
@@ -617,10 +617,10 @@ class PartitionPair:
     def check_files(self) -> None:
         """Compare the files when both are closed."""
         for path in (self.own_path, self.kafka_path):
-            damaged = [
+            damaged_files = [
                 verdict for verdict in verify(path) if verdict.status == "damaged"
             ]
-            assert not damaged, (damaged, self.print_story())
+            assert not damaged_files, (damaged_files, self.print_story())
         suffixes = (
             [".log", ".txnindex", ".index", ".timeindex"]
             if self.codecs == ["uncompressed"]
@@ -735,14 +735,14 @@ def pairs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    opened: list[PartitionPair] = []
+    pairs: list[PartitionPair] = []
 
     def make(seed: int, **config: Any) -> PartitionPair:
-        opened.append(PartitionPair(kafka, tmp_path, monkeypatch, seed, **config))
-        return opened[-1]
+        pairs.append(PartitionPair(kafka, tmp_path, monkeypatch, seed, **config))
+        return pairs[-1]
 
     yield make
-    for partition_pair in opened:
+    for partition_pair in pairs:
         try:
             kafka.ask("close", path=partition_pair.kafka_path)
         except KafkaError:
@@ -834,7 +834,7 @@ def test_kafka_opens_forks_and_snapshots(
         directory.fork("t", at_offset, "forked")
         directory.snapshot(tmp_path / "backup")
     logcore.restore(tmp_path / "backup", tmp_path / "copy")
-    for path in (tmp_path / "ours" / "forked-0", tmp_path / "copy" / "t-0"):
+    for path in (tmp_path / "logcore" / "forked-0", tmp_path / "copy" / "t-0"):
         with logcore.open(path, config=partition_pair.config, durability="os") as log:
             own_state = state_of(log)
             rows = [row_of(batch) for batch in log.batches(0)]
@@ -850,8 +850,8 @@ def test_kafka_opens_forks_and_snapshots(
             assert own_state[name] == kafka_state[name], name
         own_state, kafka_state = (
             {
-                name: (known["epoch"], known["open"], known["batches"][-1:])
-                for name, known in state["producers"].items()
+                name: (producer["epoch"], producer["open"], producer["batches"][-1:])
+                for name, producer in state["producers"].items()
             }
             for state in (own_state, kafka_state)
         )
@@ -864,23 +864,23 @@ def test_old_formats_are_read(
 ) -> None:
     """Kafka keeps the format, and logcore writes v2. The records are the same."""
     config = {**SMALL, "cleanup.policy": "compact"}
-    for side in ("ours", "theirs"):
-        folder = tmp_path / side / "t-0"
+    for writer_name in ("logcore", "kafka"):
+        folder = tmp_path / writer_name / "t-0"
         folder.mkdir(parents=True)
         (folder / f"{0:020d}.log").write_bytes(legacy(magic, codec))
         with logcore.open(folder, config=config, durability="os") as log:
             log.append(b"x", key=b"z", timestamp_ms=T0)
             log.roll()
-    with logcore.open(tmp_path / "ours" / "t-0", config=config) as log:
+    with logcore.open(tmp_path / "logcore" / "t-0", config=config) as log:
         report = clean(log, force=True)
     assert report is not None
-    path = tmp_path / "theirs" / "t-0"
+    path = tmp_path / "kafka" / "t-0"
     kafka.ask("open", path=path, config=config)
     assert kafka.ask("clean", path=path, memory=1 << 20)["end"] == report.end_offset
     kafka.ask("close", path=path)
     rows = []
-    for side in ("ours", "theirs"):
-        path = tmp_path / side / "t-0"
+    for writer_name in ("logcore", "kafka"):
+        path = tmp_path / writer_name / "t-0"
         kafka.ask("open", path=path, config=config)
         batch_rows = [
             record
@@ -914,12 +914,12 @@ def legacy(magic: int, codec: int) -> bytes:
                 b"k%d" % (offset * 7 % 10),
                 value,
             )
-        entry = bytearray(builder.build())
+        encoded = bytearray(builder.build())
         # A wrapper has the offset of its last record. Its records have log offsets in v0,
         # and offsets from 0 in v1.
         if codec:
-            entry[:8] = (first + 3).to_bytes(8, "big")
-        raw += entry
+            encoded[:8] = (first + 3).to_bytes(8, "big")
+        raw += encoded
     return raw
 
 
@@ -936,7 +936,7 @@ def test_compaction_creates_the_files_of_kafka_and_prints_the_times(
         "file.delete.delay.ms": 0,
     }
     with logcore.open(
-        tmp_path / "made" / "t-0", create=True, config=config, durability="os"
+        tmp_path / "written" / "t-0", create=True, config=config, durability="os"
     ) as log:
         fill(log, size)
     maps: list[int] = []
@@ -950,29 +950,29 @@ def test_compaction_creates_the_files_of_kafka_and_prints_the_times(
 
         def clean_with_logcore(path: Path) -> float:
             with logcore.open(path, config=config, durability="os") as log:
-                began = time.perf_counter()
+                start_s = time.perf_counter()
                 report = clean(log, force=True)
-                ended = time.perf_counter()
+                end_s = time.perf_counter()
             assert report is not None
             maps.append(report.map_bytes)
-            return ended - began
+            return end_s - start_s
 
         def clean_copy(clean_directory: Callable[[Path], float], name: str) -> float:
             shutil.copytree(
-                tmp_path / "made",
+                tmp_path / "written",
                 tmp_path / name,
                 ignore=shutil.ignore_patterns(".lock"),
             )
             return clean_directory(tmp_path / name / "t-0")
 
         times: dict[str, list[float]] = {
-            "theirs": [clean_copy(clean_with_kafka, "warm-up")],
-            "ours": [],
+            "kafka": [clean_copy(clean_with_kafka, "warm-up")],
+            "logcore": [],
         }
         for run in range(2):
             for name, clean_directory in (
-                ("ours", clean_with_logcore),
-                ("theirs", clean_with_kafka),
+                ("logcore", clean_with_logcore),
+                ("kafka", clean_with_kafka),
             ):
                 times[name].append(clean_copy(clean_directory, f"{name}{run}"))
     own_files, kafka_files = (
@@ -980,7 +980,7 @@ def test_compaction_creates_the_files_of_kafka_and_prints_the_times(
             path.name: path.read_bytes()
             for path in (tmp_path / name / "t-0").glob("*.log")
         }
-        for name in ("ours1", "theirs1")
+        for name in ("logcore1", "kafka1")
     )
     assert own_files == kafka_files
     tracemalloc.start()
@@ -991,8 +991,8 @@ def test_compaction_creates_the_files_of_kafka_and_prints_the_times(
         tracemalloc.stop()
     assert max(maps) <= DEDUPE_BYTES and peak - maps[-1] < 32 << 20
     with capsys.disabled():
-        own_s = min(times["ours"])
-        kafka_s = min(times["theirs"])
+        own_s = min(times["logcore"])
+        kafka_s = min(times["kafka"])
         print(
             f"\ncompaction of {size >> 20} MiB, 10 % live: Kafka {kafka_s:.2f} s, logcore {own_s:.2f} s, ",
             end="",

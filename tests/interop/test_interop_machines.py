@@ -179,11 +179,11 @@ def loaded(site: Site, tmp_path: Path) -> Iterator[LoadedCluster]:
 
 def test_killed_leader_is_replaced(loaded: LoadedCluster) -> None:
     leader = loaded.leader()
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     loaded.cluster.kill(leader)
     count = len(loaded.load.acknowledged)
     until(lambda: len(loaded.load.acknowledged) > count + 5, "acknowledgements")
-    print(f"acknowledged {time.monotonic() - began_s:.2f} s after the kill")
+    print(f"acknowledged {time.monotonic() - start_s:.2f} s after the kill")
     assert loaded.until_led_by_another(leader) != leader
     loaded.cluster.start(leader)
     loaded.check()
@@ -192,10 +192,10 @@ def test_killed_leader_is_replaced(loaded: LoadedCluster) -> None:
 def test_stopped_leader_is_replaced_and_joins_again(loaded: LoadedCluster) -> None:
     leader = loaded.leader()
     loaded.cluster.send(leader, signal.SIGSTOP)
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     loaded.until_led_by_another(leader)
     loaded.load.until_more()
-    time.sleep(max(0, 3 * SESSION_S - (time.monotonic() - began_s)))
+    time.sleep(max(0, 3 * SESSION_S - (time.monotonic() - start_s)))
     loaded.cluster.send(leader, signal.SIGCONT)
     loaded.check()
 
@@ -205,11 +205,11 @@ def test_stopped_leader_is_replaced_and_joins_again(loaded: LoadedCluster) -> No
 
 def test_isolated_leader_is_replaced(loaded: LoadedCluster) -> None:
     leader = loaded.leader()
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     loaded.network.isolate(name(leader))
     loaded.until_led_by_another(leader)
     loaded.load.until_more()
-    print(f"acknowledged {time.monotonic() - began_s:.2f} s after the cut")
+    print(f"acknowledged {time.monotonic() - start_s:.2f} s after the cut")
     time.sleep(SESSION_S)
     loaded.network.heal()
     loaded.check()
@@ -322,7 +322,7 @@ def test_emptied_zookeeper_deletes_no_replica(site: Site, tmp_path: Path) -> Non
 
             def is_refused() -> bool:
                 _delete_all(registry)
-                return all("was emptied" in cluster.log(n) for n in NUMBERS)
+                return all("was emptied" in cluster.log(number) for number in NUMBERS)
 
             until(is_refused, "the reports of all brokers")
         for number in NUMBERS:
@@ -440,8 +440,8 @@ def test_used_broker_number_is_refused_with_its_address(
     site: Site, undisturbed: Cluster, tmp_path: Path
 ) -> None:
     registry = f"zk://{site.zookeeper.server}/calm"
-    more = ("--broker-session-timeout-ms", "1000")
-    output = serve(site, tmp_path / "1", 1, registry, *more)
+    options = ("--broker-session-timeout-ms", "1000")
+    output = serve(site, tmp_path / "1", 1, registry, *options)
     assert "another broker has the number 1" in output
     assert f"{undisturbed.host(1)}:{undisturbed.ports[1]}" in output
 
@@ -475,9 +475,9 @@ def test_error_contains_the_zookeeper_that_does_not_respond(
 ) -> None:
     """The broker tries for 30 s."""
     registry = f"zk://{site.network.machines[name(3)].address}:2181/logcore"
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     assert registry in serve(site, tmp_path / "1", 1, registry)
-    assert time.monotonic() - began_s >= 30
+    assert time.monotonic() - start_s >= 30
 
 
 def test_listener_on_all_networks_needs_an_advertised_address(

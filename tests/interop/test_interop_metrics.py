@@ -25,11 +25,11 @@ def test_promtool_finds_no_error(tmp_path: Path) -> None:
         reader.close()
         status, text = broker.get("/metrics")
     assert status == 200 and "netshim_group_lag{" in text
-    checked = subprocess.run(
+    result = subprocess.run(
         [*promtool, "check", "metrics"],
         input=text.encode(),
         capture_output=True,
         check=False,
         timeout=60,
     )
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")

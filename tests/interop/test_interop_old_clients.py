@@ -220,16 +220,20 @@ def java_topics(broker: Broker) -> list[str]:
 
 @pytest.mark.parametrize("version", JAVA)
 def test_java_client_line_writes_and_reads(broker: Broker, version: str) -> None:
-    """Create and list a topic, write with three kinds of producers, and read committed records in a group."""
+    """Create and list a topic, write with three kinds of producers, and read committed
+    records in a group.
+    """
     topic = f"written-{version}"
-    wrote = java(version, broker.address, "write", topic)
-    assert wrote.stdout.split("\n")[0] == "listed true", wrote.stderr[-2000:]
-    assert wrote.returncode == 0, wrote.stderr[-2000:]
-    read = java(version, broker.address, "read", version, "3", topic)
+    write_result = java(version, broker.address, "write", topic)
+    assert write_result.stdout.split("\n")[0] == "listed true", write_result.stderr[
+        -2000:
+    ]
+    assert write_result.returncode == 0, write_result.stderr[-2000:]
+    read_result = java(version, broker.address, "read", version, "3", topic)
     expected = ["idempotent-false", "idempotent-true", "committed", "committed true"]
-    assert read.stdout.splitlines() == [f"{topic} {line}" for line in expected], (
-        read.stderr[-2000:]
-    )
+    assert read_result.stdout.splitlines() == [
+        f"{topic} {line}" for line in expected
+    ], read_result.stderr[-2000:]
 
 
 @pytest.mark.parametrize("version", JAVA)
@@ -270,13 +274,14 @@ def test_java_client_line_reads_batches_of_each_codec(
         for topic in topics
         if version not in WITHOUT_ZSTD or not topic.endswith("zstd")
     ]
-    read = java(version, broker.address, "read", version, f"{COUNT}", *readable)
+    read_result = java(version, broker.address, "read", version, f"{COUNT}", *readable)
     expected = [
         f"{topic} {line}" for topic in readable for line in [*VALUES, "committed true"]
     ]
-    assert read.stdout.splitlines() == expected, read.stderr[-2000:]
+    assert read_result.stdout.splitlines() == expected, read_result.stderr[-2000:]
     for topic in set(topics) - set(readable):
-        read = java(version, broker.address, "read", version, f"{COUNT}", topic)
+        read_result = java(version, broker.address, "read", version, f"{COUNT}", topic)
         assert (
-            read.returncode == 1 and "Unknown compression type id: 4" in read.stderr
-        ), read.stderr[-2000:]
+            read_result.returncode == 1
+            and "Unknown compression type id: 4" in read_result.stderr
+        ), read_result.stderr[-2000:]

@@ -119,9 +119,9 @@ class Server:
 def server() -> Iterator[Server]:
     # The path of a Unix socket has a small limit.
     directory = Path(tempfile.mkdtemp(prefix="logcore-postgres-"))
-    started = Server(directory)
-    yield started
-    started.crash()
+    server = Server(directory)
+    yield server
+    server.crash()
     shutil.rmtree(directory)
 
 

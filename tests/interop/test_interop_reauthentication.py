@@ -50,13 +50,13 @@ class SlowClock:
     """
 
     def __init__(self, *, slows_tokens: bool) -> None:
-        self._began_ms = OS.now_ms()
+        self._start_ms = OS.now_ms()
         self._slows_tokens = slows_tokens
 
     def now_ms(self) -> int:
         now_ms = OS.now_ms()
         if self._slows_tokens:
-            return self._began_ms + (now_ms - self._began_ms) // 10
+            return self._start_ms + (now_ms - self._start_ms) // 10
         return now_ms
 
     def now_s(self) -> float:
@@ -75,12 +75,16 @@ def handshakes(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     connection_numbers: dict[SaslAuthentication, int] = {}
     handle = SaslAuthentication.handle
 
-    def counting(gate: SaslAuthentication, frame: memoryview, now_ms: int) -> Any:
+    def count_handshake(
+        authentication: SaslAuthentication, frame: memoryview, now_ms: int
+    ) -> Any:
         if wire.decode_header(frame).api_key == wire.SASL_HANDSHAKE.key:
-            counts[connection_numbers.setdefault(gate, len(connection_numbers))] += 1
-        return handle(gate, frame, now_ms)
+            counts[
+                connection_numbers.setdefault(authentication, len(connection_numbers))
+            ] += 1
+        return handle(authentication, frame, now_ms)
 
-    monkeypatch.setattr(SaslAuthentication, "handle", counting)
+    monkeypatch.setattr(SaslAuthentication, "handle", count_handshake)
     return counts
 
 

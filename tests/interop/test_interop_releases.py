@@ -27,7 +27,7 @@ JARS = {
     "4.1": "4.1.1",
 }
 #: APIs in the jar of 3.9 that a broker serves only if a setting allows it.
-OFF = {
+DISABLED_APIS = {
     "3.9": {wire.CONSUMER_GROUP_HEARTBEAT.key, wire.CONSUMER_GROUP_DESCRIBE.key},
 }
 
@@ -45,7 +45,7 @@ def test_table_of_api_versions_equals_the_jar(name: str) -> None:
     ranges = {}
     for line in output.splitlines():
         key, oldest, latest = map(int, line.split())
-        is_served = oldest <= latest and key not in OFF.get(name, ())
+        is_served = oldest <= latest and key not in DISABLED_APIS.get(name, ())
         if key in HANDLERS and is_served:
             ranges[key] = oldest, latest
     assert release_named(name).ranges == ranges

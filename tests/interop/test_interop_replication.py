@@ -75,15 +75,15 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
                     cluster.until_in_sync(topic, 3)
             until(lambda: counts.latest() == sent_words, "the last counts", LIMIT_S)
         # Each change of a count was reported once. It rises by the words of one line.
-        for word, seen in counts.seen.items():
-            assert seen == sorted(set(seen)), (word, seen)
+        for word, counts_of_word in counts.seen.items():
+            assert counts_of_word == sorted(set(counts_of_word)), (word, counts_of_word)
         counts.close()
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("tools") / "cluster") as started:
-        yield started
+    with Cluster(tmp_path_factory.mktemp("tools") / "cluster") as cluster:
+        yield cluster
 
 
 def tool(cluster: Cluster, program: str, *arguments: str) -> str:
@@ -96,20 +96,20 @@ def tool(cluster: Cluster, program: str, *arguments: str) -> str:
 
 
 def test_kafka_topics_shows_partitions_that_lack_replicas(cluster: Cluster) -> None:
-    create = ("--partitions", "3", "--replication-factor", "3")
-    tool(cluster, "TopicCommand", "--create", "--topic", "shown", *create)
+    options = ("--partitions", "3", "--replication-factor", "3")
+    tool(cluster, "TopicCommand", "--create", "--topic", "shown", *options)
     output = tool(cluster, "TopicCommand", "--describe", "--topic", "shown")
     assert "PartitionCount: 3" in output and "ReplicationFactor: 3" in output
-    lacking = ("TopicCommand", "--describe", "--under-replicated-partitions")
+    describe = ("TopicCommand", "--describe", "--under-replicated-partitions")
     for index in range(3):
         cluster.until_in_sync("shown", 3, index)
-    assert "shown" not in tool(cluster, *lacking)
+    assert "shown" not in tool(cluster, *describe)
     cluster.kill(3)
     until(
         lambda: len(cluster.partition("shown", 0, 1).isr_nodes) == 2,
         "the ISR is smaller",
     )
-    assert tool(cluster, *lacking).count("Topic: shown") == 3
+    assert tool(cluster, *describe).count("Topic: shown") == 3
     cluster.start(3)
     for index in range(3):
         cluster.until_in_sync("shown", 3, index)

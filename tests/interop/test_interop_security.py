@@ -118,7 +118,7 @@ def ask_netshim(folder: Path) -> report.Answers:
 
 def test_user_without_rules_gets_the_responses_of_kafka(tmp_path: Path) -> None:
     kafka_responses = ask_kafka(tmp_path / "kafka")
-    own_responses = ask_netshim(tmp_path / "ours")
+    own_responses = ask_netshim(tmp_path / "netshim")
     differing = report.differences(own_responses, kafka_responses)
     unexplained = [
         row

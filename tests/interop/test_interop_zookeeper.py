@@ -42,29 +42,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def registries(server: str) -> Iterator[Registries]:
-    opened = []
+    registries = []
     root_path = f"/test-{next(_numbers)}"
 
     def make() -> Registry:
         registry = connect(server + root_path)
-        opened.append(registry)
+        registries.append(registry)
         return registry
 
     yield make
-    for registry in opened:
+    for registry in registries:
         registry.close()
 
 
 @pytest.fixture
 def open_store(server: str) -> Iterator[OpenStore]:
     root_path = f"/test-{next(_numbers)}"
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
 
         def open_one() -> SecurityStore:
             registry = connect(server + root_path)
-            opened.callback(registry.close)
+            stack.callback(registry.close)
             store = SecurityStore.of_cluster(lambda: registry)
-            opened.callback(store.close)
+            stack.callback(store.close)
             return store
 
         yield open_one

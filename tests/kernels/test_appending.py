@@ -610,7 +610,7 @@ def batch_of_four_byte_items() -> memoryview:
 
 UNUSUAL_BYTES = {
     "not contiguous": memoryview(
-        bytes(b for number in batch_of() for b in (number, 0))
+        bytes(byte for number in batch_of() for byte in (number, 0))
     )[::2],
     "items of 4 bytes": batch_of_four_byte_items(),
     "more bytes": batch_of() + b"x",
@@ -1119,10 +1119,10 @@ def test_write_that_cannot_be_truncated_fails_the_log(
 def test_checksums_of_the_processor_and_the_library_are_equal(size: int) -> None:
     value = bytes(number * 7 % 251 for number in range(size))
     checksums = [
-        entry.encode_one(
+        kernel_module.encode_one(
             (None, value, (), 5), 0, 0, 5, layout.BatchEncoding(1 << 20, 1 << 20)
         )[0]
-        for entry in (compiled, plain)
+        for kernel_module in (compiled, plain)
     ]
     assert checksums[0] == checksums[1]
     assert int.from_bytes(checksums[0][17:21], "big") == crc32c(

@@ -39,19 +39,19 @@ def count_fast_reads(log: logcore.Log) -> int:
     equals a full read.
     """
     expected = {record.offset: record for record in log.read(log.log_start_offset)}
-    fast = 0
+    fast_count = 0
     offsets = [*range(-1, log.log_end_offset + 2), 2**63, -(2**63), 2**70]
     random.Random(len(expected)).shuffle(offsets)
     for _ in range(4):  # the first read checks, the third read stores record positions
-        fast = 0
+        fast_count = 0
         for offset in offsets:
             record = kernel.get_fast(log._state, offset)
             if record is not None:
-                fast += 1
+                fast_count += 1
                 assert record == expected[offset]
             if offset in expected:
                 assert log.get(offset) == expected[offset]
-    return fast
+    return fast_count
 
 
 @pytest.fixture
@@ -159,11 +159,11 @@ def test_damage_is_reported_by_each_check(log: logcore.Log) -> None:
     log.close()
     disk = SimulatedDisk(log._fs.files())
     disk.flip(FIRST, layout.HEADER_SIZE + 20, 1)
-    with logcore.open(PATH, config=CONFIG, fs=disk) as damaged:
+    with logcore.open(PATH, config=CONFIG, fs=disk) as damaged_log:
         for _ in range(3):
             with pytest.raises(logcore.CorruptBatchError):
-                damaged.get(0)
-        assert damaged.get(200) == log_record(200)
+                damaged_log.get(0)
+        assert damaged_log.get(200) == log_record(200)
 
 
 def log_record(offset: int) -> logcore.Record:

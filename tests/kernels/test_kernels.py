@@ -110,12 +110,12 @@ def all_results(kernel: Any, data: bytes) -> list[Any]:
         outcome(lambda: kernel.decode_topic_records(data, 0, size, "t", 3, "f")),
         *(
             outcome(
-                lambda offset=offset, more=more: kernel.read_one(
-                    data, 0, size, offset, "f", *more
+                lambda offset=offset, arguments=arguments: kernel.read_one(
+                    data, 0, size, offset, "f", *arguments
                 )
             )
             for offset in (0, 3, 11, 30)
-            for more in ((), (31,), (31, True), (2**62,))
+            for arguments in ((), (31,), (31, True), (2**62,))
         ),
         outcome(
             lambda: kernel.decode_body_objects(
@@ -250,9 +250,11 @@ def test_each_record_is_found_by_its_offset(
             kernel.read_one(data, 0, size, record.offset, "f", end + 1)
         ) == tuple(record), "a gap follows"
     last = int(headers["position"][-1])
-    for more in ((), (-1, True), (end - 1,), (end + 1, True)):
+    for arguments in ((), (-1, True), (end - 1,), (end + 1, True)):
         assert (
-            kernel.get_one(index, len(headers), data, size, 1000, end - 1, "f", *more)
+            kernel.get_one(
+                index, len(headers), data, size, 1000, end - 1, "f", *arguments
+            )
             == last
         ), "the next batch does not confirm the offset"
     assert (
@@ -478,13 +480,13 @@ def test_aiokafka_and_kafka_python_read_written_batches(kernel: Any, rows: Any) 
         assert batch.validate_crc()
         records = [
             (
-                entry.offset,
-                entry.timestamp,
-                entry.key,
-                entry.value,
-                [tuple(h) for h in entry.headers],
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                [tuple(header) for header in record.headers],
             )
-            for entry in batch
+            for record in batch
         ]
         assert records == [
             (index, time, key, value, headers)
@@ -522,7 +524,7 @@ def test_batches_of_aiokafka_and_kafka_python_are_read(
             index, timestamp=time, key=key, value=value, headers=headers
         )
     data = bytes(writer.build())
-    records = [tuple(entry) for entry in kernel.decode_objects(data, 0, len(data))]
+    records = [tuple(record) for record in kernel.decode_objects(data, 0, len(data))]
     assert records == [
         (index, time, key, value, tuple(headers))
         for index, (key, value, headers, time) in enumerate(rows)
@@ -541,10 +543,10 @@ def test_columns_and_objects_of_the_vectors_agree(kernel: Any, name: str) -> Non
     assert kernel.decode_columns(data, 0, end, block, rows) == rows
     objects = kernel.decode_objects(data, 0, end)
     assert block[: 8 * rows].view(np.int64).tolist() == [
-        entry.offset for entry in objects
+        record.offset for record in objects
     ]
     assert block[8 * rows : 16 * rows].view(np.int64).tolist() == [
-        entry.timestamp_ms for entry in objects
+        record.timestamp_ms for record in objects
     ]
 
 
@@ -675,8 +677,11 @@ def test_topic_record_behaves_like_a_named_tuple() -> None:
     for kernel, record_type in zip(KERNELS, record_types, strict=True):
         kernel_records = [kernel.Record(*record) for record in records]
         topic_records = kernel.to_topic_records("t", 1, kernel_records)
-        assert [type(entry) for entry in topic_records] == [record_type, record_type]
-        assert [tuple(entry) for entry in topic_records] == [
+        assert [type(topic_record) for topic_record in topic_records] == [
+            record_type,
+            record_type,
+        ]
+        assert [tuple(topic_record) for topic_record in topic_records] == [
             ("t", 1, *record) for record in records
         ]
         assert kernel.to_topic_record("t", 1, kernel_records[0]) == topic_records[0]

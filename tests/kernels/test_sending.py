@@ -22,7 +22,7 @@ import logcore
 from logcore.errors import ProducerClosedError
 from logcore.kernels import kernel, plain
 from logcore.producer import Producer, RecordFuture, bulk
-from logcore.producer import producer as module
+from logcore.producer import producer as producer_module
 from logcore.producer.partitioners import PARTITIONERS
 from logcore.testing import SimulatedDisk
 from support.kernels import runs_compiled
@@ -165,12 +165,12 @@ def test_producer_with_interceptors_takes_the_general_path(
         def on_acknowledgement(self, metadata: object, error: object) -> None:
             return None
 
-    def same(arguments: bytes) -> bytes:
-        return arguments
+    def serialize(data: bytes) -> bytes:
+        return data
 
     settings: list[dict[str, Any]] = [
-        {"value_serializer": same},
-        {"key_serializer": same},
+        {"value_serializer": serialize},
+        {"key_serializer": serialize},
         {"on_delivery": print},
         {"interceptors": (Interceptor(),)},
     ]
@@ -263,7 +263,9 @@ def test_both_paths_have_the_same_results(
             directory.create_topic(topic, partitions=3)
         producers: list[tuple[str, Producer]] = []
         for topic in ("t", "u"):
-            patch.setattr(module, "_random_number_below", seeded_partitioner(seed))
+            patch.setattr(
+                producer_module, "_random_number_below", seeded_partitioner(seed)
+            )
             producers.append(
                 (topic, directory.producer(**settings, batch_size=batch_size))
             )

@@ -55,7 +55,7 @@ def test_compaction_writes_the_same_bytes_as_kafka(
     ) as log:
         report = clean(log, now_ms=T0 + 1000)
     assert report is not None and report.end_offset == 14
-    after = VECTORS / "partition-compact-after" / "compacted-0"
+    compacted_path = VECTORS / "partition-compact-after" / "compacted-0"
     for name in (
         f"{0:020d}.log",
         f"{0:020d}.txnindex",
@@ -63,7 +63,7 @@ def test_compaction_writes_the_same_bytes_as_kafka(
         f"{14:020d}.snapshot",
     ):
         assert (tmp_path / "compacted-0" / name).read_bytes() == (
-            after / name
+            compacted_path / name
         ).read_bytes(), name
     assert not (tmp_path / "compacted-0" / f"{12:020d}.log").exists()
     offsets = checkpoint.read_offsets(OS, str(tmp_path), checkpoint.CLEANER)
@@ -114,20 +114,22 @@ class Model:
             first = self.log.append_many(rows).offset
         else:
             rows = self.rows()
-            more = {}
+            producer_fields = {}
             if producer_id is not None:
-                more = {
+                producer_fields = {
                     "producer_id": producer_id,
                     "producer_epoch": 0,
                     "base_sequence": self.sequences.get(producer_id, 0),
                     "transactional": transactional,
                 }
-                self.sequences[producer_id] = more["base_sequence"] + len(rows)
+                self.sequences[producer_id] = producer_fields["base_sequence"] + len(
+                    rows
+                )
             codec = self.rng.choice(
                 ["uncompressed", "uncompressed", "lz4", "zstd", "gzip"]
             )
             first = self.log.append_batch(
-                encode(rows, codec=codec, now_ms=self.disk.now_ms(), **more)
+                encode(rows, codec=codec, now_ms=self.disk.now_ms(), **producer_fields)
             ).offset
         written = [
             Written(first + index, row[0], row[1]) for index, row in enumerate(rows)
@@ -267,12 +269,12 @@ def test_P36_P37_P38_P40_P42_P43_random_histories_match_the_model(seed: int) -> 
             )
         model.log.append_batch(encode([(b"k", b"v")], base_sequence=sequence, **batch))
     model.log.close()
-    damaged = [
+    damaged_files = [
         verdict
         for verdict in verify("t-0", fs=model.disk)
         if verdict.status == "damaged"
     ]
-    assert not damaged
+    assert not damaged_files
 
 
 @pytest.mark.long
@@ -475,15 +477,15 @@ def test_reader_of_another_log_object_continues_across_a_round(tmp_path: Path) -
         log.roll()
         with logcore.open(tmp_path / "t-0", read_only=True) as reader:
             stream = reader.read(0)
-            seen = [next(stream).offset for _ in range(3)]
+            read_offsets = [next(stream).offset for _ in range(3)]
             clean(log, force=True)
             # The stream may read old files, new files, and files that will be deleted
             # soon.
-            rest = list(stream)
-            seen += [record.offset for record in rest]
-            assert seen == sorted(set(seen))
-            assert {r.key: r.value for r in rest} == {
-                b"k%d" % n: b"%d" % (195 + n) for n in range(5)
+            later_records = list(stream)
+            read_offsets += [record.offset for record in later_records]
+            assert read_offsets == sorted(set(read_offsets))
+            assert {record.key: record.value for record in later_records} == {
+                b"k%d" % number: b"%d" % (195 + number) for number in range(5)
             }
             reader.refresh()
             assert [record.offset for record in reader.read(0)] == [
@@ -561,13 +563,13 @@ def test_open_during_a_segment_swap_lists_names_again() -> None:
         for number in range(60):
             log.append(b"%d" % number * 10, key=b"k%d" % (number % 40))
         log.roll()
-        opened: list[list[int]] = []
+        read_offsets: list[list[int]] = []
 
         def observe(operation: str, is_done: bool) -> None:
-            if operation == "rename" and is_done and len(opened) < 40:
+            if operation == "rename" and is_done and len(read_offsets) < 40:
                 disk.observer = None
                 with logcore.open("t-0", read_only=True, fs=disk) as reader:
-                    opened.append(
+                    read_offsets.append(
                         [
                             record.offset
                             for record in reader.read(reader.log_start_offset)
@@ -579,10 +581,10 @@ def test_open_during_a_segment_swap_lists_names_again() -> None:
         clean(log, force=True)
         disk.observer = None
         final_state = [record.offset for record in log.read(0)]
-    assert len(opened) > 5
+    assert len(read_offsets) > 5
     assert all(
         offsets in (list(range(60)), final_state) or set(final_state) <= set(offsets)
-        for offsets in opened
+        for offsets in read_offsets
     )
 
 
@@ -629,12 +631,12 @@ def test_old_formats_are_compacted(magic: int, codec: int) -> None:
             builder.append(
                 offset if not codec else offset - first, T0 + offset, key, value
             )
-        entry = bytearray(builder.build())
+        encoded = bytearray(builder.build())
         # A compressed wrapper has the offset of its last record. The records in it have
         # offsets of the log in v0, and offsets that begin at 0 in v1.
         if codec:
-            entry[:8] = (first + 2).to_bytes(8, "big")
-        raw += entry
+            encoded[:8] = (first + 2).to_bytes(8, "big")
+        raw += encoded
     if codec and magic == 0:
         pytest.skip(
             "kafka-python does not write the offsets inside a v0 wrapper that a broker assigns"
@@ -920,13 +922,19 @@ def test_both_kernels_hash_and_survey_a_run_identically(
                 )
             )
     assert results[0] == results[1]
-    broken = bytearray(raw)
-    broken[data.draw(st.integers(layout.CRC_START, len(encode(batches[0])) - 1))] ^= 1
+    damaged_bytes = bytearray(raw)
+    damaged_bytes[
+        data.draw(st.integers(layout.CRC_START, len(encode(batches[0])) - 1))
+    ] ^= 1
     for kernel in KERNELS:
         with pytest.raises(logcore.CorruptBatchError, match="CRC"):
-            kernel.hash_run(broken, 0, len(raw), factors, hashes, offsets, bits, first)
+            kernel.hash_run(
+                damaged_bytes, 0, len(raw), factors, hashes, offsets, bits, first
+            )
         with pytest.raises(logcore.CorruptBatchError, match="CRC"):
-            kernel.survey_run(broken, 0, len(raw), marked, first, keep, len(batches))
+            kernel.survey_run(
+                damaged_bytes, 0, len(raw), marked, first, keep, len(batches)
+            )
 
 
 @needs_compiler

@@ -55,7 +55,8 @@ def recovered_records(
         records = pairs(log)
         end = log.log_end_offset
         committed_offsets = [
-            r.offset for r in log.read(log.log_start_offset, isolation="read_committed")
+            record.offset
+            for record in log.read(log.log_start_offset, isolation="read_committed")
         ]
         assert committed_offsets == [offset for offset, _, _ in records]
     leftovers = [
@@ -66,10 +67,10 @@ def recovered_records(
     assert not [
         name for name in leftovers if not name.endswith(checkpoint.CHECKSUMS_VALID)
     ]
-    damaged = [
+    damaged_files = [
         verdict for verdict in verify("t-0", fs=disk) if verdict.status == "damaged"
     ]
-    assert not damaged
+    assert not damaged_files
     with logcore.open("t-0", config=COMPACT, durability="group", fs=disk) as log:
         assert pairs(log) == records, "the second opening returned other records"
     return records, end
@@ -146,7 +147,7 @@ def test_readers_see_one_generation_after_a_crash_without_recovery() -> None:
     assert explore(run_keyed, read, check, limit=12, again_every=0).states > 200
 
 
-def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def replace_without(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     """Break the order in which compaction moves new segments into place."""
     original_replace = Rewriting.replace
 
@@ -157,11 +158,11 @@ def replace_without(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
             name: getattr(disk, name) for name in ("fsync", "sync_dir", "rename")
         }
         with pytest.MonkeyPatch.context() as patch:
-            if broken == "B10":
+            if bug == "B10":
                 patch.setattr(disk, "fsync", lambda handle: None)
                 patch.setattr(disk, "fdatasync", lambda handle: None)
             # The old segments are deleted before the names of the new one are on disk.
-            elif broken == "B11":
+            elif bug == "B11":
                 synced = iter([True, False, False, True])
                 patch.setattr(
                     disk,

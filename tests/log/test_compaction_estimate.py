@@ -25,7 +25,7 @@ def fill(log: Log, count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
-def test_estimate_equals_the_next_round(tmp_path: Path, codec: str) -> None:
+def test_estimate_equals_the_next_compaction(tmp_path: Path, codec: str) -> None:
     config = {**CONFIG, "compression.type": codec}
     cleaned_to = 0
     with logcore.open(tmp_path / "t-0", create=True, config=config) as log:

@@ -264,9 +264,9 @@ def test_end_of_a_read_is_fixed_when_it_begins() -> None:
         assert [*first[1], *(batch.base_offset for batch in batches)] == [0, 1, 2, 3, 4]
         assert [
             *first[2],
-            *(offset for more in columns for offset in more.offsets.tolist()),
+            *(offset for chunk in columns for offset in chunk.offsets.tolist()),
         ] == [0, 1, 2, 3, 4]
-        assert [offset for more in scan for offset in more.offsets.tolist()] == [
+        assert [offset for chunk in scan for offset in chunk.offsets.tolist()] == [
             0,
             1,
             2,
@@ -318,18 +318,20 @@ POLICIES = ["always", "group", "every(3)", "interval(1)", "os"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("before", POLICIES)
-@pytest.mark.parametrize("after", POLICIES)
-def test_visible_high_watermark_never_decreases(before: str, after: str) -> None:
+@pytest.mark.parametrize("old_durability", POLICIES)
+@pytest.mark.parametrize("new_durability", POLICIES)
+def test_visible_high_watermark_never_decreases(
+    old_durability: str, new_durability: str
+) -> None:
     """A reader that remains open and a new reader check it at each step of a writer
     that opens, appends and closes after another writer was killed.
     """
     disk = SimulatedDisk(now_ms=T0)
-    log = logcore.open("/data/t-0", create=True, durability=before, fs=disk)
+    log = logcore.open("/data/t-0", create=True, durability=old_durability, fs=disk)
     for number in range(5):
         log.append(b"%d" % number)
     disk.kill()
-    seen = [5]
+    high_watermarks = [5]
 
     with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
         assert reader.high_watermark == 5
@@ -338,18 +340,18 @@ def test_visible_high_watermark_never_decreases(before: str, after: str) -> None
             reader.refresh()
             with logcore.open("/data/t-0", read_only=True, fs=disk) as other:
                 for high_watermark in (reader.high_watermark, other.high_watermark):
-                    assert high_watermark >= seen[-1]
-                    seen.append(high_watermark)
+                    assert high_watermark >= high_watermarks[-1]
+                    high_watermarks.append(high_watermark)
 
         disk.faults = ObservingPlan(observe)
-        with logcore.open("/data/t-0", durability=after, fs=disk) as log:
+        with logcore.open("/data/t-0", durability=new_durability, fs=disk) as log:
             log.append(b"5", durability="disk")
             log.roll()
             log.append(b"6", durability="disk")
         disk.faults = None
         reader.refresh()
         assert reader.high_watermark == 7
-    assert len(seen) > 50
+    assert len(high_watermarks) > 50
 
 
 @pytest.mark.parametrize("start", range(6))
@@ -366,7 +368,7 @@ def test_queries_of_a_log_that_begins_inside_a_batch(start: int) -> None:
             record.offset for record in log.read(start, isolation="read_committed")
         ] == [*range(start, 6)]
         assert [log.offset_for_timestamp(T0 + number) for number in range(6)] == [
-            max(start, n) for n in range(6)
+            max(start, number) for number in range(6)
         ]
         assert log.newest() == (5, T0 + 5)
         assert log.last_stable_offset == 6

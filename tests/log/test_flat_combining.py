@@ -21,7 +21,7 @@ from support.interrupting import Interrupt
 SECONDS = 300
 
 
-class Trial:
+class RecordingCombiner:
     """A combiner that records its operations."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Trial:
         self.finished: list[int] = []
         #: The operations that were executed before the last sync.
         self.durable: set[int] = set()
-        self.syncs = 0
+        self.sync_count = 0
         #: The error of each thread, or None.
         self.results: dict[int, BaseException | None] = {}
         self.threads: list[threading.Thread] = []
@@ -40,11 +40,11 @@ class Trial:
         self.combiner = FlatCombiner(
             threading.RLock(),
             lambda: self.finished.append(len(self.executed)),
-            self.settle,
+            self.sync,
         )
 
-    def settle(self) -> None:
-        self.syncs += 1
+    def sync(self) -> None:
+        self.sync_count += 1
         self.durable |= set(self.executed)
 
     def step(self, number: int, waits_for: int, error: Exception | None) -> None:
@@ -94,7 +94,7 @@ class Trial:
 
     def waiting(self) -> set[int]:
         requests: list[Any] = list(self.combiner._requests.copy())
-        return {entry.step.args[0] for entry in requests}
+        return {request.step.args[0] for request in requests}
 
     def join(self) -> None:
         self.all_queued.set()
@@ -104,70 +104,70 @@ class Trial:
 
 
 def test_one_thread_syncs_for_all() -> None:
-    trial = Trial()
-    trial.start(0, waits_for=6)
+    recording = RecordingCombiner()
+    recording.start(0, waits_for=6)
     for number in range(1, 7):
-        trial.start(number)
-    trial.join()
-    assert trial.executed == [0, 1, 2, 3, 4, 5, 6], "in the order of the requests"
-    assert trial.results == dict.fromkeys(range(7))
-    assert trial.finished == [7]
-    assert trial.syncs == 1
+        recording.start(number)
+    recording.join()
+    assert recording.executed == [0, 1, 2, 3, 4, 5, 6], "in the order of the requests"
+    assert recording.results == dict.fromkeys(range(7))
+    assert recording.finished == [7]
+    assert recording.sync_count == 1
 
 
 def test_operations_queued_during_a_sync_are_combined_by_the_first() -> None:
-    trial = Trial()
+    recording = RecordingCombiner()
 
-    def settle() -> None:
-        if not trial.syncs:
+    def sync() -> None:
+        if not recording.sync_count:
             for number in (1, 2):
-                trial.start(number)
-        trial.settle()
+                recording.start(number)
+        recording.sync()
 
-    trial.combiner._wait_until_durable = settle
-    trial.run(0)
-    trial.join()
-    assert trial.executed == [0, 1, 2]
-    assert trial.results == dict.fromkeys(range(3))
-    assert trial.syncs == 2
+    recording.combiner._wait_until_durable = sync
+    recording.run(0)
+    recording.join()
+    assert recording.executed == [0, 1, 2]
+    assert recording.results == dict.fromkeys(range(3))
+    assert recording.sync_count == 2
 
 
 def test_error_is_raised_in_the_thread_of_its_operation() -> None:
-    trial = Trial()
+    recording = RecordingCombiner()
     error = ValueError("wrong")
-    trial.start(0, waits_for=2)
-    trial.start(1, error=error)
-    trial.start(2)
-    trial.join()
-    assert trial.results == {0: None, 1: error, 2: None}
+    recording.start(0, waits_for=2)
+    recording.start(1, error=error)
+    recording.start(2)
+    recording.join()
+    assert recording.results == {0: None, 1: error, 2: None}
 
 
 @pytest.mark.parametrize("during", ["step", "sync"])
 def test_signal_handler_can_enqueue_in_the_combiner_thread(during: str) -> None:
-    trial = Trial()
+    recording = RecordingCombiner()
     handled: list[str] = []
 
     def handle(phase: str) -> None:
         if phase == during and not handled:
             handled.append(phase)
-            trial.run(7)
+            recording.run(7)
 
-    def settle() -> None:
+    def sync() -> None:
         handle("sync")
-        trial.settle()
+        recording.sync()
 
     def step() -> None:
         handle("step")
-        trial.executed.append(0)
+        recording.executed.append(0)
 
-    trial.combiner._wait_until_durable = settle
-    thread = threading.Thread(target=trial.combiner.run, args=(step,), daemon=True)
-    trial.threads.append(thread)
+    recording.combiner._wait_until_durable = sync
+    thread = threading.Thread(target=recording.combiner.run, args=(step,), daemon=True)
+    recording.threads.append(thread)
     thread.start()
-    trial.join()
+    recording.join()
     assert handled == [during]
-    assert sorted(trial.executed) == [0, 7]
-    assert trial.results == {7: None}
+    assert sorted(recording.executed) == [0, 7]
+    assert recording.results == {7: None}
 
 
 def test_second_wake_has_no_effect() -> None:
@@ -190,24 +190,24 @@ def test_interrupt_at_any_line_leaves_no_thread_waiting(
     is_reached = True
     while is_reached:
         nth += 1
-        trial = Trial()
+        recording = RecordingCombiner()
         trace = Interrupt(nth, module.__file__)
         traces = {interrupted: trace}
         for number in range(3):
-            trial.start(number, waits_for=2 - number, trace=traces.get(number))
-        trial.join()
-        trial.run(3)
-        trial.run(4)
+            recording.start(number, waits_for=2 - number, trace=traces.get(number))
+        recording.join()
+        recording.run(3)
+        recording.run(4)
         is_reached = trace.left <= 0
-        assert trial.results[3] is None
-        assert trial.results[4] is None
-        assert len(trial.executed) == len(set(trial.executed)), (
+        assert recording.results[3] is None
+        assert recording.results[4] is None
+        assert len(recording.executed) == len(set(recording.executed)), (
             f"line {nth}: executed twice"
         )
-        for number, result in trial.results.items():
+        for number, result in recording.results.items():
             if number == interrupted and is_reached:
                 assert isinstance(result, KeyboardInterrupt)
             else:
                 assert result is None or isinstance(result, DurabilityUnknownError)
-                assert result is not None or number in trial.executed
+                assert result is not None or number in recording.executed
     assert nth > 8

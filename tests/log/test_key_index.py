@@ -25,8 +25,8 @@ def values(records: Any) -> list[bytes | None]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Any:
-    with logcore.open(tmp_path / "t-0", create=True, config=CONFIG) as opened:
-        yield opened
+    with logcore.open(tmp_path / "t-0", create=True, config=CONFIG) as log:
+        yield log
 
 
 def test_append_expects_the_last_offset_of_its_key(log: logcore.Log) -> None:
@@ -76,14 +76,17 @@ def test_unrelated_keys_never_conflict(log: logcore.Log) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(b"k%d" % n,)) for n in range(4)]
+    threads = [
+        threading.Thread(target=work, args=(b"k%d" % key_number,))
+        for key_number in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert failures == []
-    for n in range(4):
-        assert values(log.history(b"k%d" % n)) == [
+    for key_number in range(4):
+        assert values(log.history(b"k%d" % key_number)) == [
             b"%d" % number for number in range(80)
         ]
 

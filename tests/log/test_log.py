@@ -273,7 +273,7 @@ def test_kafka_partition_is_continued(tmp_path: Path, name: str) -> None:
         assert not (tmp_path / name / ".kafka_cleanshutdown").exists(), (
             "deleted before the first write"
         )
-        assert log.append(b"ours", key=b"k").offset == 29
+        assert log.append(b"appended", key=b"k").offset == 29
         assert [record.offset for record in log.read(27)] == [27, 28, 29]
     after = (tmp_path / name / "orders-0" / f"{16:020d}.log").read_bytes()
     assert after.startswith(before)
@@ -281,11 +281,11 @@ def test_kafka_partition_is_continued(tmp_path: Path, name: str) -> None:
     assert [batch.partition_leader_epoch for batch in added] == [4], (
         "the latest epoch of the checkpoint"
     )
-    points = (tmp_path / name / "recovery-point-offset-checkpoint").read_text()
-    assert "orders 0 30\n" in points
+    recovery_points = (tmp_path / name / "recovery-point-offset-checkpoint").read_text()
+    assert "orders 0 30\n" in recovery_points
     if name == "partition-clean":
         assert (tmp_path / name / ".kafka_cleanshutdown").exists()
-        assert "orders 0 30" in points
+        assert "orders 0 30" in recovery_points
 
 
 # -- many threads ----------------------------------------------------------------------
@@ -491,7 +491,7 @@ def test_open_on_a_failing_disk_is_a_read_error(
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append(b"v")
 
-    def failing_stat(path: object, **more: object) -> os.stat_result:
+    def failing_stat(path: object, **options: object) -> os.stat_result:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:

@@ -14,10 +14,10 @@ from logcore.errors import InvalidConfigError, OffsetOutOfRangeError
 
 @pytest.fixture
 def log(tmp_path: Path) -> Any:
-    with logcore.open(tmp_path / "t-0", create=True) as opened:
+    with logcore.open(tmp_path / "t-0", create=True) as log:
         for number in range(10):
-            opened.append(b"%d" % number)
-        yield opened
+            log.append(b"%d" % number)
+        yield log
 
 
 def numbers(records: Any) -> list[int]:
@@ -50,7 +50,9 @@ def test_slice_has_the_records_that_a_list_would_have(
 ) -> None:
     assert numbers(log[bounds]) == list(range(10))[bounds]
     log.delete_records(3)
-    assert numbers(log[bounds]) == [n for n in list(range(10))[bounds] if n >= 3]
+    assert numbers(log[bounds]) == [
+        number for number in list(range(10))[bounds] if number >= 3
+    ]
 
 
 def test_slice_with_a_step_is_refused(log: logcore.Log) -> None:

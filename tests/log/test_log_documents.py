@@ -350,14 +350,14 @@ def test_compaction_can_be_throttled() -> None:
 
 def test_control_batches_are_not_passed_on_to_applications(tmp_path: Path) -> None:
     with open_orders(tmp_path) as log:
-        more: dict[str, Any] = {
+        producer_fields: dict[str, Any] = {
             "producer_id": 7,
             "producer_epoch": 0,
             "transactional": True,
         }
-        log.append_batch(encode([(b"k", b"kept")], base_sequence=0, **more))
+        log.append_batch(encode([(b"k", b"kept")], base_sequence=0, **producer_fields))
         log.end_transaction(7, 0, commit=True)
-        log.append_batch(encode([(b"k", b"gone")], base_sequence=1, **more))
+        log.append_batch(encode([(b"k", b"gone")], base_sequence=1, **producer_fields))
         log.end_transaction(7, 0, commit=False)
         assert [record.value for record in log.read(0)] == [b"kept", b"gone"]
         assert [record.value for record in log.read(0, isolation="read_committed")] == [

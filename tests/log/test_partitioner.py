@@ -26,9 +26,9 @@ def test_murmur2_equals_kafka() -> None:
     bounds = np.concatenate([[0], np.cumsum([len(key) for key in keys])])
     hashes = murmur2(np.frombuffer(b"".join(keys), np.uint8), bounds)
     assert [
-        int(entry) for entry in hashes[: len(kafka_hashes)].astype(np.int32)
+        int(hash_value) for hash_value in hashes[: len(kafka_hashes)].astype(np.int32)
     ] == list(kafka_hashes.values())
-    assert [int(entry) & 0x7FFFFFFF for entry in hashes] == [
+    assert [int(hash_value) & 0x7FFFFFFF for hash_value in hashes] == [
         reference_murmur2(key) for key in keys
     ]
 

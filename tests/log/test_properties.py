@@ -48,8 +48,8 @@ def write_killed_log(**options: Any) -> SimulatedDisk:
 
 def contents(log: Log) -> list[Any]:
     return [
-        (r.key, r.value, r.headers, r.timestamp_ms)
-        for r in log.read(log.log_start_offset)
+        (record.key, record.value, record.headers, record.timestamp_ms)
+        for record in log.read(log.log_start_offset)
     ]
 
 
@@ -85,8 +85,8 @@ def test_P04_P05_acknowledged_records_survive_a_crash() -> None:
     log = open_log(disk)
     acknowledged = log.append_many(ROWS[:3]).last_offset + 1
     log.append_many(ROWS[3:5], durability="os")
-    for after in disk.after_crash():
-        with open_log(after) as reopened:
+    for crashed_disk in disk.after_crash():
+        with open_log(crashed_disk) as reopened:
             assert (
                 ROWS[:acknowledged] == contents(reopened)[:acknowledged]
                 and contents(reopened) == ROWS[: len(contents(reopened))]
@@ -142,7 +142,10 @@ def test_P10_P11_decoding_inverts_encoding_for_any_split(
 ) -> None:
     def decoded(data: bytes) -> list[list[Any]]:
         return [
-            [(r.key, r.value, r.headers, r.timestamp_ms) for r in batch.records()]
+            [
+                (record.key, record.value, record.headers, record.timestamp_ms)
+                for record in batch.records()
+            ]
             for batch in read_batches(data)
         ]
 
@@ -235,13 +238,15 @@ def test_P14_P18_P19_indexes_rise_and_refer_to_batches() -> None:
                 {entry[1] for entry in index}
             )
             assert {entry[1] for entry in index} <= positions
-            for entry, after in zip(
+            for entry, next_entry in zip(
                 [(0, 0), *index], [*index, (0, segment.size_bytes)], strict=True
             ):
                 between = [
-                    position for position in positions if entry[1] < position < after[1]
+                    position
+                    for position in positions
+                    if entry[1] < position < next_entry[1]
                 ]
-                assert after[1] - entry[1] <= 100 + 2 * 120, (
+                assert next_entry[1] - entry[1] <= 100 + 2 * 120, (
                     between,
                     "at least one entry per interval and batch",
                 )
@@ -264,15 +269,15 @@ def test_P14_lookup_reads_one_index_interval_and_one_batch(writes: bool) -> None
             log.append(b"%03d" % number * 100, timestamp_ms=1_000 + number)
         log.host.writer.active.try_write_indexes()
         with logcore.open("t-0", read_only=True, fs=disk) as reader:
-            opened = log if writes else reader
-            assert opened.get(0).offset == 0
+            source = log if writes else reader
+            assert source.get(0).offset == 0
             for number in (0, 1, 200, 399, 598, 599):
                 disk.read_bytes = 0
-                assert opened.get(number).offset == number
+                assert source.get(number).offset == number
                 assert disk.read_bytes <= 33 << 10
                 disk.read_bytes = 0
                 assert (
-                    next(iter(opened.batches(number, number + 1))).base_offset == number
+                    next(iter(source.batches(number, number + 1))).base_offset == number
                 )
                 assert disk.read_bytes <= 3 * (33 << 10)
 
@@ -444,8 +449,8 @@ def test_P18_index_file_never_mixes_old_and_new_entries(
     if written == before:
         assert not disk.operations, "an up-to-date file is not written again"
     old_numbers, new_numbers = (set(numbers) - {0} for numbers in (old or b"", new))
-    for after in disk.after_crash(kind="power"):
-        remaining = after.files().get("/t-0/x.index", b"")
+    for crashed_disk in disk.after_crash(kind="power"):
+        remaining = crashed_disk.files().get("/t-0/x.index", b"")
         numbers = {
             remaining[position]
             for position in range(0, len(remaining), 8)
@@ -459,7 +464,8 @@ def test_P18_index_file_never_mixes_old_and_new_entries(
         disk, sync=True, whole=is_complete, keeps_other_entries=keeps_other_entries
     )
     assert {
-        after.files().get("/t-0/x.index") for after in disk.after_crash(kind="power")
+        crashed_disk.files().get("/t-0/x.index")
+        for crashed_disk in disk.after_crash(kind="power")
     } <= {new_bytes + other_entries, None}
     disk.operations.clear()
     index.write(disk, sync=True)
@@ -517,7 +523,8 @@ def test_P20_P21_P24_recovery_finds_a_prefix_and_is_idempotent() -> None:
         truncated = SimulatedDisk({path: content[:size]})
         recovered = recover_log(truncated, thorough=True)
         assert [
-            (r.key, r.value, r.headers, r.timestamp_ms) for r in recovered.records
+            (record.key, record.value, record.headers, record.timestamp_ms)
+            for record in recovered.records
         ] == ROWS[: recovered.end]
 
 
@@ -538,10 +545,10 @@ def test_P22_P25_data_below_the_recovery_point_is_kept_and_tails_are_quarantined
         assert disk.files()[path] == before
     disk.flip(path, 100)
     disk.put(path, disk.files()[path][:-1])
-    damaged = disk.files()
+    damaged_files = disk.files()
     with pytest.raises(logcore.CorruptLogError):
         open_log(disk, config={})
-    assert disk.files()[path] == damaged[path]
+    assert disk.files()[path] == damaged_files[path]
 
 
 def test_P25_tail_is_quarantined_durably_before_it_is_truncated() -> None:
@@ -557,8 +564,8 @@ def test_P25_tail_is_quarantined_durably_before_it_is_truncated() -> None:
         try:
             open_log(disk, config={}).close()
         except SimulatedCrash:
-            for after in disk.after_crash(kind="power"):
-                files = after.files()
+            for crashed_disk in disk.after_crash(kind="power"):
+                files = crashed_disk.files()
                 assert files[path].endswith(b"garbage") or b"garbage" in (
                     content
                     for name, content in files.items()
@@ -591,8 +598,8 @@ def test_P26_records_served_after_opening_are_durable(failed: bool) -> None:
     disk.kill()
     with open_log(disk, durability="os") as reopened:
         served = contents(reopened)
-        for after in disk.after_crash(kind="power", limit=20):
-            with open_log(after, durability="os") as after_power_cut:
+        for crashed_disk in disk.after_crash(kind="power", limit=20):
+            with open_log(crashed_disk, durability="os") as after_power_cut:
                 assert contents(after_power_cut) == served
 
 
@@ -612,7 +619,10 @@ def test_P28_kafka_partition_recovers_to_the_same_records() -> None:
     for directory in (crashed, clean):
         with logcore.open("orders-0", fs=SimulatedDisk.load(directory)) as log:
             recovered.append(
-                [(r.offset, r.key, r.value) for r in log.read(log.log_start_offset)]
+                [
+                    (record.offset, record.key, record.value)
+                    for record in log.read(log.log_start_offset)
+                ]
             )
     assert recovered[0] == recovered[1][: len(recovered[0])] and recovered[0]
 
@@ -787,8 +797,8 @@ def test_P56_commit_is_durable_when_it_is_acknowledged(policy: str) -> None:
     assert (
         log.end_transaction(7, 0, commit=True, durability="disk").durability == "disk"
     )
-    for after in disk.after_crash(kind="power"):
-        with open_log(after) as reopened:
+    for crashed_disk in disk.after_crash(kind="power"):
+        with open_log(crashed_disk) as reopened:
             assert [
                 record.value for record in reopened.read(0, isolation="read_committed")
             ] == [b"v"]

@@ -280,12 +280,12 @@ def test_segment_created_by_another_program_is_not_overwritten(
     with logcore.open(partition, create=True) as log:
         log.append(b"x")
         foreign = partition / f"{1:020d}.log"
-        foreign.write_bytes(b"theirs")
+        foreign.write_bytes(b"other content")
         with pytest.raises(logcore.CorruptLogError, match="another program"):
             log.roll()
         with pytest.raises(logcore.LogFailedError):
             log.append(b"y")
-    assert foreign.read_bytes() == b"theirs"
+    assert foreign.read_bytes() == b"other content"
 
 
 def test_append_many_accepts_an_iterator_that_appends_to_the_log(
@@ -315,15 +315,15 @@ def test_tail_is_woken_when_records_become_visible(
     partition: Path, policy: str
 ) -> None:
     with logcore.open(partition, create=True, durability=policy) as log:
-        seen: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        values: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         thread = threading.Thread(
-            target=lambda: [seen.put(record.value) for record in log.tail(0)]
+            target=lambda: [values.put(record.value) for record in log.tail(0)]
         )
         thread.start()
         try:
             for number in range(10):
                 log.append(b"%d" % number)
-                assert seen.get(timeout=60) == b"%d" % number
+                assert values.get(timeout=60) == b"%d" % number
         finally:
             log.close()
             thread.join()

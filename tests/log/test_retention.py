@@ -509,7 +509,8 @@ def test_epoch_functions_match_their_definition(
         epochs.truncate_start(known_entries, offset),
     ):
         assert all(
-            a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(changed_entries)
+            earlier[0] < later[0] and earlier[1] <= later[1]
+            for earlier, later in itertools.pairwise(changed_entries)
         )
     if not known_entries or epoch > known_entries[-1][0]:
         assert assigned[-1] == (epoch, offset)

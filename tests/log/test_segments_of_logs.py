@@ -593,10 +593,10 @@ def test_fetch_returns_the_stored_bytes_below_an_end(partition: Path) -> None:
             log.roll()
 
 
-@pytest.mark.parametrize("damaged", [0, 7, 4_000])
+@pytest.mark.parametrize("damaged_number", [0, 7, 4_000])
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_fetch_error_contains_the_file_and_position_of_damage(
-    partition: Path, is_sealed: bool, damaged: int
+    partition: Path, is_sealed: bool, damaged_number: int
 ) -> None:
     """The search for the batch begins at different positions."""
     with logcore.open(partition, create=True, durability="os") as log:
@@ -605,12 +605,12 @@ def test_fetch_error_contains_the_file_and_position_of_damage(
         if is_sealed:
             log.roll()
         file = partition / f"{0:020d}.log"
-        position = file.stat().st_size // 5_000 * damaged
+        position = file.stat().st_size // 5_000 * damaged_number
         with file.open("r+b") as writer:
             writer.seek(position + 16)
             writer.write(b"\x09")  # an invalid magic
         with pytest.raises(logcore.CorruptBatchError) as caught:
-            log.stored(damaged, max_bytes=1 << 30)
+            log.stored(damaged_number, max_bytes=1 << 30)
         assert (caught.value.path, caught.value.position) == (str(file), position)
 
 
@@ -1005,13 +1005,13 @@ def test_zeros_of_unreadable_pages_are_not_reported_as_damage(
     path = f"/t-0/{0:020d}.log"
     files[path] = files[path][:-40] + bytes(40)
     files[f"/t-0/{3:020d}.log"] = b""
-    for lost in (b"", files[path.replace(".log", suffix)][:8]):
+    for lost_bytes in (b"", files[path.replace(".log", suffix)][:8]):
         disk = UnreadableDisk(files)
-        disk.lost = lost
+        disk.lost = lost_bytes
         with logcore.open("t-0", read_only=True, fs=disk) as log:
             assert log.offset_for_timestamp(T0 + 1) == 1  # the indexes are mapped now
             with pytest.raises(
-                logcore.StorageReadError if lost else logcore.CorruptBatchError
+                logcore.StorageReadError if lost_bytes else logcore.CorruptBatchError
             ) as caught:
                 list(log.read(0))
             assert str(caught.value.path).endswith(f"{0:020d}.log")

@@ -31,9 +31,9 @@ def utc_datetime(timestamp_ms: int) -> datetime:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[logcore.LogDir]:
-    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as opened:
-        opened.create_topic("orders", partitions=3)
-        yield opened
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as directory:
+        directory.create_topic("orders", partitions=3)
+        yield directory
 
 
 def fill(directory: logcore.LogDir, seed: int) -> None:
@@ -328,9 +328,9 @@ def test_tail_raises_after_a_truncation_before_the_log_has_grown(
         directory.create_topic("orders")
         for _ in range(10):
             directory.append("orders", b"old")
-        opened = logcore.open_dir(tmp_path, read_only=True) if read_only else directory
-        with opened:
-            tail = opened.tail("orders", {0: 9}, timeout=30)
+        source = logcore.open_dir(tmp_path, read_only=True) if read_only else directory
+        with source:
+            tail = source.tail("orders", {0: 9}, timeout=30)
             assert next(tail).offset == 9
             directory.partition("orders", 0).truncate(5)
             with pytest.raises(
@@ -583,7 +583,7 @@ def test_datetimes_are_accepted_as_timestamps_in_every_call(
 def test_topic_created_while_names_are_compared_causes_no_error(
     directory: logcore.LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def create_and_match(word: str, names: Iterable[str], n: int) -> list[str]:
+    def create_and_match(word: str, names: Iterable[str], number: int) -> list[str]:
         remaining = iter(names)
         next(remaining)
         directory.create_topic("another")

@@ -213,10 +213,10 @@ def test_T11_every_bit_flip_of_a_sealed_segment_is_found(codec: str, step: int) 
     files = filled_files(rolls=1, codec=codec)
     assert scrub_files(files).is_sound and not damaged_files(files)
     for bit in range(0, len(files[path_of(0)]) * 8, step):
-        damaged = {**files, path_of(0): flip_bit(files[path_of(0)], bit)}
-        (finding,) = scrub_files(damaged).findings
+        changed_files = {**files, path_of(0): flip_bit(files[path_of(0)], bit)}
+        (finding,) = scrub_files(changed_files).findings
         assert (finding.path, finding.next_offset) == (path_of(0), 4), bit
-        assert file_name(0, SEAL) in damaged_files(damaged), bit
+        assert file_name(0, SEAL) in damaged_files(changed_files), bit
 
 
 @pytest.mark.long
@@ -235,9 +235,9 @@ def test_every_bit_flip_of_an_old_segment_is_found(name: str, step: int) -> None
         assert log.scrub().sealed == 1
     sealed = disk.files()
     for bit in range(0, len(data) * 8, step):
-        damaged = {**sealed, path_of(0): flip_bit(data, bit)}
-        assert scrub_files(damaged).findings, bit
-        assert file_name(0, SEAL) in damaged_files(damaged), bit
+        changed_files = {**sealed, path_of(0): flip_bit(data, bit)}
+        assert scrub_files(changed_files).findings, bit
+        assert file_name(0, SEAL) in damaged_files(changed_files), bit
 
 
 @pytest.mark.long
@@ -246,11 +246,16 @@ def test_every_bit_flip_of_a_checksum_file_disables_it(step: int) -> None:
     files = filled_files(rolls=1)
     rotten = flip_bit(files[path_of(0)], 8 * 70)
     for bit in range(0, len(files[path_of(0, SEAL)]) * 8, step):
-        damaged = {**files, path_of(0, SEAL): flip_bit(files[path_of(0, SEAL)], bit)}
-        assert Seal.unpack(damaged[path_of(0, SEAL)]) is None, bit
-        assert not damaged_files(damaged) and scrub_files(damaged).is_sound, bit
-        assert scrub_files({**damaged, path_of(0): rotten}).findings, bit
-    disk = SimulatedDisk(damaged, now_ms=T0)
+        changed_files = {
+            **files,
+            path_of(0, SEAL): flip_bit(files[path_of(0, SEAL)], bit),
+        }
+        assert Seal.unpack(changed_files[path_of(0, SEAL)]) is None, bit
+        assert (
+            not damaged_files(changed_files) and scrub_files(changed_files).is_sound
+        ), bit
+        assert scrub_files({**changed_files, path_of(0): rotten}).findings, bit
+    disk = SimulatedDisk(changed_files, now_ms=T0)
     assert [verdict.status for verdict in verify(path_of(0, SEAL), fs=disk)] == [
         "warning"
     ]
@@ -274,13 +279,13 @@ def test_flipped_offset_is_found(is_dense: bool) -> None:
         log.append(b"4")
     files = disk.files()
     # The first batch now has the base offset of the last one.
-    damaged = {
+    damaged_files = {
         **files,
         path_of(0): bytes(7) + b"\3" + files[path_of(0)][8:],
     }
     if not is_dense:
-        del damaged[f"{PATH}/logcore.policy"]
-    with logcore.open(PATH, fs=SimulatedDisk(damaged, now_ms=T0)) as log:
+        del damaged_files[f"{PATH}/logcore.policy"]
+    with logcore.open(PATH, fs=SimulatedDisk(damaged_files, now_ms=T0)) as log:
         with pytest.raises(
             logcore.CorruptBatchError, match="does not continue the one before it"
         ):
@@ -295,9 +300,9 @@ def test_flipped_offset_is_found(is_dense: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("missing", [4, 8])
+@pytest.mark.parametrize("missing_offset", [4, 8])
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_missing_segment_is_found(missing: int, is_dense: bool) -> None:
+def test_missing_segment_is_found(missing_offset: int, is_dense: bool) -> None:
     """The checksum file of the previous segment shows the loss, even if offsets may
     have gaps.
     """
@@ -307,19 +312,21 @@ def test_missing_segment_is_found(missing: int, is_dense: bool) -> None:
     remaining = {
         path: data
         for path, data in files.items()
-        if not os.path.basename(path).startswith(f"{missing:020d}")
+        if not os.path.basename(path).startswith(f"{missing_offset:020d}")
     }
     reasons = [finding.reason for finding in scrub_files(remaining).findings]
-    assert reasons == [f"the next segment, which begins at offset {missing}, is gone"]
-    assert damaged_files(remaining) >= {file_name(missing - 4, SEAL)}
+    assert reasons == [
+        f"the next segment, which begins at offset {missing_offset}, is gone"
+    ]
+    assert damaged_files(remaining) >= {file_name(missing_offset - 4, SEAL)}
     if not is_dense:
         assert scrub_files(
             without_checksum_files(remaining)
         ).is_sound  # no other file shows the loss
 
 
-@pytest.mark.parametrize("keeps_damage", [True, False])
-def test_missing_last_segment_is_found(keeps_damage: bool) -> None:
+@pytest.mark.parametrize("quarantines", [True, False])
+def test_missing_last_segment_is_found(quarantines: bool) -> None:
     """The loss is found even if the segment had no records below the recovery point.
     Opening must not continue at offsets that were already assigned.
     """
@@ -334,7 +341,7 @@ def test_missing_last_segment_is_found(keeps_damage: bool) -> None:
     assert [finding.reason for finding in scrub_files(files).findings] == [
         "the next segment, which begins at offset 8, is gone"
     ]
-    if not keeps_damage:
+    if not quarantines:
         with pytest.raises(logcore.CorruptLogError, match="the next one is missing"):
             logcore.open(PATH, fs=disk)
         assert disk.files()[path_of(4, SEAL)] == files[path_of(4, SEAL)]

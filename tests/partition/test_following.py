@@ -47,8 +47,10 @@ def copy_leader(leader: Log, follower: Log, *, max_bytes: int = 1 << 20) -> None
         fetch_offset = follower.log_end_offset
         for chunk in leader.stored(fetch_offset, max_bytes=max_bytes, up_to="log_end"):
             base_offset = int.from_bytes(chunk[:8], "big")
-            bases = [segment.base_offset for segment in leader._state.segments]
-            follower.append_as_follower(chunk, begins_segment=base_offset in bases)
+            base_offsets = [segment.base_offset for segment in leader._state.segments]
+            follower.append_as_follower(
+                chunk, begins_segment=base_offset in base_offsets
+            )
 
 
 def log_files(disk: SimulatedDisk, path: str, *suffixes: str) -> dict[str, bytes]:
@@ -509,16 +511,16 @@ def test_follower_accepts_lower_epoch_after_leading_without_records(
 
 
 @pytest.mark.parametrize(
-    ("operation", "number"),
+    ("operation", "code"),
     [("create", errno.ENOSPC), ("create", errno.EMFILE), ("pwrite", errno.ENOSPC)],
 )
 @pytest.mark.parametrize("first", [0, 5])
 def test_failed_append_as_follower_can_be_repeated(
-    disk: SimulatedDisk, operation: str, number: int, first: int
+    disk: SimulatedDisk, operation: str, code: int, first: int
 ) -> None:
     data = batch(base_offset=first, leader_epoch=4)
     with open_replicated(disk, "/b/t-0") as follower:
-        disk.faults = FaultPlan(Fault(operation, number, path="*.log"))
+        disk.faults = FaultPlan(Fault(operation, code, path="*.log"))
         with contextlib.suppress(logcore.DiskFullError, logcore.ResourceError):
             follower.append_as_follower(data, durability="os")
         disk.faults = None

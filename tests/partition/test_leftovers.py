@@ -150,17 +150,17 @@ def test_indexes_of_sealed_segments_left_by_a_kafka_crash_are_rebuilt(
     with logcore.open_dir("d", fs=disk, config=config) as directory:
         directory.partition("t", 0)
         disk.faults = None
-    after = disk.files()
-    assert "/d/.kafka_cleanshutdown" in after
-    assert {path for path in after if path.endswith(".log")} == {
+    files_after = disk.files()
+    assert "/d/.kafka_cleanshutdown" in files_after
+    assert {path for path in files_after if path.endswith(".log")} == {
         path for path in clean if path.endswith(".log")
     }
     *sealed, _ = sorted(path for path in clean if path.endswith(".log"))
     for path, data in sound.items():
         if is_full and path[: path.index(".")] + ".log" in sealed:
-            assert path not in after, "Kafka rebuilds missing indexes"
+            assert path not in files_after, "Kafka rebuilds missing indexes"
         else:
-            assert after[path] == data, path
+            assert files_after[path] == data, path
 
 
 @pytest.mark.parametrize(
@@ -202,20 +202,20 @@ def test_indexes_of_a_segment_with_old_damage_are_kept(position: int) -> None:
         end = log.log_end_offset
         first, second = log._state.segments[:2]
     files = disk.files()
-    broken = bytearray(files[first.path])
-    broken[marker_position + position] ^= 64
+    damaged_data = bytearray(files[first.path])
+    damaged_data[marker_position + position] ^= 64
     recovery_point = second.base_offset - 1 if position < size else first.base_offset
     files |= {
-        first.path: bytes(broken),
+        first.path: bytes(damaged_data),
         "/recovery-point-offset-checkpoint": b"0\n1\nt 0 %d\n" % recovery_point,
     }
-    damaged = SimulatedDisk(
+    damaged_disk = SimulatedDisk(
         {path: data for path, data in files.items() if "clean" not in path}
     )
-    with logcore.open("t-0", fs=damaged, config=config) as log:
+    with logcore.open("t-0", fs=damaged_disk, config=config) as log:
         assert log.log_end_offset == end
         assert log.get(first.base_offset + 20).value == b"y" * 50
-    assert damaged.files()[first.file(".index")] == files[first.file(".index")]
+    assert damaged_disk.files()[first.file(".index")] == files[first.file(".index")]
 
 
 def test_wrong_index_is_deleted_before_the_recovery_point_moves() -> None:
@@ -311,7 +311,7 @@ def test_reader_opens_while_the_log_is_truncated() -> None:
     real = disk.open
     acted = []
 
-    def opened(path: str, **options: Any) -> int:
+    def open_then_truncate(path: str, **options: Any) -> int:
         handle = real(path, **options)
         if path.endswith(".log") and not acted:
             acted.append(path)
@@ -323,7 +323,7 @@ def test_reader_opens_while_the_log_is_truncated() -> None:
                 writer.host.writer.save_recovery_point_locked()
         return handle
 
-    disk.open = opened  # type: ignore[method-assign]
+    disk.open = open_then_truncate  # type: ignore[method-assign]
     with logcore.open("t-0", read_only=True, fs=disk) as log:
         assert {record.value[:3] for record in log.read(0) if record.value} <= {
             b"old",
@@ -368,12 +368,12 @@ def test_flipped_length_does_not_turn_the_last_batch_into_a_torn_tail(
     for bit in [
         bit for bit in (1, 2, 4, 8, 16, 32) if files[path][position + 11] & bit
     ]:
-        damaged = bytearray(files[path])
-        damaged[position + 11] ^= bit
-        damaged_disk = SimulatedDisk({**files, path: bytes(damaged)})
+        damaged_data = bytearray(files[path])
+        damaged_data[position + 11] ^= bit
+        damaged_disk = SimulatedDisk({**files, path: bytes(damaged_data)})
         with pytest.raises(logcore.CorruptLogError, match="this batch was on disk"):
             logcore.open("t-0", fs=damaged_disk, config=config)
-        assert damaged_disk.files()[path] == bytes(damaged)
+        assert damaged_disk.files()[path] == bytes(damaged_data)
         with logcore.open(
             "t-0", fs=damaged_disk, config=config, on_corruption="quarantine"
         ) as log:

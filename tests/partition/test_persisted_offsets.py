@@ -40,11 +40,13 @@ def test_unchanged_file_is_not_read_again() -> None:
     write_checkpoint("/data", 7, disk)  # type: ignore[arg-type]
     persisted_offsets = PersistedOffsets(disk, "/data/t-0")
     disk.advance(1_000)
-    reads: list[str] = []
+    opened_paths: list[str] = []
     disk_open = disk.open
-    disk.open = lambda path, **named: reads.append(path) or disk_open(path, **named)  # type: ignore[method-assign]
+    disk.open = lambda path, **options: (
+        opened_paths.append(path) or disk_open(path, **options)
+    )  # type: ignore[method-assign]
     assert [persisted_offsets.get(NAME) for _ in range(5)] == [7] * 5
-    assert len(reads) == 1
+    assert len(opened_paths) == 1
     write_checkpoint("/data", 8, disk)  # type: ignore[arg-type]
     assert persisted_offsets.get(NAME) == 8
 
@@ -126,13 +128,15 @@ def test_durable_end_file_created_later_is_found() -> None:
     disk.advance(10_000)
     with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
         assert not reader.refresh()
-        opened: list[str] = []
+        opened_paths: list[str] = []
         disk_open = disk.open
         disk.open = lambda path, **named: (
-            opened.append(path) or disk_open(path, **named)
+            opened_paths.append(path) or disk_open(path, **named)
         )  # type: ignore[method-assign]
         assert not reader.refresh()
-        assert not [path for path in opened if path.endswith(checkpoint.DURABLE_END)]
+        assert not [
+            path for path in opened_paths if path.endswith(checkpoint.DURABLE_END)
+        ]
         disk.open = disk_open  # type: ignore[method-assign]
         with logcore.open("/data/t-0", durability="group", fs=disk) as log:
             log.append(b"on disk")

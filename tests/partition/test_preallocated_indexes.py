@@ -11,7 +11,7 @@ import pytest
 import logcore
 from logcore.index import size_without_zeros
 
-FULL = 10_485_760
+INDEX_BYTES = 10_485_760
 #: Sizes at which a scan in chunks of 64 KiB may be off by one.
 SIZES = sorted(
     {
@@ -24,11 +24,11 @@ SIZES = sorted(
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("zeros", [0, 1, 7, 65_535, 65_536, 65_537, 140_000])
+@pytest.mark.parametrize("zero_count", [0, 1, 7, 65_535, 65_536, 65_537, 140_000])
 def test_size_without_zeros_ends_at_the_last_nonzero_byte(
-    size: int, zeros: int
+    size: int, zero_count: int
 ) -> None:
-    data = (bytes(size - 1) + b"\1" if size else b"") + bytes(zeros)
+    data = (bytes(size - 1) + b"\1" if size else b"") + bytes(zero_count)
     assert (
         size_without_zeros(data)
         == size_without_zeros(memoryview(data))
@@ -37,7 +37,7 @@ def test_size_without_zeros_ends_at_the_last_nonzero_byte(
     )
 
 
-def cpu_s(path: Path) -> float:
+def cpu_seconds_of_opening(path: Path) -> float:
     before = time.process_time()
     with logcore.open(path) as log:
         assert log.log_end_offset == 20
@@ -59,11 +59,11 @@ def test_open_with_preallocated_indexes_is_fast(
         for file in path.iterdir():  # the state that Kafka leaves
             if file.name.startswith("logcore.") or file.suffix == ".seal":
                 file.unlink()
-        os.truncate(path / f"{0:020d}.index", FULL)
-        os.truncate(path / f"{0:020d}.timeindex", FULL - 4)
-        opened_s = cpu_s(path)
-        began = time.process_time()
-        assert not any(bytes(FULL))
-        if opened_s < time.process_time() - began:
+        os.truncate(path / f"{0:020d}.index", INDEX_BYTES)
+        os.truncate(path / f"{0:020d}.timeindex", INDEX_BYTES - 4)
+        opened_s = cpu_seconds_of_opening(path)
+        start_s = time.process_time()
+        assert not any(bytes(INDEX_BYTES))
+        if opened_s < time.process_time() - start_s:
             return
     pytest.fail(f"{opened_s} s of CPU")

@@ -42,7 +42,7 @@ def batch(
     transactional: bool = False,
 ) -> bytes:
     return recordbatch.encode(
-        [(b"k", b"%d" % (sequence + n), (), NOW_MS) for n in range(count)],
+        [(b"k", b"%d" % (sequence + number), (), NOW_MS) for number in range(count)],
         producer_id=producer,
         producer_epoch=epoch,
         base_sequence=sequence,
@@ -52,8 +52,8 @@ def batch(
 
 @pytest.fixture
 def log(tmp_path: Path) -> Any:
-    with logcore.open(tmp_path / "t-0", create=True) as opened:
-        yield opened
+    with logcore.open(tmp_path / "t-0", create=True) as log:
+        yield log
 
 
 def offsets(log: Log) -> list[int]:
@@ -61,13 +61,13 @@ def offsets(log: Log) -> list[int]:
 
 
 def test_P47_last_five_batches_are_known_and_stored_once(log: Log) -> None:
-    receipts = [log.append_batch(batch(2 * n, count=2)) for n in range(6)]
-    for n in range(1, 6):
-        duplicate = log.append_batch(batch(2 * n, count=2))
+    receipts = [log.append_batch(batch(2 * number, count=2)) for number in range(6)]
+    for number in range(1, 6):
+        duplicate = log.append_batch(batch(2 * number, count=2))
         assert (
             (duplicate.offset, duplicate.last_offset)
-            == (receipts[n].offset, receipts[n].last_offset)
-            == (2 * n, 2 * n + 1)
+            == (receipts[number].offset, receipts[number].last_offset)
+            == (2 * number, 2 * number + 1)
         )
     with pytest.raises(logcore.OutOfOrderSequenceError, match="expected sequence 12"):
         log.append_batch(batch(0, count=2))
@@ -160,8 +160,8 @@ def test_damage_that_hides_producers_is_an_error(
 ) -> None:
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
-        for n in range(3):
-            log.append_batch(batch(n))
+        for number in range(3):
+            log.append_batch(batch(number))
         size = (path / f"{0:020d}.log").stat().st_size // 3
     for snapshot in path.glob("*.snapshot"):
         snapshot.unlink()
@@ -179,8 +179,8 @@ def test_damage_that_hides_producers_is_an_error(
 def test_damage_outside_batch_headers_hides_no_producer(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     with logcore.open(path, create=True) as log:
-        for n in range(3):
-            log.append_batch(batch(n))
+        for number in range(3):
+            log.append_batch(batch(number))
     for snapshot in path.glob("*.snapshot"):
         snapshot.unlink()
     file = path / f"{0:020d}.log"
@@ -188,7 +188,11 @@ def test_damage_outside_batch_headers_hides_no_producer(tmp_path: Path) -> None:
     data[len(data) // 3 - 1] ^= 1
     file.write_bytes(data)
     with logcore.open(path) as log:
-        assert [log.append_batch(batch(n)).offset for n in (1, 2, 3)] == [1, 2, 3]
+        assert [log.append_batch(batch(number)).offset for number in (1, 2, 3)] == [
+            1,
+            2,
+            3,
+        ]
 
 
 def test_marker_fences_after_a_crash_and_after_its_deletion() -> None:
@@ -270,8 +274,8 @@ def test_P50_producer_state_survives_reopening(tmp_path: Path, event: str) -> No
     path = tmp_path / "t-0"
     log = logcore.open(path, create=True)
     log.append_many([(b"k", b"plain")] * 3)
-    for n in range(4):
-        log.append_batch(batch(n))
+    for number in range(4):
+        log.append_batch(batch(number))
     if event == "roll":
         log.roll()
         log.append_batch(batch(4))
@@ -359,11 +363,11 @@ def test_stored_part_of_a_failed_append_is_a_duplicate(nth: int) -> None:
         log.append_batch(batch(0))
         disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=nth))
         with pytest.raises(logcore.DiskFullError, match="were stored"):
-            log.append_batch(b"".join(batch(n) for n in range(1, 10)))
+            log.append_batch(b"".join(batch(number) for number in range(1, 10)))
         disk.faults = None
         assert 1 < log.log_end_offset < 10
-        for n in range(max(0, log.log_end_offset - 5), 10):
-            assert log.append_batch(batch(n)).offset == n
+        for number in range(max(0, log.log_end_offset - 5), 10):
+            assert log.append_batch(batch(number)).offset == number
         assert offsets(log) == list(range(10))
 
 
@@ -406,12 +410,12 @@ def test_snapshot_that_disappears_before_it_is_read_is_ignored() -> None:
 
     disk = DeletingDisk(now_ms=NOW_MS)
     with logcore.open("t-0", create=True, fs=disk) as log:
-        for n in range(4):
-            log.append_batch(batch(n))
+        for number in range(4):
+            log.append_batch(batch(number))
             log.roll()
     with logcore.open("t-0", fs=disk) as log:
         disk.deleted_name = f"{4:020d}.snapshot"
-        assert [log.append_batch(batch(n)).offset for n in (3, 4)] == [3, 4]
+        assert [log.append_batch(batch(number)).offset for number in (3, 4)] == [3, 4]
         assert not disk.exists(f"t-0/{disk.deleted_name}")
 
 
@@ -425,19 +429,19 @@ def test_duplicates_below_a_snapshot_are_found_within_a_limit(
     disk = SimulatedDisk(now_ms=NOW_MS)
     config = {"index.interval.bytes": 0}
     with logcore.open("t-0", create=True, config=config, fs=disk) as log:
-        for n in range(20):
-            log.append_batch(batch(n))
+        for number in range(20):
+            log.append_batch(batch(number))
     for limit in (0, 1, 3, 5):
         monkeypatch.setattr(
             "logcore.partition.producer_state._READ_BACK_BYTES", limit * size
         )
         with logcore.open("t-0", config=config, fs=disk) as log:
-            for n in range(14, 20):
-                if n < 20 - max(limit, 1):  # the snapshot contains the last batch
+            for number in range(14, 20):
+                if number < 20 - max(limit, 1):  # the snapshot contains the last batch
                     with pytest.raises(logcore.OutOfOrderSequenceError):
-                        log.append_batch(batch(n))
+                        log.append_batch(batch(number))
                 else:
-                    assert log.append_batch(batch(n)).offset == n
+                    assert log.append_batch(batch(number)).offset == number
             assert log.log_end_offset == 20
 
 
@@ -562,9 +566,12 @@ def test_random_bytes_are_not_a_snapshot(content: bytes) -> None:
 @given(st.data())
 def test_snapshot_with_a_flipped_bit_is_refused(data: st.DataObject) -> None:
     producers = Producers()
-    for n in range(3):
+    for number in range(3):
         producers.add(
-            n, n, SequencedBatch(0, n, 5, 5 + n, NOW_MS), is_transactional=False
+            number,
+            number,
+            SequencedBatch(0, number, 5, 5 + number, NOW_MS),
+            is_transactional=False,
         )
     content = bytearray(producers.pack())
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
@@ -627,8 +634,8 @@ def test_wrong_index_of_aborted_transactions_is_rebuilt(
     with logcore.open(path, create=True, config=config) as log:
         log.append(b"first", timestamp_ms=NOW_MS)
         log.roll()
-        for n in range(2):
-            log.append_batch(batch(n, transactional=True))
+        for number in range(2):
+            log.append_batch(batch(number, transactional=True))
             log.end_transaction(7, 0, commit=False)
     file = path / f"{1:020d}.txnindex"
     undamaged = file.read_bytes()
@@ -658,16 +665,16 @@ def test_roll_during_an_append_leaves_no_partial_snapshot(
     path = tmp_path / "t-0"
     with logcore.open(path, create=True, config={"segment.bytes": 400}) as log:
         log.append_batch(batch(0))
-        many = b"".join(batch(n) for n in range(1, 13))
-        log.append_batch(many)
+        batches = b"".join(batch(number) for number in range(1, 13))
+        log.append_batch(batches)
         assert log.statistics().rolls > 1
         copy = tmp_path / "copy"
         copy.mkdir()
         os.system(f"cp -r {path} {copy}")
     with logcore.open(copy / "t-0", config={"segment.bytes": 400}) as log:
         end = log.log_end_offset
-        for n in range(8, 13):
-            assert log.append_batch(batch(n)).offset == n
+        for number in range(8, 13):
+            assert log.append_batch(batch(number)).offset == number
         assert log.log_end_offset == end == 13
         assert log.append_batch(batch(13)).offset == 13
 
@@ -679,15 +686,17 @@ def test_roll_during_an_unchecked_append_leaves_no_partial_snapshot(
     config = {"segment.bytes": 400}
     with logcore.open(path, create=True, config=config) as log:
         log.append_batch(batch(0))
-        log.append_batch(b"".join(batch(n) for n in range(1, 13)), check_sequence=False)
+        log.append_batch(
+            b"".join(batch(number) for number in range(1, 13)), check_sequence=False
+        )
         assert log.statistics().rolls > 1
         copy = tmp_path / "copy"
         copy.mkdir()
         os.system(f"cp -r {path} {copy}")
     with logcore.open(copy / "t-0", config=config) as log:
-        assert [log.append_batch(batch(n)).offset for n in range(8, 13)] == list(
-            range(8, 13)
-        )
+        assert [
+            log.append_batch(batch(number)).offset for number in range(8, 13)
+        ] == list(range(8, 13))
 
 
 def test_roll_reads_no_batch_twice_when_all_producers_have_expired(
@@ -710,8 +719,8 @@ def test_roll_reads_no_batch_twice_when_all_producers_have_expired(
     with logcore.open(
         "t-0", create=True, config={"segment.bytes": 300}, durability="os", fs=disk
     ) as log:
-        for n in range(40):
-            log.append_batch(batch(n), check_sequence=False)
+        for number in range(40):
+            log.append_batch(batch(number), check_sequence=False)
         assert log.statistics().rolls > 8
     assert read_count < 40 * 2
 
@@ -723,21 +732,21 @@ def test_no_flipped_bit_below_a_snapshot_makes_a_batch_new() -> None:
     """
     disk = SimulatedDisk(now_ms=NOW_MS)
     with logcore.open("/d/t-0", create=True, durability="os", fs=disk) as log:
-        for n in range(3):
-            log.append_batch(batch(n, transactional=True))
+        for number in range(3):
+            log.append_batch(batch(number, transactional=True))
         log.end_transaction(7, 0, commit=True)
         log.append(b"plain")
         log.roll()
     path = f"/d/t-0/{0:020d}.log"
     with logcore.open("/d/t-0", durability="os", fs=disk) as log:
-        for n in range(3):
-            assert log.append_batch(batch(n, transactional=True)).offset == n
+        for number in range(3):
+            assert log.append_batch(batch(number, transactional=True)).offset == number
     files = disk.files()
     for position in range(len(files[path])):
         for bit in (0, 6, 7):
-            damaged = SimulatedDisk(files, now_ms=NOW_MS)
-            damaged.flip(path, position, bit)
-            with logcore.open("/d/t-0", durability="os", fs=damaged) as log:
+            damaged_disk = SimulatedDisk(files, now_ms=NOW_MS)
+            damaged_disk.flip(path, position, bit)
+            with logcore.open("/d/t-0", durability="os", fs=damaged_disk) as log:
                 assert log.append_batch(batch(2, transactional=True)).offset == 2
                 with contextlib.suppress(logcore.OutOfOrderSequenceError):
                     assert log.append_batch(batch(1, transactional=True)).offset == 1
@@ -789,11 +798,13 @@ def test_batch_sent_twice_is_stored_once_through_any_history(
             batches_of_producer = stored.setdefault(producer, [])
             end = log.log_end_offset
             raws = [
-                batch(len(batches_of_producer) + n, producer=producer)
-                for n in range(count)
+                batch(len(batches_of_producer) + number, producer=producer)
+                for number in range(count)
             ]
             log.append_batch(b"".join(raws), check_sequence=action == "append")
-            batches_of_producer += [(raw, end + n) for n, raw in enumerate(raws)]
+            batches_of_producer += [
+                (raw, end + number) for number, raw in enumerate(raws)
+            ]
             remembered[producer] = min(5, remembered[producer] + count)
         elif action == "plain":
             log.append_many([(None, b"x" * 60)] * count)
@@ -814,8 +825,8 @@ def test_batch_sent_twice_is_stored_once_through_any_history(
             "copy",
         ):
             for producer_id, batches in stored.items():
-                present = sum(offset >= deleted for _, offset in batches)
-                remembered[producer_id] = max(1, min(5, present))
+                remaining_count = sum(offset >= deleted for _, offset in batches)
+                remembered[producer_id] = max(1, min(5, remaining_count))
         end = log.log_end_offset
         for producer_id, batches in stored.items():
             for raw, offset in batches[-remembered[producer_id] :]:

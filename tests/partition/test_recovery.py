@@ -60,16 +60,16 @@ def test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix(
             assert log.log_end_offset == len(want)
             report = log.recovery_report
             assert report is not None
-            kept = sum(batch.size_bytes for batch in read_batches(data[:cut]))
+            kept_size = sum(batch.size_bytes for batch in read_batches(data[:cut]))
             assert (report.cut_position, report.cut_bytes) == (
-                (None, 0) if kept == cut else (kept, cut - kept)
+                (None, 0) if kept_size == cut else (kept_size, cut - kept_size)
             )
             if report.quarantine_path:
-                assert Path(report.quarantine_path).read_bytes() == data[kept:cut], (
-                    "the truncated bytes are kept in a quarantine file"
-                )
+                assert (
+                    Path(report.quarantine_path).read_bytes() == data[kept_size:cut]
+                ), "the truncated bytes are kept in a quarantine file"
             else:
-                assert not any(data[kept:cut])
+                assert not any(data[kept_size:cut])
             assert log.append(b"next").offset == len(want)
         with logcore.open(path) as log:
             assert [record.value for record in log.read(0)] == [*want, b"next"]
@@ -110,18 +110,20 @@ def test_every_bit_flip_is_truncated_and_reported_or_an_error(
         for path in write_crashed_partition(tmp_path / "c-0", data).iterdir()
     }
     for bit in range(0, len(data) * 8, step):
-        bad = bytearray(data)
-        bad[bit // 8] ^= 1 << bit % 8
+        damaged_data = bytearray(data)
+        damaged_data[bit // 8] ^= 1 << bit % 8
         try:
             with logcore.open(
-                "c-0", fs=SimulatedDisk({**beside, f"c-0/{LOG}": bytes(bad)})
+                "c-0", fs=SimulatedDisk({**beside, f"c-0/{LOG}": bytes(damaged_data)})
             ) as log:
-                found = [record.value for record in log.read(log.log_start_offset)]
+                values = [record.value for record in log.read(log.log_start_offset)]
                 report = log.recovery_report
         except logcore.CorruptLogError:
             continue
-        assert found == want[: len(found)], bit
-        assert len(found) == len(want) or (report is not None and report.cut_bytes), bit
+        assert values == want[: len(values)], bit
+        assert len(values) == len(want) or (report is not None and report.cut_bytes), (
+            bit
+        )
 
 
 def test_truncated_batch_does_not_reappear_after_later_appends() -> None:
@@ -129,19 +131,19 @@ def test_truncated_batch_does_not_reappear_after_later_appends() -> None:
     before the next batch replaces the damaged one, a power cut could restore the old
     batch after the new one.
     """
-    lost, behind = (
+    lost_batch, later_batch = (
         encode([(None, value)], base_offset=index, leader_epoch=0)
         for index, value in enumerate([b"lost", b"old"])
     )
-    disk = SimulatedDisk({f"t-0/{LOG}": lost[:-1] + b"?" + behind})
+    disk = SimulatedDisk({f"t-0/{LOG}": lost_batch[:-1] + b"?" + later_batch})
     log = logcore.open("t-0", durability="os", fs=disk)
     assert log.recovery_report is not None and log.recovery_report.cut_bytes == len(
-        lost + behind
+        lost_batch + later_batch
     )
     log.append(b"next")
-    for after in disk.after_crash():
-        with logcore.open("t-0", fs=after) as again:
-            assert [record.value for record in again.read(0)] in ([], [b"next"])
+    for crashed_disk in disk.after_crash():
+        with logcore.open("t-0", fs=crashed_disk) as reopened:
+            assert [record.value for record in reopened.read(0)] in ([], [b"next"])
     log.close()
 
 
@@ -251,9 +253,9 @@ def test_more_bytes_after_damage_than_one_sync_group_is_an_error(
 
 def test_unsynced_bytes_are_counted_from_the_damage(tmp_path: Path) -> None:
     data = bytearray(write_killed_log(tmp_path / "w-0", [700_000, 700_000, 30, 30]))
-    third = list(read_batches(bytes(data)))[2].position
-    assert third > 1 << 20
-    data[third + 70] ^= 1
+    third_position = list(read_batches(bytes(data)))[2].position
+    assert third_position > 1 << 20
+    data[third_position + 70] ^= 1
     with logcore.open(
         write_crashed_partition(tmp_path / "c-0", bytes(data), policy="group")
     ) as log:
@@ -272,11 +274,17 @@ def test_damage_before_the_last_segment_is_an_error(tmp_path: Path) -> None:
     back, beyond = (
         data[: second + 7] + bytes([number]) + data[second + 8 :] for number in (0, 2)
     )
-    for bad in (data[:-1], data[:50] + b"\0" + data[51:], data + b"tail", back, beyond):
-        (path / LOG).write_bytes(bad)
+    for damaged_data in (
+        data[:-1],
+        data[:50] + b"\0" + data[51:],
+        data + b"tail",
+        back,
+        beyond,
+    ):
+        (path / LOG).write_bytes(damaged_data)
         with pytest.raises(logcore.CorruptLogError, match="middle"):
             logcore.open(path)
-        assert (path / LOG).read_bytes() == bytes(bad)
+        assert (path / LOG).read_bytes() == bytes(damaged_data)
     (path / LOG).write_bytes(data)
     with logcore.open(path) as log:
         assert log.log_end_offset == 6
@@ -356,9 +364,9 @@ def test_kafka_partition_after_a_crash_recovers_to_its_clean_copy(
         for number in (0, 16)
         for suffix in (".log", ".index", ".timeindex")
     ):
-        ours = tmp_path / "orders-0" / name
-        theirs = VECTORS / "partition-clean" / "orders-0" / name
-        assert ours.read_bytes() == theirs.read_bytes(), name
+        recovered_path = tmp_path / "orders-0" / name
+        kafka_path = VECTORS / "partition-clean" / "orders-0" / name
+        assert recovered_path.read_bytes() == kafka_path.read_bytes(), name
 
 
 def test_rebuilt_indexes_equal_those_of_kafka(tmp_path: Path) -> None:
@@ -370,8 +378,8 @@ def test_rebuilt_indexes_equal_those_of_kafka(tmp_path: Path) -> None:
         pass
     for suffix in (".index", ".timeindex"):
         name = f"{16:020d}{suffix}"
-        theirs = (VECTORS / "partition-clean" / "orders-0" / name).read_bytes()
-        assert (tmp_path / "orders-0" / name).read_bytes() == theirs, name
+        kafka_bytes = (VECTORS / "partition-clean" / "orders-0" / name).read_bytes()
+        assert (tmp_path / "orders-0" / name).read_bytes() == kafka_bytes, name
 
 
 def test_decision_table_has_one_action_per_combination() -> None:
@@ -382,25 +390,33 @@ def test_decision_table_has_one_action_per_combination() -> None:
         Durability.parse(text)
         for text in ("always", "group", "every(3)", "interval(5)", "os")
     ]
-    for bad, point, zeros, later, policy in itertools.product(
+    for damage_at, recovery_point, is_zeros, tail_size, policy in itertools.product(
         (None, 0, 99, 100, 101),
         (0, 100),
         (False, True),
         (None, 50, 1 << 20, (1 << 20) + 1),
         policies,
     ):
-        action = decide(TailFacts(bad, point, zeros, None if zeros else later, policy))
-        if bad is None:
+        action = decide(
+            TailFacts(
+                damage_at,
+                recovery_point,
+                is_zeros,
+                None if is_zeros else tail_size,
+                policy,
+            )
+        )
+        if damage_at is None:
             assert action is Action.KEEP
-        elif bad < point:
+        elif damage_at < recovery_point:
             assert action is Action.FAIL
-        elif zeros:
+        elif is_zeros:
             assert action is Action.CUT
-        elif later is None:
+        elif tail_size is None:
             assert action is Action.QUARANTINE_AND_CUT
         else:
             acknowledged = policy.kind == "always" or (
-                policy.kind == "group" and later > policy.max_bytes
+                policy.kind == "group" and tail_size > policy.max_bytes
             )
             assert (action is Action.FAIL) == acknowledged
 
@@ -498,9 +514,9 @@ def test_segments_below_the_log_start_are_ignored() -> None:
         "/log-start-offset-checkpoint": disk.files()["/log-start-offset-checkpoint"],
     }
     del files[f"/t-0/{1:020d}.log"]
-    left = SimulatedDisk(files)
+    disk_after_crash = SimulatedDisk(files)
     for read_only in (True, False):
-        with logcore.open("t-0", read_only=read_only, fs=left) as log:
+        with logcore.open("t-0", read_only=read_only, fs=disk_after_crash) as log:
             assert (
                 log.log_start_offset,
                 log.last_stable_offset,
@@ -514,7 +530,7 @@ def test_segments_below_the_log_start_are_ignored() -> None:
                 log.retain()
     assert not [
         path
-        for path in left.files()
+        for path in disk_after_crash.files()
         if path.startswith((f"/t-0/{0:020d}", f"/t-0/{1:020d}"))
     ]
 
@@ -744,8 +760,8 @@ def test_quarantine_files_are_never_overwritten(tmp_path: Path) -> None:
             file.write(tail)
     with logcore.open(path):
         pass
-    kept = sorted(file.read_bytes() for file in path.glob("*.quarantine"))
-    assert kept == [b"first tail", b"second tail", b"third"]
+    quarantined = sorted(file.read_bytes() for file in path.glob("*.quarantine"))
+    assert quarantined == [b"first tail", b"second tail", b"third"]
 
 
 def test_zeros_before_data_are_quarantined_with_it(tmp_path: Path) -> None:
@@ -791,15 +807,15 @@ def test_recovered_data_remains_durable_under_a_weaker_policy(
         shutil.copytree(
             tmp_path, killed, ignore=shutil.ignore_patterns("killed", "w-0")
         )
-    bad = bytearray((killed / "c-0" / LOG).read_bytes())
-    bad[len(data) // 3 + 70] ^= 1
-    (killed / "c-0" / LOG).write_bytes(bad)
+    damaged_data = bytearray((killed / "c-0" / LOG).read_bytes())
+    damaged_data[len(data) // 3 + 70] ^= 1
+    (killed / "c-0" / LOG).write_bytes(damaged_data)
     with (
         logcore.open(killed / "c-0", read_only=True) as log,
         pytest.raises(logcore.CorruptBatchError),
     ):
         list(log.read(0))
-    (killed / "c-0" / LOG).write_bytes(bad[:-5])
+    (killed / "c-0" / LOG).write_bytes(damaged_data[:-5])
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(killed / "c-0")
 
@@ -876,11 +892,13 @@ def test_quarantine_resumes_after_an_offset_that_decreased(
     assert (path / LOG).read_bytes() == data
 
 
-@pytest.mark.parametrize("kept", [0, 3])
-def test_log_that_lost_its_end_never_reuses_offsets(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("intact_count", [0, 3])
+def test_log_that_lost_its_end_never_reuses_offsets(
+    tmp_path: Path, intact_count: int
+) -> None:
     path = tmp_path / "d-0"
     step = len(write_damaged_log(path, [])) // 5
-    (path / LOG).write_bytes((path / LOG).read_bytes()[: kept * step + 20])
+    (path / LOG).write_bytes((path / LOG).read_bytes()[: intact_count * step + 20])
     data = (path / LOG).read_bytes()
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(path)
@@ -892,11 +910,13 @@ def test_log_that_lost_its_end_never_reuses_offsets(tmp_path: Path, kept: int) -
             log.append(b"next")
         assert isinstance(caught.value.__cause__, logcore.LogFailedError)
         assert isinstance(caught.value.__cause__.__cause__, logcore.CorruptLogError)
-        assert [record.offset for record in log.read(0, kept)] == list(range(kept))
+        assert [record.offset for record in log.read(0, intact_count)] == list(
+            range(intact_count)
+        )
         with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
             list(log.read(0))
         with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
-            list(log.read(kept))
+            list(log.read(intact_count))
     assert (path / LOG).read_bytes() == data
     with pytest.raises(logcore.CorruptLogError):
         logcore.open(path)
@@ -929,13 +949,13 @@ def test_failed_sync_during_open_is_recorded() -> None:
         logcore.open("t-0", durability="os", fs=disk)
     assert disk.exists(f"t-0/{FAILED_SYNC}")
     with logcore.open("t-0", durability="os", fs=disk) as log:
-        shown = [record.value for record in log.read(0)]
-        for after in disk.after_crash(kind="power"):
-            with logcore.open("t-0", fs=after) as again:
-                assert [record.value for record in again.read(0)] == shown
+        visible_values = [record.value for record in log.read(0)]
+        for crashed_disk in disk.after_crash(kind="power"):
+            with logcore.open("t-0", fs=crashed_disk) as reopened:
+                assert [record.value for record in reopened.read(0)] == visible_values
 
 
-def many(count: int) -> tuple[bytearray, int]:
+def many_batches(count: int) -> tuple[bytearray, int]:
     """Return more batches than one check covers, and the size of each."""
     batch = bytearray(encode([(None, b"x")], leader_epoch=0))
     data = bytearray()
@@ -951,7 +971,7 @@ def test_torn_batch_above_the_recovery_point_is_truncated(
     """The batch is above the recovery point whatever its offset is. It is therefore
     truncated, while damage below the recovery point would be an error.
     """
-    data, size = many(4_200)
+    data, size = many_batches(4_200)
     torn = bytearray(data[3 * size : 4 * size])
     torn[-1] ^= 1
     path = write_crashed_partition(tmp_path / "d-0", bytes(data + torn))
@@ -968,7 +988,7 @@ def test_torn_batch_above_the_recovery_point_is_truncated(
 
 def test_damage_far_into_a_segment_is_reported_at_its_position(tmp_path: Path) -> None:
     (tmp_path / "orders-0").mkdir()
-    data, size = many(5_000)
+    data, size = many_batches(5_000)
     data[4_500 * size + 61] ^= 1
     (tmp_path / "orders-0" / LOG).write_bytes(data)
     (tmp_path / "orders-0" / f"{5_000:020d}.log").write_bytes(b"")

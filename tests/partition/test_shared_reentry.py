@@ -65,10 +65,10 @@ def refusal(append: Callable[[], object]) -> str:
 def test_append_inside_append_of_same_thread_raises(
     log: logcore.Log, fs: Interrupted
 ) -> None:
-    found: list[str] = []
-    fs.handler = lambda: found.append(refusal(lambda: log.append(b"inside")))
+    errors: list[str] = []
+    fs.handler = lambda: errors.append(refusal(lambda: log.append(b"inside")))
     assert log.append(b"second").offset == 1
-    assert len(found) == 1 and "signal handler" in found[0]
+    assert len(errors) == 1 and "signal handler" in errors[0]
     assert log.append(b"third").offset == 2
     assert values(log) == [b"first", b"second", b"third"]
 

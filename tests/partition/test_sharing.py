@@ -158,8 +158,8 @@ def test_transaction_index_contains_aborts_of_both_writers(
         for index in indexes
         if index.exists()
     ]
-    found = sorted(np.concatenate(entries).tolist())
-    assert found == [2 * number + 1 for number in range(24) if number % 4]
+    aborted_offsets = sorted(np.concatenate(entries).tolist())
+    assert aborted_offsets == [2 * number + 1 for number in range(24) if number % 4]
 
 
 def test_abort_is_in_the_transaction_index_at_once(path: Path) -> None:
@@ -205,21 +205,21 @@ def test_txnindex_with_extra_entries_is_truncated(path: Path) -> None:
 
 def test_tail_is_woken_by_another_writer(both: tuple[logcore.Log, logcore.Log]) -> None:
     first, other = both
-    found: list[bytes | None] = []
+    values: list[bytes | None] = []
 
     def follow() -> None:
-        found.extend(record.value for record in first.tail(0, timeout=300))
+        values.extend(record.value for record in first.tail(0, timeout=300))
 
     thread = threading.Thread(target=follow)
     thread.start()
     for number in range(5):
         other.append(b"%d" % number)
     deadline = time.monotonic() + 300
-    while len(found) < 5 and time.monotonic() < deadline:
+    while len(values) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     first.close()
     thread.join()
-    assert found == [b"0", b"1", b"2", b"3", b"4"]
+    assert values == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_truncations_deletions_and_epochs_reach_other_writers(
@@ -299,29 +299,29 @@ def test_waiting_continues_while_other_writers_make_progress(path: Path) -> None
         assert starving.waits == 0
 
 
-def tear_next(log: logcore.Log, left: int) -> None:
-    """Write the first `left` bytes of the next durable end, as a kill during that write
-    would leave them.
+def tear_next(log: logcore.Log, written_bytes: int) -> None:
+    """Write the first `written_bytes` bytes of the next durable end, as a kill during
+    that write would leave them.
     """
     lock: Any = log.host.writer.sharing._write_lock  # type: ignore[union-attr]
     with open(Path(log.path) / LOCK_RECORD, "r+b") as file:
         file.seek(shared_lock._SYNCED_AT)
         newest = lock._newest_slot(file.read(shared_lock._SYNCED_BYTES))
         file.seek(shared_lock._SYNCED_AT + shared_lock._SYNCED.size - newest.at)
-        file.write(b"\xa5" * left)
+        file.write(b"\xa5" * written_bytes)
 
 
-@pytest.mark.parametrize("left", [1, 40, 111])
+@pytest.mark.parametrize("written_bytes", [1, 40, 111])
 def test_kill_while_writing_the_durable_end_does_not_affect_others(
-    path: Path, left: int
+    path: Path, written_bytes: int
 ) -> None:
     with open_shared(path) as first, open_shared(path) as other:
         following = first.tail(0)
         for value in (b"0", b"1", b"2"):
             first.append(value)
-            tear_next(first, left)
+            tear_next(first, written_bytes)
             other.append(value + b"'")
-            tear_next(first, left)
+            tear_next(first, written_bytes)
         assert [next(following).value for _ in range(6)] == [
             b"0",
             b"0'",
@@ -332,7 +332,7 @@ def test_kill_while_writing_the_durable_end_does_not_affect_others(
         ]
         with open_shared(path) as third:
             assert third.durable_end_offset == 6
-        tear_next(first, left)
+        tear_next(first, written_bytes)
         assert first.append(b"3").offset == 6
         assert next(following).value == b"3"
         assert first.times_truncated == 0
@@ -378,11 +378,11 @@ def test_oldest_stored_truncation_covers_all_earlier_ones(offsets: list[int]) ->
         synced = synced.truncated(offset)
         known.append(synced)
     for number, before in enumerate(known[:-1]):
-        found = synced.lowest_truncation_since(before.truncations, 0)
-        assert found is not None
-        assert found <= min(offsets[number:])
+        lowest = synced.lowest_truncation_since(before.truncations, 0)
+        assert lowest is not None
+        assert lowest <= min(offsets[number:])
         if len(offsets) - number < shared_lock._MAX_TRUNCATIONS:
-            assert found == min(offsets[number:])
+            assert lowest == min(offsets[number:])
     assert synced.lowest_truncation_since(synced.truncations, 0) is None
     assert synced.lowest_truncation_since(12345, 2) == 2, "counted from another start"
     assert synced.lowest_truncation_since(synced.truncations + 1, 2) == 2
@@ -406,7 +406,7 @@ def test_record_truncated_before_its_thread_waits_is_not_acknowledged(
 
         monkeypatch.setattr(first.host.writer, "acknowledge", cut_first)
         with pytest.raises(logcore.DurabilityUnknownError):
-            first.append(b"mine")
+            first.append(b"own")
 
 
 @pytest.mark.parametrize("policy", ["group", "always"])
@@ -467,9 +467,9 @@ def test_failed_sync_stops_other_writers_until_they_reopen(path: Path) -> None:
         with pytest.raises(logcore.LogFailedError):
             other.append(b"3")
         other.close()
-        with open_shared(path) as again:
-            again.append(b"4")
-            values = [record.value for record in again.read(0)]
+        with open_shared(path) as reopened:
+            reopened.append(b"4")
+            values = [record.value for record in reopened.read(0)]
             assert values in ([b"1", b"4"], [b"1", b"2", b"4"])
 
 
@@ -582,12 +582,12 @@ def test_producer_state_is_correct_after_a_failed_read_of_a_marker(
     path: Path, nth: int
 ) -> None:
     class Flaky(OsFS):
-        left = 0
+        reads_until_failure = 0
 
         def pread(self, handle: int, size: int, position: int) -> bytes:
-            if self.left and self.path_of(handle).endswith(".log"):
-                self.left -= 1
-                if not self.left:
+            if self.reads_until_failure and self.path_of(handle).endswith(".log"):
+                self.reads_until_failure -= 1
+                if not self.reads_until_failure:
                     raise logcore.StorageReadError("read failed", path="x")
             return super().pread(handle, size, position)
 
@@ -600,7 +600,7 @@ def test_producer_state_is_correct_after_a_failed_read_of_a_marker(
         other.append_batch(batch(b"1", 7, 1, transactional=True))
         other.end_transaction(7, 0, commit=True)
         other.append_batch(batch(b"3", 8, 0))
-        flaky.left = nth
+        flaky.reads_until_failure = nth
         with pytest.raises(logcore.StorageReadError):
             first.append(b"not stored")
         assert nth == 1 or not first.host.writer.producers.is_known
@@ -686,20 +686,20 @@ def test_partitions_with_nearly_equal_hashes_have_separate_locks(
     """
     fs = OsFS()
     keys = [("orders", 882_895), ("orders", 1_311_289)]
-    here = fs.open(str(tmp_path / "lock"), write=True, create=True)
-    elsewhere = fs.open(str(tmp_path / "lock"), write=True)
+    handle = fs.open(str(tmp_path / "lock"), write=True, create=True)
+    other_handle = fs.open(str(tmp_path / "lock"), write=True)
     for number in range(2):
         (tmp_path / str(number)).mkdir()
     first, second = [
-        shared_lock.WriteLock(fs, here, key, str(tmp_path / str(n)))
-        for n, key in enumerate(keys)
+        shared_lock.WriteLock(fs, handle, key, str(tmp_path / str(number)))
+        for number, key in enumerate(keys)
     ]
     assert first.acquire() and second.acquire()
     first.release()
     others = [
-        shared_lock.WriteLock(fs, elsewhere, key, str(tmp_path / str(n)))
-        for n, key in enumerate(keys)
+        shared_lock.WriteLock(fs, other_handle, key, str(tmp_path / str(number)))
+        for number, key in enumerate(keys)
     ]
     assert [write_lock.acquire(waits=False) for write_lock in others] == [True, False]
-    fs.close(elsewhere)
-    fs.close(here)
+    fs.close(other_handle)
+    fs.close(handle)

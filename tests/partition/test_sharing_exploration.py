@@ -24,7 +24,9 @@ LONG = pytest.param(
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("acts", ACTS)
 @pytest.mark.parametrize("chances", SHARING)
-def test_every_order_of_steps(chances: str, acts: str, rounds: int) -> None:
+def test_any_order_of_steps_loses_no_acknowledged_record(
+    chances: str, acts: str, rounds: int
+) -> None:
     run_first(f"sharing {acts} {chances}", rounds)
 
 

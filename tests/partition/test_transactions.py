@@ -122,10 +122,10 @@ def test_zeros_after_the_end_do_not_hide_committed_records() -> None:
     log.append(b"one")
     disk.kill()
     path = f"/t-0/{0:020d}.log"
-    left = SimulatedDisk(
+    disk_with_zeros = SimulatedDisk(
         {**disk.files(), path: (disk.files()[path] or b"") + bytes(4096)}
     )
-    with logcore.open("t-0", read_only=True, fs=left) as reader:
+    with logcore.open("t-0", read_only=True, fs=disk_with_zeros) as reader:
         assert [
             record.value for record in reader.read(0, isolation="read_committed")
         ] == [b"one"]

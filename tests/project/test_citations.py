@@ -24,17 +24,21 @@ CITED = re.compile(
 
 def cited_sections(text: str) -> list[tuple[str, str]]:
     citations = []
-    for page, numbers, more in CITED.findall(re.sub(r"\s*\n[ #:]*", " ", text)):
+    for page, numbers, further_numbers in CITED.findall(
+        re.sub(r"\s*\n[ #:]*", " ", text)
+    ):
         for first, last in re.findall(
-            rf"({NUMBER})(?: to ({NUMBER}))?", f"{numbers}, {more}"
+            rf"({NUMBER})(?: to ({NUMBER}))?", f"{numbers}, {further_numbers}"
         ):
             name = PAGES[page.lower()]
             citations.append((name, first))
             if last:
-                chapter, low = first.split(".")
+                chapter, first_number = first.split(".")
                 citations += [
                     (name, f"{chapter}.{number}")
-                    for number in range(int(low) + 1, int(last.split(".")[1]) + 1)
+                    for number in range(
+                        int(first_number) + 1, int(last.split(".")[1]) + 1
+                    )
                 ]
     return citations
 

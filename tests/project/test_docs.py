@@ -27,11 +27,11 @@ PAGES = [
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if page.exists()
 ]
-LINKED = [
+PAGES_WITH_LINKS = [
     *PAGES,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
 ]
-NEEDED = (
+REQUIRED_PACKAGES = (
     "aiokafka",
     "click",
     "confluent_kafka",
@@ -53,7 +53,7 @@ NEEDED = (
 def test_every_example_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in NEEDED:
+    for package in REQUIRED_PACKAGES:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(
@@ -63,7 +63,7 @@ def test_every_example_runs(
     run_blocks(page, tmp_path)
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES_WITH_LINKS, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page: Path) -> None:
     text = re.sub(
         r"^```.*?^```",
@@ -86,7 +86,7 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
 
 
 def test_docs_site_has_every_page() -> None:
-    named = set(
+    listed_pages = set(
         re.findall(
             r"[\w/-]+\.md",
             (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1],
@@ -95,7 +95,7 @@ def test_docs_site_has_every_page() -> None:
     assert {
         page.relative_to(ROOT / "docs").as_posix()
         for page in (ROOT / "docs").rglob("*.md")
-    } <= named
+    } <= listed_pages
 
 
 def anchors(page: Path) -> set[str]:
@@ -167,9 +167,9 @@ def test_each_folder_has_a_contract(folder: str) -> None:
 
 
 def test_map_refers_to_existing_tests() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", MAP)
-    assert len(named) > 100
-    for path, name in named:
+    listed_tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", MAP)
+    assert len(listed_tests) > 100
+    for path, name in listed_tests:
         assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), (path, name)
 
 

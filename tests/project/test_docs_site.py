@@ -1,4 +1,4 @@
-"""Tests that the docs site is built without a warning, as by `make docs`. No other test
+"""Tests that the docs site is result without a warning, as by `make docs`. No other test
 checks the links that the site rewrites, the anchors of generated pages, the navigation,
 the options of fences, and the docstrings that mkdocstrings reads.
 """
@@ -31,17 +31,15 @@ def test_docs_site_is_built_in_strict_mode(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(
+    result = subprocess.run(
         command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    assert built.returncode == 0, built.stdout + built.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     pages = sorted(tmp_path.rglob("*.html"))
     assert (tmp_path / "index.html") in pages
     # The page shows the marks of an invalid fence as text.
-    pages_with_fences = re.compile(r"<p>[^<]*```|<code>\w+ no-run")
-    assert not [
-        page.name for page in pages if pages_with_fences.search(page.read_text("utf-8"))
-    ]
+    fence = re.compile(r"<p>[^<]*```|<code>\w+ no-run")
+    assert not [page.name for page in pages if fence.search(page.read_text("utf-8"))]
     # mkdocstrings reads "word: text" with an indented line as a section of that name.
     api = [page for page in pages if page.parent.name == "api"]
     assert not [page for page in api if "<details class=" in page.read_text("utf-8")]
@@ -76,25 +74,25 @@ def read(page: Path) -> Links:
 
 def check_links(pages: dict[Path, Links], site: Path) -> None:
     """Check that local links have a target, and that no other host is needed."""
-    broken = []
-    for page, found in pages.items():
-        for link in found.links | found.loaded:
-            parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
-                if link in found.loaded:
-                    broken.append((page.relative_to(site).as_posix(), link))
+    broken_links = []
+    for page, links in pages.items():
+        for link in links.links | links.loaded:
+            url = urlsplit(link)
+            if url.scheme or url.netloc:
+                if link in links.loaded:
+                    broken_links.append((page.relative_to(site).as_posix(), link))
                 continue
             target = page
-            if parts.path:
-                target = (page.parent / unquote(parts.path)).resolve()
-            anchor = unquote(parts.fragment)
+            if url.path:
+                target = (page.parent / unquote(url.path)).resolve()
+            anchor = unquote(url.fragment)
             exists = target.exists() and (
                 not anchor or target not in pages or anchor in pages[target].ids
             )
             # 404.html is shown for any address, so its links are absolute.
             if not exists and page.name != "404.html":
-                broken.append((page.relative_to(site).as_posix(), link))
-    assert not broken
+                broken_links.append((page.relative_to(site).as_posix(), link))
+    assert not broken_links
 
 
 def test_copied_and_generated_pages_replace_no_page_of_docs() -> None:
@@ -107,5 +105,5 @@ def test_copied_and_generated_pages_replace_no_page_of_docs() -> None:
 
 def test_navigation_names_each_page_once() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
-    named = re.findall(r"[\w/.-]+\.md", navigation)
-    assert sorted(named) == sorted(set(named))
+    listed_pages = re.findall(r"[\w/.-]+\.md", navigation)
+    assert sorted(listed_pages) == sorted(set(listed_pages))

@@ -20,9 +20,9 @@ from support.pages import blocks
 pytestmark = pytest.mark.static
 
 ROOT = Path(__file__).resolve().parents[2]
-#: An error that pyright finds in a foreign package: its class has a decorator that hides
+#: An error that pyright finds in another package, whose class has a decorator that hides
 #: the parameters.
-FOREIGN = "schemas_page.py:33: Expected 0 positional arguments"
+FOREIGN_ERROR = "schemas_page.py:33: Expected 0 positional arguments"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -86,4 +86,4 @@ def test_pyright_accepts_each_example(modules: Path) -> None:
         for row in reported["generalDiagnostics"]
         if row["severity"] == "error"
     ]
-    assert not set(errors) - {FOREIGN}, "\n".join(errors)
+    assert not set(errors) - {FOREIGN_ERROR}, "\n".join(errors)

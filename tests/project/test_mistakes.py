@@ -28,7 +28,7 @@ def test_old_text_of_each_mistake_occurs_once() -> None:
 
 def test_file_compiles_with_each_mistake() -> None:
     """If a mistake is a syntax error, no test runs, so that no test detects it."""
-    broken = []
+    errors = []
     for mistake in MISTAKES:
         if not mistake.file.endswith(".py"):
             continue
@@ -36,8 +36,8 @@ def test_file_compiles_with_each_mistake() -> None:
         try:
             compile(text.replace(mistake.old, mistake.new), mistake.file, "exec")
         except SyntaxError as error:
-            broken.append(f"{mistake.name}: {error}")
-    assert not broken
+            errors.append(f"{mistake.name}: {error}")
+    assert not errors
 
 
 def test_names_of_mistakes_are_unique() -> None:

@@ -33,9 +33,9 @@ def cells_of(table: str) -> list[list[str]]:
 
 @pytest.fixture
 def logdir(tmp_path: Path) -> Any:
-    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as opened:
-        opened.create_topic("orders", partitions=2)
-        yield opened
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as logdir:
+        logdir.create_topic("orders", partitions=2)
+        yield logdir
 
 
 def test_directory_and_topic_show_offsets_times_and_sizes(
@@ -60,9 +60,9 @@ def test_directory_and_topic_show_offsets_times_and_sizes(
         "2023-11-14 22:15:20.000",
         "2023-11-14 22:17:20.000",
     ]
-    _, zero, entry = cells_of(logdir.topic("orders")._repr_html_())
-    assert zero == ["0", "0", "0", "", "", "0 bytes", "0"]
-    assert entry[:3] == ["1", "2", "5"]
+    _, first_row, second_row = cells_of(logdir.topic("orders")._repr_html_())
+    assert first_row == ["0", "0", "0", "", "", "0 bytes", "0"]
+    assert second_row[:3] == ["1", "2", "5"]
     with logcore.open_dir(logdir.path, read_only=True) as other_reader:
         assert cells_of(other_reader._repr_html_()) == cells_of(logdir._repr_html_())
     assert other_reader._repr_html_() is None, "a closed directory is shown as text"
@@ -115,12 +115,12 @@ def test_damaged_partition_is_a_row_with_the_damage(logdir: logcore.LogDir) -> N
     logdir.close()
     (segment,) = Path(logdir.path, "orders-0").glob("*.log")
     segment.unlink()
-    with logcore.open_dir(logdir.path, read_only=True) as damaged:
-        _, zero, entry = cells_of(damaged.topic("orders")._repr_html_())
-        assert zero[0] == "0"
-        assert "missing" in zero[1] or "gone" in zero[1]
-        assert entry[:3] == ["1", "0", "1"]
-        assert "orders" in damaged._repr_html_()
+    with logcore.open_dir(logdir.path, read_only=True) as reader:
+        _, first_row, second_row = cells_of(reader.topic("orders")._repr_html_())
+        assert first_row[0] == "0"
+        assert "missing" in first_row[1] or "gone" in first_row[1]
+        assert second_row[:3] == ["1", "0", "1"]
+        assert "orders" in reader._repr_html_()
 
 
 def test_large_table_is_shortened_with_a_note(logdir: logcore.LogDir) -> None:

@@ -72,8 +72,8 @@ def build(source: Path, call: str, repository: str = "") -> Path:
     warnings = re.findall(r"warning: .*", result.stdout + result.stderr)
     # setuptools warns if PYTHONDONTWRITEBYTECODE is set.
     assert not [warning for warning in warnings if "byte-compiling" not in warning]
-    warned = (source.parent / "dist").iterdir()
-    (built,) = (path for path in warned if path.suffix != ".egg-info")
+    files = (source.parent / "dist").iterdir()
+    (built,) = (path for path in files if path.suffix != ".egg-info")
     return built
 
 
@@ -84,8 +84,8 @@ def metadata_of(source: Path, repository: str = "") -> Message:
 
 
 def links_of(page: str) -> list[str]:
-    words = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"\]\(([^)\s]+)\)", words)
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
 @pytest.mark.long
@@ -123,19 +123,19 @@ def test_page_of_the_package_has_absolute_links(source: Path) -> None:
     assert isinstance(page, str)
     links = links_of(page)
     assert len(links) > 20
-    root = re.compile(re.escape(repository) + r"/(blob|raw)/v[\d.]+/([^#]+)")
+    link_pattern = re.compile(re.escape(repository) + r"/(blob|raw)/v[\d.]+/([^#]+)")
     for link in links:
-        found = root.match(link)
-        assert found is not None, link
-        assert (ROOT / found[2]).exists()
-        assert (found[1] == "raw") == found[2].endswith((".svg", ".png"))
+        match = link_pattern.match(link)
+        assert match is not None, link
+        assert (ROOT / match[2]).exists()
+        assert (match[1] == "raw") == match[2].endswith((".svg", ".png"))
     urls = dict(url.split(", ", 1) for url in metadata.get_all("Project-URL", []))
     assert {"Documentation", "Repository", "Issues", "Changelog"} <= urls.keys()
     assert urls["Repository"] == repository
     for url in urls.values():
         assert url.startswith(repository)
-        found = root.match(url)
-        assert found is None or (ROOT / found[2]).exists()
+        match = link_pattern.match(url)
+        assert match is None or (ROOT / match[2]).exists()
 
 
 @pytest.mark.long

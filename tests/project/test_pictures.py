@@ -64,7 +64,7 @@ def test_picture_of_a_batch_has_the_positions_of_the_page() -> None:
     page = (ROOT / "docs" / "format.md").read_text("utf-8")
     table = page.partition("## A batch")[2].partition("The CRC does not cover")[0]
     positions = [
-        int(entry) for entry in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+        int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
     ]
     assert len(positions) == 14
     texts = texts_of("batch.svg")

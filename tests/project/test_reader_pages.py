@@ -61,17 +61,17 @@ def default_of(owner: str, name: str) -> Any:
 @pytest.mark.parametrize("row", LIMITS, ids=lambda row: row[2].strip("`"))
 def test_limit_has_the_number_of_the_page(row: list[str]) -> None:
     name = row[2].strip("`")
-    owner, _, last = name.rpartition(".")
+    owner, _, field = name.rpartition(".")
     if name in CONFIGS:
         number_in_source = CONFIGS[name].default
     elif owner in CLASSES:
-        number_in_source = default_of(owner, last)
+        number_in_source = default_of(owner, field)
     elif owner.rpartition(".")[2][:1].isupper():
         module, _, class_ = owner.rpartition(".")
         fields = attrs.fields(getattr(importlib.import_module(module), class_))
-        number_in_source = getattr(fields, last).default
+        number_in_source = getattr(fields, field).default
     else:
-        number_in_source = getattr(importlib.import_module(owner), last)
+        number_in_source = getattr(importlib.import_module(owner), field)
     assert number_in_source == whole_number(row[1])
 
 
@@ -82,19 +82,19 @@ def test_limit_has_the_number_of_the_page(row: list[str]) -> None:
 )
 def test_limit_can_be_set_to_the_range_of_the_page(row: list[str]) -> None:
     name = row[2].strip("`")
-    numbers = [whole_number(entry) for entry in re.findall(r"[\d,]+", row[3])]
+    numbers = [whole_number(number) for number in re.findall(r"[\d,]+", row[3])]
     if name in CONFIGS:
         assert list(CONFIGS[name].metadata["range"]) == numbers
         return
-    owner, _, last = name.rpartition(".")
+    owner, _, field = name.rpartition(".")
     class_: Any = CLASSES[owner]
     for number in numbers:
-        class_(**{last: number}, **OTHERS.get(last, {}))
+        class_(**{field: number}, **OTHERS.get(field, {}))
     with pytest.raises(logcore.InvalidConfigError):
-        class_(**{last: numbers[0] - 1}, **OTHERS.get(last, {}))
+        class_(**{field: numbers[0] - 1}, **OTHERS.get(field, {}))
     if len(numbers) > 1:
         with pytest.raises(logcore.InvalidConfigError):
-            class_(**{last: numbers[1] + 1}, **OTHERS.get(last, {}))
+            class_(**{field: numbers[1] + 1}, **OTHERS.get(field, {}))
 
 
 def test_topic_names_have_at_most_249_characters(tmp_path: Path) -> None:
@@ -260,5 +260,5 @@ def test_guide_names_each_extra() -> None:
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))
     # snappy is empty, and java is in the row of spark.
     extras = set(project["project"]["optional-dependencies"]) - {"snappy", "java"}
-    named = {row[0].strip("`") for row in rows("guide.md")}
-    assert not extras - named
+    listed_extras = {row[0].strip("`") for row in rows("guide.md")}
+    assert not extras - listed_extras

@@ -17,30 +17,30 @@ from logcore import aio
 from logcore.consumer import TopicPartition
 
 
-def sync(data: logcore.LogDir) -> None:
-    own: dict[TopicPartition, int] = {TopicPartition("t", 0): 3}
-    plain: dict[tuple[str, int], int] = {("t", 0): 3}
+def synchronous(data: logcore.LogDir) -> None:
+    by_topic_partition: dict[TopicPartition, int] = {TopicPartition("t", 0): 3}
+    by_pair: dict[tuple[str, int], int] = {("t", 0): 3}
     with data.consumer(group_id="g") as consumer:
-        consumer.commit(own)
-        consumer.commit(plain)
+        consumer.commit(by_topic_partition)
+        consumer.commit(by_pair)
         consumer.commit({("t", 0): 3})
-        consumer.commit_async(own)
-        consumer.commit_async(plain)
+        consumer.commit_async(by_topic_partition)
+        consumer.commit_async(by_pair)
         consumer.commit(consumer.end_offsets([("t", 0)]))
-        consumer.offsets_for_times(own)
+        consumer.offsets_for_times(by_topic_partition)
         with data.producer(transactional_id="x") as producer:
-            producer.send_offsets_to_transaction(own, consumer.group_metadata())
-            producer.send_offsets_to_transaction(plain, "g")
+            producer.send_offsets_to_transaction(by_topic_partition, consumer.group_metadata())
+            producer.send_offsets_to_transaction(by_pair, "g")
 
 
-async def waiting(data: aio.LogDir) -> None:
-    own: dict[TopicPartition, int] = {TopicPartition("t", 0): 3}
+async def asynchronous(data: aio.LogDir) -> None:
+    by_topic_partition: dict[TopicPartition, int] = {TopicPartition("t", 0): 3}
     async with data.consumer(group_id="g") as consumer:
-        await consumer.commit(own)
+        await consumer.commit(by_topic_partition)
         await consumer.commit(await consumer.end_offsets([("t", 0)]))
-        consumer.commit_async(own)
+        consumer.commit_async(by_topic_partition)
         async with data.producer(transactional_id="x") as producer:
-            await producer.send_offsets_to_transaction(own, "g")
+            await producer.send_offsets_to_transaction(by_topic_partition, "g")
 """
 
 

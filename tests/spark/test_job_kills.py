@@ -100,14 +100,17 @@ class Job:
     def _processes(self) -> list[tuple[int, str]]:
         """Return the id and name of each process in the session of the job."""
         processes = []
-        for entry in Path("/proc").iterdir():
+        for process_path in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if (
-                    entry.name.isdigit()
-                    and os.getsid(int(entry.name)) == self.process.pid
+                    process_path.name.isdigit()
+                    and os.getsid(int(process_path.name)) == self.process.pid
                 ):
                     processes.append(
-                        (int(entry.name), (entry / "comm").read_text().strip())
+                        (
+                            int(process_path.name),
+                            (process_path / "comm").read_text().strip(),
+                        )
                     )
         return processes
 
@@ -196,11 +199,11 @@ class KillRound:
                         record.value
                         for record in directory.partition(topic, partition).read(0)
                     ]
-                    twice = [
+                    repeated = [
                         value for value, count in Counter(values).items() if count > 1
                     ]
-                    assert not twice, (
-                        f"{topic}-{partition}: {len(twice)} rows twice, such as {twice[:3]}"
+                    assert not repeated, (
+                        f"{topic}-{partition}: {len(repeated)} rows occur more than once, such as {repeated[:3]}"
                     )
                     assert values == expected, (
                         f"{topic}-{partition}: {len(values)} rows of {len(expected)}"

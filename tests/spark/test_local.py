@@ -34,16 +34,16 @@ def test_local_writes_of_a_stream_and_a_batch_job_are_gathered_once(
         subscribe="orders", startingOffsets="earliest", packBytes="0"
     )
     frame = stream.load(str(tmp_path / "data")).select("value", "partition")
-    seen = []
+    reports = []
 
     def sink(frame: Any, batch_id: int) -> None:
         with pytest.raises(InvalidConfigError, match="leave job and batch out"):
-            write_local(frame, str(tmp_path / "local"), "t", job="mine")
+            write_local(frame, str(tmp_path / "local"), "t", job="own")
         fail_first_attempt = frame.mapInArrow(failing(task=1), frame.schema)
         rows = write_local(
             fail_first_attempt, str(tmp_path / "local"), "t", partitions=2
         ).collect()
-        seen.append(
+        reports.append(
             [
                 (row["batch"], row["task"], row["tasks"], row["records"], row["host"])
                 for row in rows
@@ -61,7 +61,7 @@ def test_local_writes_of_a_stream_and_a_batch_job_are_gathered_once(
         )
         forget_commit(tmp_path / "c")
     host = os.uname().nodename
-    assert [sorted(entry) for entry in seen] == [
+    assert [sorted(report) for report in reports] == [
         [(0, 0, 2, 10, host), (0, 1, 2, 10, host)]
     ] * 2
     assert values(tmp_path / "into") == {

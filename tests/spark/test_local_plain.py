@@ -195,11 +195,11 @@ def test_empty_tasks_and_batches_are_gathered(tmp_path: Path) -> None:
 def test_large_segments_are_sent_as_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = gathering.Shipment
+    original_shipment = gathering.Shipment
     monkeypatch.setattr(
         gathering,
         "Shipment",
-        lambda fs, into, txid: plain(fs, into, txid, carry_bytes=300),
+        lambda fs, into, txid: original_shipment(fs, into, txid, carry_bytes=300),
     )
     config = {"segment.bytes": 1000, "batch.size": 200}
     receipts = []
@@ -305,7 +305,7 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
     partitions = data.draw(st.integers(1, 2))
     config = data.draw(st.sampled_from([{}, {"segment.bytes": 900, "batch.size": 200}]))
     carry_bytes = data.draw(st.sampled_from([0, 400, 1 << 20]))
-    plain = shipping.Shipment
+    original_shipment = shipping.Shipment
     receipts_by_batch: dict[int, list[WriteReceipt]] = {}
     model: dict[int, list[bytes]] = {number: [] for number in range(partitions)}
     gathered_end = 0
@@ -313,7 +313,9 @@ def test_random_local_writes_are_gathered_exactly_once(data: st.DataObject) -> N
         patch.setattr(
             gathering,
             "Shipment",
-            lambda fs, into, txid: plain(fs, into, txid, carry_bytes=carry_bytes),
+            lambda fs, into, txid: original_shipment(
+                fs, into, txid, carry_bytes=carry_bytes
+            ),
         )
         rounds = data.draw(st.integers(1, 4))
         for batch in range(rounds):

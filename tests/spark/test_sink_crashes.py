@@ -64,10 +64,10 @@ def explore_power_cuts(
             stream.use(run)
         after = stream.content(disk)
         assert not disk.open_handles, f"still open: {disk.open_handles}"
-        damaged = [
+        damaged_files = [
             verdict for verdict in verify("/d", fs=disk) if verdict.status == "damaged"
         ]
-        assert not damaged, damaged
+        assert not damaged_files, damaged_files
         return RecoveredPartitions(before, after)
 
     def check(recovered: RecoveredPartitions, kind: Kind) -> None:

@@ -127,7 +127,7 @@ def test_temporary_view_is_read(spark: SparkSession, data: Path) -> None:
         "SELECT partition, count(*) AS n, max(offset) AS last FROM v GROUP BY partition"
     ).collect()
     assert {(row["partition"], row["n"], row["last"]) for row in rows} == {
-        (n, 1000, 999) for n in range(3)
+        (number, 1000, 999) for number in range(3)
     }
     spark.catalog.dropTempView("v")
 
@@ -236,8 +236,8 @@ def test_named_write_is_applied_once(spark: SparkSession, tmp_path: Path) -> Non
     path = str(tmp_path / "data")
     for version in (1, 1, 2):
         rows = spark.range(10).select(F.lit(f"{version}").alias("value"))
-        named = rows.write.format("logcore").mode("append").option("topic", "t")
-        named.option("txnAppId", "job").option("txnVersion", version).save(path)
+        writer = rows.write.format("logcore").mode("append").option("topic", "t")
+        writer.option("txnAppId", "job").option("txnVersion", version).save(path)
     rows_read = (
         load(spark, Path(path), subscribe="t").groupBy("value").count().collect()
     )

@@ -411,18 +411,18 @@ def test_P64_plan_does_not_change_with_later_appends(data: Path) -> None:
 
 
 def test_damage_is_reported_with_topic_offset_path_and_position(data: Path) -> None:
-    log = data / "orders-0" / f"{0:020d}.log"
-    raw = bytearray(log.read_bytes())
-    with logcore.open(data / "orders-0", read_only=True) as opened:
-        batch = list(opened.batches(0))[1]
+    segment_path = data / "orders-0" / f"{0:020d}.log"
+    raw = bytearray(segment_path.read_bytes())
+    with logcore.open(data / "orders-0", read_only=True) as log:
+        batch = list(log.batches(0))[1]
     raw[batch.position + 70] ^= 1
-    log.write_bytes(raw)
+    segment_path.write_bytes(raw)
     with pytest.raises(CorruptBatchError) as caught:
         rows_of(data, subscribe="orders")
     text = str(caught.value)
     for expected_text in (
         "topic orders partition 0",
-        str(log),
+        str(segment_path),
         f"position {batch.position}",
         "offset 5",
         "CRC",
@@ -661,9 +661,12 @@ def test_start_and_end_offsets_must_have_the_same_partitions() -> None:
 
 
 def test_path_option_selects_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def path(**given: str) -> str:
+    def path(**settings: str) -> str:
         return options.parse_read(
-            {"subscribe": "a", **{n.replace("_", "."): v for n, v in given.items()}}
+            {
+                "subscribe": "a",
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
         ).path
 
     servers = "kafka.bootstrap.servers"
@@ -1055,16 +1058,18 @@ def test_task_with_another_directory_at_the_path_fails(
     """
     path = directory_with(tmp_path / "data", b"right")
     other = directory_with(tmp_path / "other", b"wrong")
-    for entry in (path, other):
+    for directory_path in (path, other):
         removed_files = {
             "topic": ["meta.properties"],
             "none": ["meta.properties", "t-0/partition.metadata"],
         }
         for name in removed_files.get(ids, []):
-            (entry / name).unlink()
+            (directory_path / name).unlink()
         if ids == "topic":
-            number = "1" if entry == path else "2"
-            (entry / "meta.properties").write_text(f"version=0\ncluster.id={number}\n")
+            number = "1" if directory_path == path else "2"
+            (directory_path / "meta.properties").write_text(
+                f"version=0\ncluster.id={number}\n"
+            )
     task = planned(path, loss)
     assert task() == [b"right"] * 10
     shutil.move(path, tmp_path / "away")

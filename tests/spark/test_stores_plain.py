@@ -229,7 +229,7 @@ def test_missing_objects_are_errors(
     assert caught.value.path == URI
 
 
-def refusing(text: str) -> Any:
+def failing_store(text: str) -> Any:
     """Return a store that fails with an error text of pyarrow."""
 
     class Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
@@ -265,7 +265,9 @@ def test_errors_of_a_store_contain_no_secret(
         ),
     ):
         monkeypatch.setattr(
-            stores, "open_store", lambda url, text=text: (refusing(text), "bucket/logs")
+            stores,
+            "open_store",
+            lambda url, text=text: (failing_store(text), "bucket/logs"),
         )
         with pytest.raises(StorageReadError, match=message) as caught:
             rows(URI, subscribe="plain", **keys)

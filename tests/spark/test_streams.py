@@ -150,12 +150,12 @@ def test_watermark_join_and_deduplication(
     run(
         joined,
         tmp_path / "joined",
-        lambda row, _: pairs.extend(row.collect()),
+        lambda frame, _: pairs.extend(frame.collect()),
         "append",
     )
     assert sorted((row["partition"], row["offset"]) for row in pairs) == [
-        (0, n) for n in range(30)
-    ] + [(1, n) for n in range(20)]
+        (0, offset) for offset in range(30)
+    ] + [(1, offset) for offset in range(20)]
 
     unique: list[Any] = []
     distinct = keyed.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(
@@ -218,13 +218,13 @@ def test_updates_are_written_to_a_compacted_topic(
         directory.create_topic("totals", config={"cleanup.policy": "compact"})
 
     def sink(rows: Any, batch_id: int) -> None:
-        named = (
+        writer = (
             rows.write.format("logcore")
             .mode("append")
             .option("topic", "totals")
             .option("txnAppId", "totals")
         )
-        named.option("txnVersion", batch_id).save(str(data))
+        writer.option("txnVersion", batch_id).save(str(data))
 
     frame = stream(spark, data, startingOffsets="earliest", maxOffsetsPerTrigger=20)
     sums = frame.groupBy("key").agg(

@@ -137,12 +137,12 @@ class Query:
             for batch in remote.read(pickle.loads(pickle.dumps(input_partition))):
                 rows += [
                     (
-                        entry["topic"],
-                        entry["partition"],
-                        entry["offset"],
-                        entry["value"],
+                        row["topic"],
+                        row["partition"],
+                        row["offset"],
+                        row["value"],
                     )
-                    for entry in batch.to_pylist()
+                    for row in batch.to_pylist()
                 ]
         return rows
 
@@ -539,9 +539,9 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(data: Path) -> 
     )
 
 
-def check_loss(query: Query, loses: Callable[[], None], match: str) -> None:
+def check_loss(query: Query, cause_loss: Callable[[], None], match: str) -> None:
     """Check that a loss ends the query, unless an option accepts the loss."""
-    loses()
+    cause_loss()
     with pytest.raises(DataLossError, match=match):
         query.trigger()
     query.options = {**query.options, "failOnDataLoss": "false"}
@@ -554,14 +554,14 @@ def test_records_deleted_before_they_were_read_are_a_loss(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
 
-    def loses() -> None:
+    def cause_loss() -> None:
         append(data, "orders", 0, 20)
         with logcore.open_dir(data) as directory:
             directory.partition("orders", 0).delete_records(40)
 
     check_loss(
         query,
-        loses,
+        cause_loss,
         "topic orders partition 0: the log begins at 40, and offset 30 is the next",
     )
     assert query.rows == expected((0, 0, 30), (1, 0, 20), (0, 40, 50))
@@ -571,13 +571,13 @@ def test_log_that_ends_below_the_read_offset_is_a_loss(data: Path) -> None:
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
 
-    def loses() -> None:
+    def cause_loss() -> None:
         with logcore.open_dir(data) as directory:
             directory.delete_topic("orders")
             directory.create_topic("orders", partitions=2)
         append(data, "orders", 0, 5)
 
-    check_loss(query, loses, "topic orders partition [01]: .*made again")
+    check_loss(query, cause_loss, "topic orders partition [01]: .*made again")
     assert query.rows[50:] == expected((0, 0, 5))
 
 
@@ -628,14 +628,14 @@ def test_deleted_partition_is_a_loss(data: Path) -> None:
     query = Query(data, subscribe="orders,other", startingOffsets="earliest")
     query.trigger()
 
-    def loses() -> None:
+    def cause_loss() -> None:
         with logcore.open_dir(data) as directory:
             directory.delete_topic("other")
         append(data, "orders", 1, 1)
 
     check_loss(
         query,
-        loses,
+        cause_loss,
         "topic other partition 0: the partition was deleted; offset 3 was reached",
     )
     assert query.rows[-1:] == expected((1, 20, 21))
@@ -645,7 +645,7 @@ def test_added_partition_without_its_first_records_is_a_loss(data: Path) -> None
     query = Query(data, subscribe="orders", startingOffsets="earliest")
     query.trigger()
 
-    def loses() -> None:
+    def cause_loss() -> None:
         with logcore.open_dir(data) as directory:
             directory.add_partitions("orders", 3)
         append(data, "orders", 2, 5)
@@ -654,7 +654,7 @@ def test_added_partition_without_its_first_records_is_a_loss(data: Path) -> None
 
     check_loss(
         query,
-        loses,
+        cause_loss,
         "partition 2: the partition was added, and its log begins at 2, not at 0",
     )
     assert query.rows[50:] == expected((2, 2, 5))

@@ -45,8 +45,8 @@ def copy(tmp_path: Path) -> Iterator[LogDir]:
 
 @pytest.fixture
 def source(kafka: Kafka) -> Iterator[Source]:
-    with Source(kafka.bootstrap_servers) as opened:
-        yield opened
+    with Source(kafka.bootstrap_servers) as source:
+        yield source
 
 
 def stored(logdir: LogDir, topic: str, number: int = 0) -> bytes:
@@ -417,13 +417,13 @@ def test_follower_waits_if_the_peer_is_not_a_broker(
                 peer.recv(1_000)
                 peer.sendall(response)
 
-        peer = threading.Thread(target=serve)
-        peer.start()
+        thread = threading.Thread(target=serve)
+        thread.start()
         with Source(f"127.0.0.1:{server.getsockname()[1]}") as source:
             follower = Follower(copy, source, topics=["t"])
             follower.step()
             assert follower.metrics().state == "waiting"
-        peer.join()
+        thread.join()
 
 
 def test_request_without_a_response_is_not_sent_after_the_close() -> None:
