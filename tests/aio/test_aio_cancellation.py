@@ -24,7 +24,7 @@ from support.cancelling import at_each_await, cancelled
 
 #: A scenario with a directory. It checks the result, and returns whether the call was
 #: cancelled.
-Trial = Callable[
+Scenario = Callable[
     [aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]],
     Awaitable[bool],
 ]
@@ -39,7 +39,7 @@ async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
         yield data
 
 
-def explore(path: Path, scenario: Trial) -> int:
+def explore(path: Path, scenario: Scenario) -> int:
     """Run trials, and return the number of awaits at which the call was cancelled."""
 
     async def trial_at(nth: int, after_the_future: bool) -> bool:

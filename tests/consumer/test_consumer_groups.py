@@ -479,7 +479,7 @@ def test_result_of_a_custom_assignor_is_checked() -> None:
             poll_all(members)
 
 
-class Weighted:
+class WeightedAssignor:
     """Assigns all partitions to the member with the largest user data."""
 
     name = "weighted"
@@ -513,8 +513,8 @@ def test_assignor_gets_user_data_and_its_assignment() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
         data.create_topic("t", 2)
-        light = Weighted(b"1")
-        heavy = Weighted(b"2")
+        light = WeightedAssignor(b"1")
+        heavy = WeightedAssignor(b"2")
         (first,) = consumers(data, 1, assignors=[light])
         (second,) = consumers(data, 1, assignors=[heavy])
         poll_all([first, second])
@@ -522,7 +522,9 @@ def test_assignor_gets_user_data_and_its_assignment() -> None:
         assert light.assignments[-1][0] == []
         assert heavy.assignments[-1] == ([0, 1], light.assignments[-1][1])
         assert first.metrics().rebalances == len(light.assignments)
-        (consumer_with_invalid_data,) = consumers(data, 1, assignors=[Weighted("text")])
+        (consumer_with_invalid_data,) = consumers(
+            data, 1, assignors=[WeightedAssignor("text")]
+        )
         with pytest.raises(
             InvalidConfigError,
             match=r"subscription_user_data\(\).*'weighted'.*bytes or None.*'text'",

@@ -25,7 +25,7 @@ RECIPES: dict[str, Any] = runpy.run_path(str(EXAMPLE))["RECIPES"]
 TABLES: str = runpy.run_path(str(EXAMPLE))["TABLES"]
 COUNT = 20
 #: How often a row may exist after a kill and a second run.
-ALLOWED = {
+ALLOWED_COUNTS = {
     "at_most_once": {0, 1},
     "at_least_once": {1, 2},
     "upserted": {1},
@@ -102,7 +102,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ALLOWED)
+@pytest.mark.parametrize("recipe", ALLOWED_COUNTS)
 @pytest.mark.parametrize("interval", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_kill_at_each_change_keeps_the_delivery_guarantee(
     folder: Path, recipe: str, interval: int
@@ -120,12 +120,14 @@ def test_kill_at_each_change_keeps_the_delivery_guarantee(
         run(path, recipe, None)
         counts_by_value = stored(path, recipe)
         observed = Counter(counts_by_value[b"%d" % number] for number in range(COUNT))
-        assert set(observed) <= ALLOWED[recipe], (
+        assert set(observed) <= ALLOWED_COUNTS[recipe], (
             f"killed at change {change}: {counts_by_value}"
         )
         all_observed += observed
     if interval == 1:
-        assert set(all_observed) == ALLOWED[recipe], "each permitted count was observed"
+        assert set(all_observed) == ALLOWED_COUNTS[recipe], (
+            "each permitted count was observed"
+        )
 
 
 def test_change_of_owner_is_detected(folder: Path) -> None:

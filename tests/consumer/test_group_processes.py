@@ -208,7 +208,7 @@ class Ledger:
         self._observer.close()
 
 
-def disturb(path: Path, seed: int, rounds: int) -> None:
+def run_with_disturbances(path: Path, seed: int, rounds: int) -> None:
     rng = random.Random(seed)
     with logcore.open_dir(path, create=True, shared=True) as data:
         data.create_topic("t", partitions=PARTITIONS)
@@ -234,7 +234,7 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
                 for worker in workers:
                     ledger.add_lines(worker, worker.read_lines())
                 ledger.check_committed()
-            settle(ledger, workers)
+            wait_until_stable(ledger, workers)
         finally:
             for worker in workers:
                 ledger.add_lines(worker, worker.end())
@@ -247,7 +247,7 @@ def disturb(path: Path, seed: int, rounds: int) -> None:
         ledger.close()
 
 
-def settle(ledger: Ledger, workers: list[Worker]) -> None:
+def wait_until_stable(ledger: Ledger, workers: list[Worker]) -> None:
     """Wait until all records are processed and all partitions are divided among the
     remaining members.
     """
@@ -278,4 +278,4 @@ def test_group_with_killed_and_stopped_processes_loses_no_record(
     tmp_path: Path, rounds: int
 ) -> None:
     print(f"seed {SEED}")
-    disturb(tmp_path / "data", SEED, rounds)
+    run_with_disturbances(tmp_path / "data", SEED, rounds)

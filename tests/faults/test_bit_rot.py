@@ -284,9 +284,9 @@ def compare(
 
 
 #: Kafka's checkpoint of the log start has no CRC. Its rot may have a visible effect.
-EXEMPT = (checkpoint.LOG_START,)
+UNPROTECTED_FILES = (checkpoint.LOG_START,)
 #: Number of flips in single batches for each opening of a log.
-SHARE = 800
+FLIPS_PER_OPENING = 800
 
 
 def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
@@ -294,7 +294,7 @@ def flips(files: Files, count: int) -> Iterator[tuple[str, int]]:
     header_bits = []
     other_bits = []
     for path, data in files.items():
-        if os.path.basename(path) not in EXEMPT:
+        if os.path.basename(path) not in UNPROTECTED_FILES:
             bits_of_headers = (
                 {
                     bit
@@ -320,7 +320,7 @@ def large_damages(files: Files, count: int) -> Iterator[tuple[str, Files]]:
     truncated, missing, or replaced by the content of another file.
     """
     rng = random.Random(SEED)
-    paths = [path for path in files if os.path.basename(path) not in EXEMPT]
+    paths = [path for path in files if os.path.basename(path) not in UNPROTECTED_FILES]
     logs = [path for path in files if path.endswith(".log")]
     for path in paths:
         yield (
@@ -377,7 +377,11 @@ def flipped_bits(files: Files, count: int) -> Iterator[tuple[str, Files]]:
     ],
 )
 @pytest.mark.parametrize(
-    "count", [FLIPS // SHARE, pytest.param(MANY // SHARE, marks=pytest.mark.slow)]
+    "count",
+    [
+        FLIPS // FLIPS_PER_OPENING,
+        pytest.param(MANY // FLIPS_PER_OPENING, marks=pytest.mark.slow),
+    ],
 )
 def test_damage_of_a_log_of_logcore_is_detected(
     make_queries: Any, damages: Any, read_only: bool, count: int
@@ -555,7 +559,7 @@ def test_damage_of_a_log_of_kafka_changes_no_value(
     files = kafka_files(name)
     sound = query_results(files, full_reads, read_only=read_only)
     known_values = {record[1:] for record in sound["read"]}
-    for description, changed_files in damages(files, FLIPS // SHARE // 2):
+    for description, changed_files in damages(files, FLIPS // FLIPS_PER_OPENING // 2):
         try:
             results = query_results(changed_files, full_reads, read_only=read_only)
         except logcore.LogcoreError:

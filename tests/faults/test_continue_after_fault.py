@@ -34,7 +34,7 @@ from support.fault_scenarios import (
 from support.staged import PARTITIONS, SMALL, create, publish, rows, values
 
 PATH = Path("/srv/data")
-ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
+SLOW_MARKS = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 class StagedWrite:
@@ -156,7 +156,9 @@ TWO_PROCESSES: dict[str, Callable[[Names], Scenario]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("step", "crashes"), [(43, 3), pytest.param(1, 30, marks=ALL)])
+@pytest.mark.parametrize(
+    ("step", "crashes"), [(43, 3), pytest.param(1, 30, marks=SLOW_MARKS)]
+)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_program_continues_after_a_failing_call_and_keeps_its_records(
     name: str, step: int, crashes: int
@@ -166,7 +168,7 @@ def test_program_continues_after_a_failing_call_and_keeps_its_records(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("step", "crashes"), [(307, 2), pytest.param(1, 10, marks=ALL)]
+    ("step", "crashes"), [(307, 2), pytest.param(1, 10, marks=SLOW_MARKS)]
 )
 @pytest.mark.parametrize("name", TWO_PROCESSES)
 def test_two_processes_continue_after_a_failing_call_of_one(

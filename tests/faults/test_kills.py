@@ -51,7 +51,7 @@ SECONDS = float(os.environ.get("LOGCORE_KILL_SECONDS", "3000"))
 
 
 @pytest.fixture
-def ram(tmp_path: Path) -> Iterator[Path]:
+def ram_directory(tmp_path: Path) -> Iterator[Path]:
     """Yield a directory in memory, if the system has one. A kill loses nothing of the
     page cache, so that the tests need no disk.
     """
@@ -196,10 +196,12 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
 
 
 @pytest.mark.long
-def test_kills_at_each_kind_of_place_lose_no_acknowledged_record(ram: Path) -> None:
+def test_kills_at_each_kind_of_place_lose_no_acknowledged_record(
+    ram_directory: Path,
+) -> None:
     """Kill at each distinct kind of place first, and then at random places."""
     count = int(os.environ.get("LOGCORE_KILLS", "18"))
-    campaign = Campaign(ram)
+    campaign = Campaign(ram_directory)
     rng = random.Random(SEED)
     of_new_kinds: list[tuple[Scenario, Strike, Site]] = []
     of_known_kinds: list[tuple[Scenario, Strike, Site]] = []
@@ -223,9 +225,11 @@ def test_kills_at_each_kind_of_place_lose_no_acknowledged_record(ram: Path) -> N
 
 
 @pytest.mark.slow
-def test_hundred_thousand_kills_lose_no_acknowledged_record(ram: Path) -> None:
+def test_hundred_thousand_kills_lose_no_acknowledged_record(
+    ram_directory: Path,
+) -> None:
     count = int(os.environ.get("LOGCORE_KILLS", "100000"))
-    campaign = Campaign(ram)
+    campaign = Campaign(ram_directory)
     start_s = time.monotonic()
     seed = SEED
     while campaign.kills < count and time.monotonic() - start_s < SECONDS:
@@ -289,13 +293,13 @@ def save_topics_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_kills_reveal_a_seeded_bug(
-    ram: Path, workload: str, seed_bug: Any, monkeypatch: pytest.MonkeyPatch
+    ram_directory: Path, workload: str, seed_bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check of the tests: each bug has an effect only after a crash, and a kill must
     reveal it.
     """
     seed_bug(monkeypatch)
-    campaign = Campaign(ram)
+    campaign = Campaign(ram_directory)
     scenario = Scenario(WORKLOADS[workload], "os", SEED)
     with pytest.raises((AssertionError, logcore.LogcoreError)) as caught:
         # The middle of the run comes early in this order.
@@ -373,11 +377,11 @@ def calls_of(workload: str, durability: str, seed: int) -> list[Call]:
 
 
 @pytest.fixture
-def strace(ram: Path) -> Path:
+def strace(ram_directory: Path) -> Path:
     if shutil.which("strace") is None:
         pytest.skip("needs strace (Debian: apt install strace)")
     result = subprocess.run(
-        ["strace", "-o", ram / "probe", "true"],
+        ["strace", "-o", ram_directory / "probe", "true"],
         capture_output=True,
         text=True,
         check=False,
@@ -386,7 +390,7 @@ def strace(ram: Path) -> Path:
         pytest.skip(
             f"strace may not trace here: {result.stderr.strip().splitlines()[:1]}"
         )
-    return ram
+    return ram_directory
 
 
 def inject(

@@ -433,7 +433,7 @@ def test_group_moves_from_kafka_to_netshim_and_back(tmp_path: Path) -> None:
 
 # -- from one protocol to the other while the group runs -------------------------------
 
-WANTS = subscription_value(Subscription(("t",)))
+SUBSCRIPTION = subscription_value(Subscription(("t",)))
 
 
 class ClassicMember:
@@ -456,7 +456,7 @@ class ClassicMember:
                 rebalance_timeout_ms=60_000,
                 member_id=self.member_id,
                 protocol_type="consumer",
-                protocols=[request_type.Protocol(name="range", metadata=WANTS)],
+                protocols=[request_type.Protocol(name="range", metadata=SUBSCRIPTION)],
             )
             response = self.client.ask(wire.JOIN_GROUP, 7, request)
             self.member_id = response.member_id or self.member_id

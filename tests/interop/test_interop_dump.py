@@ -19,9 +19,9 @@ from support.kafka_jvm import Storage
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 admin = pytest.importorskip("confluent_kafka.admin")
 
-FIRST = f"{0:020}.log"
+FIRST_SEGMENT = f"{0:020}.log"
 #: Settings with which the quorum writes snapshots, and stores access control lists.
-MORE = {
+BROKER_SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
     "metadata.log.max.record.bytes.between.snapshots": 2_000,
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transactions.
     """
     path = tmp_path_factory.mktemp("kafka")
-    with kafka_jvm.Broker(path, more=MORE) as broker:
+    with kafka_jvm.Broker(path, more=BROKER_SETTINGS) as broker:
         change_settings(broker.address)
         produce_and_consume(SimpleNamespace(bootstrap_servers=broker.address))
         until(lambda: snapshots(path), "the quorum writes a snapshot")
@@ -152,7 +152,7 @@ def decoded_by_logcore(path: Path) -> dict[int, Any]:
 def test_dump_of_cluster_metadata_equals_the_output_of_kafka(
     folder: Path, kafka: Storage
 ) -> None:
-    log = folder / "meta" / "__cluster_metadata-0" / FIRST
+    log = folder / "meta" / "__cluster_metadata-0" / FIRST_SEGMENT
     record_names = set()
     for path in (log, *snapshots(folder)):
         expected = decoded_by_kafka(kafka, path, "--cluster-metadata-decoder")
@@ -192,7 +192,7 @@ def test_first_records_of_a_quorum_are_dumped(folder: Path) -> None:
 def test_dump_of_transactions_equals_the_output_of_kafka(
     folder: Path, kafka: Storage
 ) -> None:
-    path = folder / "data" / "__transaction_state-0" / FIRST
+    path = folder / "data" / "__transaction_state-0" / FIRST_SEGMENT
     expected = decoded_by_kafka(kafka, path, "--transaction-log-decoder")
     decoded = decoded_by_logcore(path)
     assert decoded.keys() == expected.keys()
@@ -225,7 +225,7 @@ def test_dump_of_transactions_equals_the_output_of_kafka(
 def test_dump_of_groups_equals_the_output_of_kafka(
     folder: Path, kafka: Storage
 ) -> None:
-    path = folder / "data" / "__consumer_offsets-0" / FIRST
+    path = folder / "data" / "__consumer_offsets-0" / FIRST_SEGMENT
     expected = decoded_by_kafka(kafka, path, "--offsets-decoder")
     decoded = decoded_by_logcore(path)
     assert decoded.keys() == expected.keys()

@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 SECONDS = float(os.environ.get("LOGCORE_CLUSTER_SECONDS", "60"))
 SEED = int(os.environ.get("LOGCORE_CLUSTER_SEED", "1"))
 SESSION_S = FAST["broker_session_timeout_ms"] / 1_000
-ZOO = "zoo"
+ZOOKEEPER_MACHINE = "zoo"
 NUMBERS = (1, 2, 3)
 #: A leader without a registry keeps its clients until a request times out.
 PATIENT_SETTINGS = {"request.timeout.ms": 3_000}
@@ -120,8 +120,8 @@ class LoadedCluster:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
-        network = stack.enter_context(Network(ZOO, *map(name, NUMBERS)))
-        machine = network.machines[ZOO]
+        network = stack.enter_context(Network(ZOOKEEPER_MACHINE, *map(name, NUMBERS)))
+        machine = network.machines[ZOOKEEPER_MACHINE]
         zookeeper = stack.enter_context(
             ZooKeeper(
                 tmp_path_factory.mktemp("zookeeper") / "1",
@@ -222,9 +222,9 @@ def test_leader_without_zookeeper_is_replaced(
     """Clients and the other brokers still reach the leader."""
     leader = loaded.leader()
     if direction != "from ZooKeeper":
-        loaded.network.cut(name(leader), ZOO)
+        loaded.network.cut(name(leader), ZOOKEEPER_MACHINE)
     if direction != "to ZooKeeper":
-        loaded.network.cut(ZOO, name(leader))
+        loaded.network.cut(ZOOKEEPER_MACHINE, name(leader))
     loaded.until_led_by_another(leader)
     loaded.load.until_more()
     loaded.network.heal()
@@ -428,7 +428,7 @@ def serve(site: Site, path: Path, number: int, registry: str, *more: str) -> str
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
+def idle_cluster(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """Start a cluster whose brokers no test stops."""
@@ -437,21 +437,21 @@ def undisturbed(
 
 
 def test_used_broker_number_is_refused_with_its_address(
-    site: Site, undisturbed: Cluster, tmp_path: Path
+    site: Site, idle_cluster: Cluster, tmp_path: Path
 ) -> None:
     registry = f"zk://{site.zookeeper.server}/calm"
     options = ("--broker-session-timeout-ms", "1000")
     output = serve(site, tmp_path / "1", 1, registry, *options)
     assert "another broker has the number 1" in output
-    assert f"{undisturbed.host(1)}:{undisturbed.ports[1]}" in output
+    assert f"{idle_cluster.host(1)}:{idle_cluster.ports[1]}" in output
 
 
 def test_directory_of_another_cluster_is_refused(
-    site: Site, undisturbed: Cluster, tmp_path: Path
+    site: Site, idle_cluster: Cluster, tmp_path: Path
 ) -> None:
     other = tmp_path / "cluster"
     other.mkdir()
-    properties = undisturbed.path / "1" / "meta.properties"
+    properties = idle_cluster.path / "1" / "meta.properties"
     (other / "meta.properties").write_text(properties.read_text())
     registry = f"zk://{site.zookeeper.server}/other"
     assert "another cluster.id" in serve(site, other, 1, registry)
@@ -489,10 +489,10 @@ def test_listener_on_all_networks_needs_an_advertised_address(
 
 
 def test_partition_with_damaged_state_is_offline_and_others_continue(
-    site: Site, undisturbed: Cluster
+    site: Site, idle_cluster: Cluster
 ) -> None:
-    undisturbed.create("good")
-    undisturbed.create("bad")
+    idle_cluster.create("good")
+    idle_cluster.create("bad")
     partition = f"{registry_nodes.partitions_path('bad')}/0"
 
     def write(registry: Registry, path: str, state: bytes) -> None:
@@ -512,28 +512,28 @@ def test_partition_with_damaged_state_is_offline_and_others_continue(
         path = f"{partition}/{topic_id}"
         before = registry.get(path).value
         write(registry, path, before[:20])
-        leader = undisturbed.partition("good").leader_id
-        load = Load(undisturbed, "good")
-        until(lambda: "bad-0 is offline" in undisturbed.log(leader), "the report")
-        assert path in undisturbed.log(leader)
+        leader = idle_cluster.partition("good").leader_id
+        load = Load(idle_cluster, "good")
+        until(lambda: "bad-0 is offline" in idle_cluster.log(leader), "the report")
+        assert path in idle_cluster.log(leader)
         load.until_more()
         load.end()
         write(registry, path, before)
-    undisturbed.until_in_sync("bad", 3)
+    idle_cluster.until_in_sync("bad", 3)
 
 
 def test_topics_are_created_by_any_broker_and_deleted(
-    site: Site, undisturbed: Cluster
+    site: Site, idle_cluster: Cluster
 ) -> None:
-    undisturbed.create("short", 4)
+    idle_cluster.create("short", 4)
     for index in range(4):
-        undisturbed.until_in_sync("short", 3, index)
+        idle_cluster.until_in_sync("short", 3, index)
     request = wire.DELETE_TOPICS.Request(topic_names=["short"], timeout_ms=30_000)
     api = wire.DELETE_TOPICS
-    (deleted,) = undisturbed.ask(2, api, request, max_version=5).responses
+    (deleted,) = idle_cluster.ask(2, api, request, max_version=5).responses
     assert deleted.error_code == codes.NONE
     for number in NUMBERS:
-        folder = undisturbed.path / str(number) / "short-0"
+        folder = idle_cluster.path / str(number) / "short-0"
         until(lambda folder=folder: not folder.exists(), f"{folder} is deleted")
 
 
@@ -569,9 +569,9 @@ def fail(loaded: LoadedCluster, rng: random.Random) -> str:
         if failure == "isolate":
             network.isolate(name(number))
         elif failure == "no ZooKeeper":
-            network.cut_both(name(number), ZOO)
+            network.cut_both(name(number), ZOOKEEPER_MACHINE)
         else:
-            ends = [ZOO, *map(name, NUMBERS), TESTS]
+            ends = [ZOOKEEPER_MACHINE, *map(name, NUMBERS), TESTS]
             source, target = rng.sample(ends, 2)
             network.cut(source, target)
             failure = f"one way {source} to {target}"

@@ -64,7 +64,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 #: An old kafka-python: the packages of its environment. All of these send Fetch version 4.
-OLD = {
+OLD_VERSIONS = {
     "1.4.7": [
         "kafka-python==1.4.7",
         "zstandard",
@@ -81,7 +81,7 @@ OLD = {
         "setuptools<81",
     ],
 }
-READ = """
+READ_PROGRAM = """
 import sys
 from kafka import KafkaConsumer, TopicPartition
 consumer = KafkaConsumer(bootstrap_servers=sys.argv[1], auto_offset_reset="earliest", consumer_timeout_ms=300_000)
@@ -97,7 +97,7 @@ for record in consumer:
 @pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="these versions need a Python below 3.12"
 )
-@pytest.mark.parametrize("version", OLD)
+@pytest.mark.parametrize("version", OLD_VERSIONS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_old_kafka_python_reads_batches_of_each_codec(
     broker: Broker, version: str, codec: str
@@ -108,8 +108,15 @@ def test_old_kafka_python_reads_batches_of_each_codec(
     """
     if codec == "zstd" and version.startswith("1."):
         pytest.skip("kafka-python 1.4 cannot read zstd")
-    python = environment(f"kafka-python-{version}-codecs", *OLD[version])
-    command = [python, "-c", READ, broker.address, f"logcore-{codec}", f"{COUNT}"]
+    python = environment(f"kafka-python-{version}-codecs", *OLD_VERSIONS[version])
+    command = [
+        python,
+        "-c",
+        READ_PROGRAM,
+        broker.address,
+        f"logcore-{codec}",
+        f"{COUNT}",
+    ]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

@@ -182,7 +182,7 @@ def stored(server: Server) -> Counter[bytes]:
         )
 
 
-ONCE = Counter(b"%d" % number for number in range(COUNT))
+EACH_ROW_ONCE = Counter(b"%d" % number for number in range(COUNT))
 
 
 def test_kill_at_each_step_stores_each_row_once(
@@ -190,7 +190,7 @@ def test_kill_at_each_step_stores_each_row_once(
 ) -> None:
     shutil.copytree(data, tmp_path / "calm")
     steps = run(server, tmp_path / "calm", None)
-    assert stored(server) == ONCE
+    assert stored(server) == EACH_ROW_ONCE
     partial_count = 0
     for number in range(steps):
         path = tmp_path / str(number)
@@ -200,7 +200,7 @@ def test_kill_at_each_step_stores_each_row_once(
         assert run(server, path, Strike(number)) == -1, f"step {number} of {steps}"
         partial_count += 0 < stored(server).total() < COUNT
         run(server, path, None)
-        assert stored(server) == ONCE, f"killed at step {number} of {steps}"
+        assert stored(server) == EACH_ROW_ONCE, f"killed at step {number} of {steps}"
         shutil.rmtree(path)
     assert partial_count, "some kills must be between two transactions"
 
@@ -229,7 +229,7 @@ def test_database_crash_between_rows_and_commit_stores_each_row_once(
         assert stored(server) == Counter()
         with psycopg.connect(server.connection, autocommit=True) as database_:
             RECIPE["exactly_once"](directory, database_)
-    assert stored(server) == ONCE
+    assert stored(server) == EACH_ROW_ONCE
 
 
 def test_suspended_worker_stores_no_row_twice(server: Server, data: Path) -> None:
@@ -249,7 +249,7 @@ def test_suspended_worker_stores_no_row_twice(server: Server, data: Path) -> Non
         with pytest.raises(RuntimeError, match="another owner"), first.transaction():
             first.execute(RECIPE["INSERT"], ("orders", 0, 0, b"0"))
             late_callback.move(next(iter(consumer.assignment())), 7)
-    assert stored(server) == ONCE
+    assert stored(server) == EACH_ROW_ONCE
 
 
 def test_two_workers_divide_the_partitions_and_store_each_row_once(
@@ -262,4 +262,4 @@ def test_two_workers_divide_the_partitions_and_store_each_row_once(
         assert worker.returncode == 0 or b"another owner" in reported, reported.decode()
     # Files of a worker that ended before the other worker joined.
     subprocess.run(command, check=True, timeout=60)
-    assert stored(server) == ONCE
+    assert stored(server) == EACH_ROW_ONCE

@@ -371,7 +371,7 @@ CLIENTS: Final[dict[str, Callable[[Login], list[str]]]] = {
     "kcat": kcat,
 }
 #: Debian's librdkafka has no callback for tokens that kcat could set.
-CELLS: Final = [
+COMBINATIONS: Final = [
     (client, method)
     for client in CLIENTS
     for method in METHODS
@@ -445,7 +445,7 @@ def login_of(
     )
 
 
-@pytest.mark.parametrize(("client", "method"), CELLS)
+@pytest.mark.parametrize(("client", "method"), COMBINATIONS)
 def test_client_writes_and_reads(
     broker: SecuredKafka,
     login_by: Callable[[str, str], Login],
@@ -470,7 +470,7 @@ ERRORS: Final = {
 }
 PASSWORD_CELLS: Final = [
     (client, method)
-    for client, method in CELLS
+    for client, method in COMBINATIONS
     if method not in ("OAUTHBEARER", MUTUAL_TLS)
 ]
 

@@ -54,7 +54,7 @@ def admin(broker: Broker) -> Iterator[Any]:
         client.delete_topics([TOPIC])[TOPIC].result(30)
 
 
-def make(admin: Any, config: dict[str, str] | None = None) -> None:
+def create_topic(admin: Any, config: dict[str, str] | None = None) -> None:
     # Without retention, because the timestamps of the records are old.
     config = {"retention.ms": "-1", **(config or {})}
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, config=config)])[TOPIC].result(30)
@@ -102,7 +102,7 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
 def test_killed_forwarder_loses_no_record(
     tmp_path: Path, broker: Broker, admin: Any, guarantee: str
 ) -> None:
-    make(admin)
+    create_topic(admin)
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
         data.create_topic(TOPIC, PARTITIONS)
         logs = [data.partition(TOPIC, number) for number in range(PARTITIONS)]
@@ -130,7 +130,7 @@ def test_killed_mirror_copies_each_record_to_its_offset(
     """The mirrored partition contains committed and aborted transactions, whose markers
     have offsets.
     """
-    make(admin)
+    create_topic(admin)
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": broker.address, "transactional.id": f"source-{kind}"}
     )
@@ -193,7 +193,7 @@ def test_records_that_kafka_refuses_are_reported_and_remain(
                 ),
             ):
                 forwarder.run()
-            make(admin, {"max.message.bytes": "1000"})
+            create_topic(admin, {"max.message.bytes": "1000"})
             with (
                 Forwarder(data, cluster, **options) as forwarder,
                 pytest.raises(
@@ -214,7 +214,7 @@ def test_records_that_kafka_refuses_are_reported_and_remain(
 def test_topic_that_kafka_recreated_is_detected(
     tmp_path: Path, broker: Broker, admin: Any
 ) -> None:
-    make(admin)
+    create_topic(admin)
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.address})
 
     def produce(count: int) -> None:
@@ -248,7 +248,7 @@ def test_topic_that_kafka_recreated_is_detected(
                 ):
                     mirror.run(until_end=True)
         admin.delete_topics([TOPIC])[TOPIC].result(30)
-        make(admin)
+        create_topic(admin)
         with (
             Mirror(copy, cluster, topics=[TOPIC], on_divergence="truncate") as mirror,
             pytest.raises(DivergedError, match="was deleted and created again"),

@@ -468,7 +468,9 @@ def test_reader_from_the_start_ends_with_the_final_state() -> None:
             }
 
 
-def test_reader_of_another_log_object_continues_across_a_round(tmp_path: Path) -> None:
+def test_reader_of_another_log_object_continues_across_a_compaction(
+    tmp_path: Path,
+) -> None:
     with logcore.open(
         tmp_path / "t-0", create=True, config=COMPACT, durability="os"
     ) as log:

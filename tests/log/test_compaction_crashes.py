@@ -293,8 +293,10 @@ FIRST_FAILING = {errno.EIO: 1, errno.ENOSPC: 2, errno.EMFILE: 3}
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", FIRST_FAILING)
-def test_error_at_each_operation_of_a_round(number: int, step: int) -> None:
+@pytest.mark.parametrize("code", FIRST_FAILING)
+def test_error_at_each_operation_of_a_compaction_loses_no_record(
+    code: int, step: int
+) -> None:
     """The log continues, or it refuses appends until it is reopened. In both cases no
     record is lost.
     """
@@ -306,10 +308,10 @@ def test_error_at_each_operation_of_a_round(number: int, step: int) -> None:
             expected[b"k%d" % (index % 4)] = b"%d" % index * 8
         log.roll()
     files = disk.files()
-    for count in range(min(step, FIRST_FAILING[number]), 800, step):
+    for nth in range(min(step, FIRST_FAILING[code]), 800, step):
         disk = SimulatedDisk(files)
         log = open_log(disk)
-        disk.faults = FaultPlan(Fault("*", number, at=count))
+        disk.faults = FaultPlan(Fault("*", code, at=nth))
         try:
             clean(log, force=True)
         except logcore.LogcoreError:
@@ -325,7 +327,7 @@ def test_error_at_each_operation_of_a_round(number: int, step: int) -> None:
             state = {key: value for _, key, value in pairs(log)}
             assert {**state, b"k0": expected[b"k0"]} == expected
         if not reached:
-            print(f"{count // step} failures of single operations in a round")
+            print(f"{nth // step} failures of single operations in a compaction")
             return
     raise AssertionError("the round has more operations than were tried")
 

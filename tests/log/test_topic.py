@@ -339,7 +339,7 @@ def test_tail_raises_after_a_truncation_before_the_log_has_grown(
                 next(tail)
 
 
-WRITE = """
+WRITE_PROGRAM = """
 import sys, logcore
 with logcore.open_dir(sys.argv[1]) as directory:
     print(flush=True)
@@ -352,7 +352,7 @@ def test_tail_wakes_for_another_process(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path, create=True) as directory:
         directory.create_topic("orders", partitions=3)
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITE, str(tmp_path)],
+        [sys.executable, "-c", WRITE_PROGRAM, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

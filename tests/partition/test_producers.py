@@ -339,7 +339,7 @@ def test_failed_append_is_not_a_duplicate(
     with logcore.open(tmp_path / "t-0", create=True) as log:
         log.append_batch(batch(0))
         with monkeypatch.context() as patch:
-            patch.setattr(log.host.writer, "store_locked", _full)
+            patch.setattr(log.host.writer, "store_locked", _raise_disk_full)
             with pytest.raises(logcore.DiskFullError):
                 log.append_batch(batch(1))
         assert log.append_batch(batch(1)).offset == 1
@@ -347,7 +347,7 @@ def test_failed_append_is_not_a_duplicate(
         assert log.log_end_offset == 2
 
 
-def _full(*_: Any) -> None:
+def _raise_disk_full(*_: Any) -> None:
     raise logcore.DiskFullError("no space")
 
 

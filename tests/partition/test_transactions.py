@@ -38,7 +38,7 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
     return bytes(raw)
 
 
-STORY = [
+MIXED_BATCHES = [
     data(0, b"committed", 1),
     data(1, b"aborted", 2),
     marker(2, 1, commit=True),
@@ -63,7 +63,7 @@ def committed(log: logcore.Log) -> list[bytes | None]:
 def test_P52_read_committed_skips_aborted_and_open_transactions(
     partition: Path,
 ) -> None:
-    with logcore.open(partition_of(partition, STORY), read_only=True) as log:
+    with logcore.open(partition_of(partition, MIXED_BATCHES), read_only=True) as log:
         assert log.last_stable_offset == 7
         assert committed(log) == [b"committed", b"committed too", b"plain"]
         assert [record.offset for record in log.read(0)] == [0, 1, 4, 6, 7]
@@ -73,7 +73,7 @@ def test_P52_read_committed_skips_aborted_and_open_transactions(
 def test_failed_read_of_a_marker_does_not_turn_aborted_into_committed(
     partition: Path, nth: int
 ) -> None:
-    partition_of(partition, STORY)
+    partition_of(partition, MIXED_BATCHES)
     disk = SimulatedDisk(
         {f"/t-0/{file.name}": file.read_bytes() for file in partition.iterdir()}
     )
@@ -88,7 +88,7 @@ def test_failed_read_of_a_marker_does_not_turn_aborted_into_committed(
 
 
 def test_damaged_marker_is_an_error(partition: Path) -> None:
-    batches = [*STORY]
+    batches = [*MIXED_BATCHES]
     batches[3] = batches[3][:8] + b"\xff\xff\xff\xff" + batches[3][12:]
     partition_of(partition, batches)
     with (

@@ -35,7 +35,7 @@ CLASSES: dict[str, type] = {
     "MaintenanceConfig": logcore.MaintenanceConfig,
 }
 #: Required fields, with valid values.
-OTHERS: dict[str, dict[str, object]] = {
+FURTHER_ARGUMENTS: dict[str, dict[str, object]] = {
     "transaction_timeout_ms": {"transactional_id": "t"},
 }
 
@@ -89,12 +89,12 @@ def test_limit_can_be_set_to_the_range_of_the_page(row: list[str]) -> None:
     owner, _, field = name.rpartition(".")
     class_: Any = CLASSES[owner]
     for number in numbers:
-        class_(**{field: number}, **OTHERS.get(field, {}))
+        class_(**{field: number}, **FURTHER_ARGUMENTS.get(field, {}))
     with pytest.raises(logcore.InvalidConfigError):
-        class_(**{field: numbers[0] - 1}, **OTHERS.get(field, {}))
+        class_(**{field: numbers[0] - 1}, **FURTHER_ARGUMENTS.get(field, {}))
     if len(numbers) > 1:
         with pytest.raises(logcore.InvalidConfigError):
-            class_(**{field: numbers[1] + 1}, **OTHERS.get(field, {}))
+            class_(**{field: numbers[1] + 1}, **FURTHER_ARGUMENTS.get(field, {}))
 
 
 def test_topic_names_have_at_most_249_characters(tmp_path: Path) -> None:

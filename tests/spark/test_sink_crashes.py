@@ -105,8 +105,8 @@ def explore_power_cuts(
 
 #: The durability of file names, the number of checked states of the disk at each moment,
 #: and n. In one of n openings, the power is cut again.
-SLICE = ("posix", 1, 60)
-ALL = [("posix", 200, 5), ("journal", 200, 5)]
+FAST_OPTIONS = ("posix", 1, 60)
+LONG_OPTIONS = [("posix", 200, 5), ("journal", 200, 5)]
 LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
@@ -114,12 +114,12 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 @pytest.mark.parametrize(
     ("config", "names", "limit", "again_every"),
     [
-        ("moved", *SLICE),
-        pytest.param("appended", *SLICE, marks=LONG),
+        ("moved", *FAST_OPTIONS),
+        pytest.param("appended", *FAST_OPTIONS, marks=LONG),
         *(
             pytest.param(config, *disks, marks=LONG)
             for config in CONFIGS
-            for disks in ALL
+            for disks in LONG_OPTIONS
         ),
     ],
 )

@@ -40,7 +40,7 @@ FAILED = 3
 
 
 @pytest.fixture
-def ram(tmp_path: Path) -> Iterator[Path]:
+def ram_directory(tmp_path: Path) -> Iterator[Path]:
     """Return a directory in memory, if the system has one. A kill loses no page of the
     page cache, so no disk is needed.
     """
@@ -164,8 +164,8 @@ def finish(path: Path, committed: int, tasks: int = 3) -> None:
     assert not [verdict for verdict in verify(str(path)) if verdict.status == "damaged"]
 
 
-def count_changes(ram: Path, config: str) -> int:
-    path = create_directory(ram / "whole" / "data", config)
+def count_changes(ram_directory: Path, config: str) -> int:
+    path = create_directory(ram_directory / "whole" / "data", config)
     driver = Driver(path, 0)
     assert driver.wait() == 0
     return driver.changes
@@ -178,13 +178,13 @@ ALL = pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(360
 @pytest.mark.parametrize("step", [pytest.param(71, id="some"), ALL])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_driver_killed_at_any_change_stores_complete_batches(
-    ram: Path, config: str, step: int
+    ram_directory: Path, config: str, step: int
 ) -> None:
-    count = count_changes(ram, config)
+    count = count_changes(ram_directory, config)
     assert count > 200
     rng = random.Random(SEED)
     for number in range(rng.randrange(step), count, step):
-        path = create_directory(ram / f"at{number}" / "data", config)
+        path = create_directory(ram_directory / f"at{number}" / "data", config)
         driver = Driver(path, 0, Strike(number, part=rng.choice([0.0, 0.5])))
         assert driver.wait() == -signal.SIGKILL, number
         check_partitions(path, driver.done)
@@ -197,13 +197,13 @@ def test_driver_killed_at_any_change_stores_complete_batches(
     [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_drivers_killed_in_succession_store_complete_batches(
-    ram: Path, rounds: int
+    ram_directory: Path, rounds: int
 ) -> None:
     rng = random.Random(SEED)
     kills = 0
     for number in range(rounds):
         path = create_directory(
-            ram / f"round{number}" / "data", rng.choice(list(CONFIGS))
+            ram_directory / f"round{number}" / "data", rng.choice(list(CONFIGS))
         )
         committed = 0
         for _ in range(rng.randrange(2, 8)):
@@ -227,15 +227,15 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(83, id="some"), ALL])
 def test_replaced_driver_that_continues_late_stores_no_row_twice(
-    ram: Path, step: int
+    ram_directory: Path, step: int
 ) -> None:
     """A stopped driver releases no lock, so that its successor succeeds or fails. Then
     the stopped driver continues.
     """
-    count = count_changes(ram, "moved")
+    count = count_changes(ram_directory, "moved")
     outcomes = set()
     for number in range(5 % step, count, step):
-        path = create_directory(ram / f"at{number}" / "data", "moved")
+        path = create_directory(ram_directory / f"at{number}" / "data", "moved")
         replaced = Driver(path, 0, Strike(number, trouble=stop))
         assert replaced.wait_until_stopped(), number
         successor = Driver(path, 0, tasks=1, publish_timeout=0.1)
@@ -280,13 +280,13 @@ class FullFS(StrikingFS):
 )
 @pytest.mark.parametrize("config", CONFIGS)
 def test_full_disk_fails_the_batch_and_a_later_driver_writes_it(
-    ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int
+    ram_directory: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int
 ) -> None:
     """The batch fails and is aborted. The next driver has enough space and writes it."""
-    count = count_changes(ram, config)
+    count = count_changes(ram_directory, config)
     failed = 0
     for number in range(0, count, step):
-        path = create_directory(ram / f"at{number}" / "data", config)
+        path = create_directory(ram_directory / f"at{number}" / "data", config)
         with monkeypatch.context() as patch:
             patch.chdir(path.parent)
             fs = FullFS()
@@ -304,8 +304,8 @@ def test_full_disk_fails_the_batch_and_a_later_driver_writes_it(
     assert failed
 
 
-def test_two_queries_write_one_topic_batch_by_batch(ram: Path) -> None:
-    path = create_directory(ram / "disk" / "data", "moved")
+def test_two_queries_write_one_topic_batch_by_batch(ram_directory: Path) -> None:
+    path = create_directory(ram_directory / "disk" / "data", "moved")
     names = ("one", "two")
     drivers = [Driver(path, 0, query=name) for name in names]
     assert [driver.wait() for driver in drivers] == [0, 0]
@@ -327,11 +327,13 @@ def test_two_queries_write_one_topic_batch_by_batch(ram: Path) -> None:
         )
 
 
-def test_writer_that_has_the_directory_open_applies_the_batches(ram: Path) -> None:
+def test_writer_that_has_the_directory_open_applies_the_batches(
+    ram_directory: Path,
+) -> None:
     """The writer that has the directory open applies the batches in its tick(). Until
     then, the query fails and leaves no files.
     """
-    path = create_directory(ram / "disk" / "data", "appended")
+    path = create_directory(ram_directory / "disk" / "data", "appended")
     with logcore.open_dir(path) as holder:
         driver = Driver(path, 0, publish_timeout=0.1)
         assert (driver.wait(), driver.done) == (FAILED, 0)
