@@ -346,7 +346,7 @@ class Trial:
                 write_line(f"{item.nodeid} fails without a change")
                 continue
             seconds[number] = time.monotonic() - start
-            for line in seen.copy():  # a finalizer may add lines meanwhile
+            for line in seen.copy():  # a finalizer may add lines during the loop
                 lines[line].add(number)
         return dict(lines), seconds
 
