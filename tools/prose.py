@@ -33,6 +33,7 @@ CHECKED: Final = (
     "tools",
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
     "SECURITY.md",
     "Makefile",
     "MANIFEST.in",
