@@ -58,7 +58,11 @@ class ByteLock:
             if not self._depth and not self._fs.lock_byte(
                 self._handle, self._byte, timeout_ms=1000 * LOCK_WAIT_SECONDS
             ):
-                raise LogLockedError("another process holds this lock", path=self._path)
+                raise LogLockedError(
+                    f"another process has held this lock for {LOCK_WAIT_SECONDS} seconds; "
+                    "if it is stopped, resume it or end it",
+                    path=self._path,
+                )
             self._depth += 1
             try:
                 yield

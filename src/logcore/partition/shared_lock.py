@@ -203,10 +203,12 @@ class WriteLock:
 
     def _timeout_error(self, record: LockRecord | None) -> LogLockedError:
         pid = None
-        if record is not None:
+        holder = "another process"
+        if record is not None and record.pid:
             pid = record.pid
+            holder = f"process {pid}"
         return LogLockedError(
-            f"process {pid or '?'} has held the write lock for {LOCK_WAIT_SECONDS} seconds; "
+            f"{holder} has held the write lock for {LOCK_WAIT_SECONDS} seconds; "
             "if it is stopped, resume it or end it",
             path=self._path,
             pid=pid,
