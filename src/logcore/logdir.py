@@ -962,13 +962,8 @@ class LogDir(Closeable):
         """Return a read-only mapping of the latest value of each key in all partitions.
         It follows the partitions. Raises the errors of partition().
         """
-        numbers = self._topic(topic).numbers
-        return TopicTable(
-            [
-                self.partition(topic, number).table(isolation=isolation)
-                for number in numbers
-            ]
-        )
+        logs = self.topic(topic)._logs(None, None, None)
+        return TopicTable([log.table(isolation=isolation) for _, log in logs])
 
     def groups(self) -> dict[str, GroupDescription]:
         """Return the consumer groups of the directory by id, with their members,

@@ -186,7 +186,7 @@ class Topic:
 
         Raises the same errors as read().
         """
-        chosen = list(self._logs(partitions, start, None))
+        chosen = self._logs(partitions, start, None)
         numbers = [number for number, _ in chosen]
         logs = [log for _, log in chosen]
         offsets = [_begin_of_tail(number, log, start) for number, log in chosen]
@@ -222,8 +222,20 @@ class Topic:
 
     def _logs(
         self, partitions: Iterable[int] | None, start: object, end: object
-    ) -> Iterator[tuple[int, Log]]:
-        """Yield the requested partitions; read-only logs are refreshed."""
+    ) -> list[tuple[int, Log]]:
+        """Return the requested partitions; read-only logs are refreshed."""
+        logs = self._open_logs(partitions, start, end)
+        # If another process has created the topic again, opening a partition closes the
+        # logs of the former topic. Its records must not be mixed with new ones.
+        if any(log.is_closed for _, log in logs):
+            logs = self._open_logs(partitions, start, end)
+        for _, log in logs:
+            log.refresh()
+        return logs
+
+    def _open_logs(
+        self, partitions: Iterable[int] | None, start: object, end: object
+    ) -> list[tuple[int, Log]]:
         known = self.partitions
         if partitions is not None and not isinstance(partitions, Iterable):
             raise InvalidConfigError(
@@ -243,10 +255,7 @@ class Topic:
             )
         for position in (start, end):
             _check_position(position, self.name, known)
-        for number in wanted:
-            log = self.partition(number)
-            log.refresh()
-            yield number, log
+        return [(number, self.partition(number)) for number in wanted]
 
 
 def _named(

@@ -181,6 +181,28 @@ def test_topic_half_created_by_killed_process_can_be_created(
     assert other.call(values, "half") == [b"1"]
 
 
+def values_without_refresh(data: LogDir, topic: str) -> list[bytes | None]:
+    return [record.value for record in data.read(topic)]
+
+
+def table_values(data: LogDir, topic: str) -> list[bytes | None]:
+    return [*data.table(topic).values()]
+
+
+def test_read_does_not_mix_records_of_recreated_topic(
+    data: LogDir, other: OtherProcess
+) -> None:
+    """The second partition is opened after the topic was created again, the first one
+    before. A read returned the first partition of the former topic.
+    """
+    for read in (values_without_refresh, table_values):
+        other.call(append, "t", b"former")
+        data.delete_topic("t")
+        data.create_topic("t", 2)
+        data.append("t", b"new", key=b"k", partition=1)
+        assert [*other.call(read, "t")] == [b"new"]
+
+
 def test_topic_half_deleted_by_killed_process_leaves_no_offsets(
     data: LogDir, other: OtherProcess
 ) -> None:
