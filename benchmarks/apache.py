@@ -132,13 +132,13 @@ def _latencies(brokers: list[Served], seconds: float) -> Iterator[Result]:
 
 
 def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
-    from support.kafka_jvm import small_transactions
+    from support.kafka_jvm import measure_small_transactions
 
     p50: dict[str, list[float]] = {}
     requests: dict[str, list[float]] = {}
     for turn in range(TURNS):
         for rates in (ours, theirs):
-            found = small_transactions(
+            found = measure_small_transactions(
                 rates.address, f"small-{turn}", count // 2, count
             )
             p50.setdefault(rates.name, []).append(found["p50"])

@@ -18,7 +18,7 @@ from logcore.coordination.consumer_assignors import (
     uniform,
 )
 from logcore.format.consumer_group_records import Partition
-from support.coordinator_simulation import of, topic_id
+from support.coordinator_simulation import partitions_of, topic_id
 
 NAMES = "uvwxyz"
 
@@ -169,21 +169,22 @@ def test_range_assigns_adjacent_partitions(case: Case) -> None:
 
 def test_new_member_gets_its_share_and_no_other_partition_moves() -> None:
     targets = uniform(
-        [member("A", target=of("t", 0, 1, 2, 3)), member("B")], counts_of(t=4)
+        [member("A", target=partitions_of("t", 0, 1, 2, 3)), member("B")],
+        counts_of(t=4),
     )
-    assert targets == {"A": of("t", 0, 1), "B": of("t", 2, 3)}
+    assert targets == {"A": partitions_of("t", 0, 1), "B": partitions_of("t", 2, 3)}
 
 
 def test_member_with_an_extra_partition_keeps_it() -> None:
     members = [
-        member("A", target=of("t", 0)),
-        member("B", target=of("t", 1, 2)),
+        member("A", target=partitions_of("t", 0)),
+        member("B", target=partitions_of("t", 1, 2)),
         member("C"),
     ]
     assert uniform(members, counts_of(t=4)) == {
-        "A": of("t", 0),
-        "B": of("t", 1, 2),
-        "C": of("t", 3),
+        "A": partitions_of("t", 0),
+        "B": partitions_of("t", 1, 2),
+        "C": partitions_of("t", 3),
     }
 
 
@@ -197,13 +198,13 @@ def test_members_with_different_topics_are_balanced_along_chains() -> None:
     partition to C, and takes over a partition of A.
     """
     members = [
-        member("A", "u", of("u", 0, 1, 2)),
-        member("B", "uv", of("v", 0, 1)),
+        member("A", "u", partitions_of("u", 0, 1, 2)),
+        member("B", "uv", partitions_of("v", 0, 1)),
         member("C", "v"),
     ]
     targets = uniform(members, counts_of(u=3, v=2))
     assert sizes(targets) == [2, 2, 1]
-    assert targets["A"] < of("u", 0, 1, 2)
+    assert targets["A"] < partitions_of("u", 0, 1, 2)
 
 
 def test_member_without_topics_gets_no_partition() -> None:
@@ -215,9 +216,9 @@ def test_member_without_topics_gets_no_partition() -> None:
 def test_range_orders_static_members_first_and_others_by_id() -> None:
     members = [member("A"), member("C", instance_id="z"), member("B", instance_id="y")]
     assert range_(members, counts_of(t=4)) == {
-        "A": of("t", 3),
-        "C": of("t", 2),
-        "B": of("t", 0, 1),
+        "A": partitions_of("t", 3),
+        "C": partitions_of("t", 2),
+        "B": partitions_of("t", 0, 1),
     }
 
 

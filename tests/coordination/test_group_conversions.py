@@ -29,7 +29,7 @@ from logcore.format.group_records import (
     read_group,
     subscription_value,
 )
-from support.coordinator_simulation import T0, CoordinatorSimulation, of
+from support.coordinator_simulation import T0, CoordinatorSimulation, partitions_of
 
 SESSION_MS = 20_000
 REBALANCE_MS = 50_000
@@ -169,7 +169,7 @@ def test_clients_are_replaced_one_by_one_without_shared_partitions(
 ) -> None:
     first, other = upgrade_pair(simulation)
     assert GroupConverted("g", "consumer") in simulation.events
-    assert simulation.consumers().currents[first].assigned == of("t", 0, 1)
+    assert simulation.consumers().currents[first].assigned == partitions_of("t", 0, 1)
     # Both are eager: they release all partitions, and join again.
     assert heartbeat_error(simulation, first, 2) == LATER
     assert join_ok(simulation, first).generation == 3
@@ -313,8 +313,10 @@ def test_cooperative_member_keeps_partitions_until_it_is_notified(
     other = simulation.replies[waiter].member_id
     sync(simulation, first, 2, {first: [0, 1], other: []})
     simulation.heartbeat("A", 0)
-    assert simulation.consumers().currents[first].assigned == of("t", 0, 1, 2, 3)
-    assert simulation.consumers().currents[other].assigned == of("t")
+    assert simulation.consumers().currents[first].assigned == partitions_of(
+        "t", 0, 1, 2, 3
+    )
+    assert simulation.consumers().currents[other].assigned == partitions_of("t")
 
 
 def test_partition_assigned_twice_gets_one_owner(
@@ -327,8 +329,8 @@ def test_partition_assigned_twice_gets_one_owner(
     other = simulation.replies[waiter].member_id
     sync(simulation, first, 2, {first: [0, 1], other: [1, 2]})
     simulation.heartbeat("A", 0)
-    assert simulation.consumers().currents[first].assigned == of("t", 0, 1)
-    assert simulation.consumers().currents[other].assigned == of("t", 2)
+    assert simulation.consumers().currents[first].assigned == partitions_of("t", 0, 1)
+    assert simulation.consumers().currents[other].assigned == partitions_of("t", 2)
 
 
 def test_partitions_of_deleted_topics_have_no_owner(
@@ -337,7 +339,7 @@ def test_partitions_of_deleted_topics_have_no_owner(
     name, _ = classic_pair(simulation)
     simulation.set_topic("t", 0)
     simulation.heartbeat("A", 0, topic_names=["u"])
-    assert simulation.consumers().currents[name].assigned == of("t")
+    assert simulation.consumers().currents[name].assigned == partitions_of("t")
 
 
 # -- members of the classic protocol in a consumer group -------------------------------
@@ -361,9 +363,9 @@ def test_classic_member_joins_a_consumer_group_with_its_id_first(
     )
     assert simulation.consumers().members[found.member_id].rack_id == "r"
     assert sync(simulation, found.member_id, 2) == []
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
     assert heartbeat_error(simulation, found.member_id, 2) is None
-    assert simulation.heartbeat("A", 1, owned=of("t", 0, 1)) == (2, None)
+    assert simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1)) == (2, None)
     # The partitions that it waited for are free, so that it must join once more.
     assert heartbeat_error(simulation, found.member_id, 2) == LATER
     assert join_ok(simulation, found.member_id).generation == 2
@@ -409,7 +411,7 @@ def test_cooperative_member_releases_first_and_joins_again(
 ) -> None:
     simulation.heartbeat("A", 0)
     name = join_ok(simulation).member_id
-    simulation.heartbeat("A", 1, owned=of("t"))
+    simulation.heartbeat("A", 1, owned=partitions_of("t"))
     join_ok(simulation, name)
     assert sync(simulation, name, 2) == [2, 3]
     simulation.heartbeat("B", 0)  # B must get one of these partitions
@@ -573,14 +575,14 @@ def test_downgrade_is_one_batch_and_is_retried_until_stored(
     simulation: CoordinatorSimulation,
 ) -> None:
     first, other = upgrade_pair(simulation)
-    simulation.holds = True
+    simulation.holds_writes = True
     simulation.send("A", -1)
-    simulation.disk()
+    simulation.finish_write()
     assert simulation.group().consumers is None
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    simulation.disk()
+    simulation.finish_write()
     simulation.disk_error = None
-    simulation.holds = False
+    simulation.holds_writes = False
     assert simulation.group().pending_tombstones
     waiter = send_join(simulation, first)
     join_ok(simulation, other)
@@ -623,11 +625,11 @@ def test_crash_before_the_downgrade_is_stored_only_delays_it(
     simulation: CoordinatorSimulation,
 ) -> None:
     first, other = upgrade_pair(simulation)
-    simulation.holds = True
+    simulation.holds_writes = True
     simulation.send("A", -1)
-    simulation.disk()
+    simulation.finish_write()
     simulation.restart()
-    simulation.holds = False
+    simulation.holds_writes = False
     assert simulation.group().consumers is None and set(simulation.group().members) == {
         first,
         other,
@@ -660,11 +662,11 @@ def downgrade_without_deletion(simulation: CoordinatorSimulation) -> tuple[str, 
     disk().
     """
     pair = upgrade_pair(simulation)
-    simulation.holds = True
+    simulation.holds_writes = True
     simulation.send("A", -1)
-    simulation.disk()
+    simulation.finish_write()
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    simulation.disk()
+    simulation.finish_write()
     return pair
 
 
@@ -675,13 +677,13 @@ def test_deleting_a_group_deletes_its_leftover_records(
     for name in (first, other):
         leave_error(simulation, name)
     while simulation.stores:
-        simulation.disk()
+        simulation.finish_write()
     simulation.disk_error = None
     assert simulation.group().state == "Empty"
     simulation.act(simulation.coordinator.delete("g", "waiter"))
-    simulation.disk()
+    simulation.finish_write()
     assert (RecordKind.MEMBER, first, None) in simulation.last_batch()
-    simulation.holds = False
+    simulation.holds_writes = False
     simulation.restart()
     assert simulation.coordinator.get("g") is None
 
@@ -691,7 +693,7 @@ def test_upgrade_after_a_downgrade_deletes_leftover_records(
 ) -> None:
     first, other = downgrade_without_deletion(simulation)
     simulation.disk_error = None
-    simulation.holds = False
+    simulation.holds_writes = False
     leave_error(simulation, other)
     simulation.heartbeat("B", 0)
     assert (RecordKind.MEMBER, other, None) in simulation.last_batch()
@@ -701,16 +703,16 @@ def test_upgrade_after_a_downgrade_deletes_leftover_records(
 
 def begin_failing_deletion(simulation: CoordinatorSimulation) -> None:
     """Begin to delete the group. The write waits for disk(), and will fail once."""
-    simulation.holds = True
+    simulation.holds_writes = True
     simulation.act(simulation.coordinator.delete("g", "waiter"))
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
 
 
 def restore_disk(simulation: CoordinatorSimulation) -> None:
     simulation.disk_error = None
-    simulation.holds = False
+    simulation.holds_writes = False
     while simulation.stores:
-        simulation.disk()
+        simulation.finish_write()
 
 
 def test_classic_group_formed_during_a_failed_deletion_deletes_leftovers(
@@ -720,7 +722,7 @@ def test_classic_group_formed_during_a_failed_deletion_deletes_leftovers(
     simulation.send("A", -1)
     begin_failing_deletion(simulation)
     name = join_ok(simulation).member_id
-    simulation.disk()
+    simulation.finish_write()
     restore_disk(simulation)
     sync(simulation, name, 1, {name: [0]})
     assert (RecordKind.GROUP, "", None) in simulation.last_batch()
@@ -736,7 +738,7 @@ def test_consumer_group_formed_during_a_failed_deletion_deletes_leftovers(
         leave_error(simulation, name)
     begin_failing_deletion(simulation)
     simulation.send("A", 0)
-    simulation.disk()
+    simulation.finish_write()
     restore_disk(simulation)
     assert (RecordKind.CLASSIC, "", None) in simulation.last_batch()
     simulation.restart()

@@ -38,7 +38,7 @@ from support.coordinator_simulation import (
     SESSION_MS,
     T0,
     CoordinatorSimulation,
-    of,
+    partitions_of,
     topic_id,
 )
 
@@ -56,8 +56,8 @@ def form_pair(simulation: CoordinatorSimulation) -> None:
     """Form a group of A and B at epoch 2, each with two partitions."""
     simulation.heartbeat("A", 0)
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1))
     assert simulation.heartbeat("B", 2) == (2, [2, 3])
 
 
@@ -68,11 +68,14 @@ def form_pair(simulation: CoordinatorSimulation) -> None:
 def test_six_steps_observed_with_kafka(simulation: CoordinatorSimulation) -> None:
     assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
     assert simulation.heartbeat("B", 0) == (2, [])
-    assert simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3)) == (1, [0, 1])
+    assert simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3)) == (
+        1,
+        [0, 1],
+    )
     assert simulation.group().state == "Reconciling"
-    assert simulation.consumers().targets["B"] == of("t", 2, 3)
+    assert simulation.consumers().targets["B"] == partitions_of("t", 2, 3)
     assert simulation.heartbeat("A", 1) == (1, None)
-    assert simulation.heartbeat("A", 1, owned=of("t", 0, 1)) == (2, None)
+    assert simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1)) == (2, None)
     assert simulation.heartbeat("B", 2) == (2, [2, 3])
     assert simulation.group().state == "Stable"
 
@@ -80,8 +83,8 @@ def test_six_steps_observed_with_kafka(simulation: CoordinatorSimulation) -> Non
 def test_empty_owned_list_confirms_a_release(simulation: CoordinatorSimulation) -> None:
     simulation.heartbeat("A", 0)
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
-    assert simulation.heartbeat("A", 1, owned=of("t")) == (2, None)
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
+    assert simulation.heartbeat("A", 1, owned=partitions_of("t")) == (2, None)
     assert simulation.heartbeat("B", 2) == (2, [2, 3])
 
 
@@ -106,7 +109,7 @@ JOINS: dict[str, Any] = {
         ({**JOINS, "member_id": "m" * 40_000}, "INVALID_REQUEST"),
         ({**JOINS, "rebalance_timeout_ms": -1}, "INVALID_REQUEST"),
         ({**JOINS, "owned": None}, "INVALID_REQUEST"),
-        ({**JOINS, "owned": of("t", 1)}, "INVALID_REQUEST"),
+        ({**JOINS, "owned": partitions_of("t", 1)}, "INVALID_REQUEST"),
         ({**JOINS, "topic_names": None}, "INVALID_REQUEST"),
         ({**JOINS, "topic_names": None, "pattern": "t.*"}, None),
         ({**JOINS, "topic_names": ()}, None),
@@ -168,10 +171,10 @@ def test_full_group_refuses_a_new_member() -> None:
         (2, None, (2, None)),
         (3, None, None),
         (1, None, None),
-        (1, of("t", 2, 3), (2, None)),
-        (1, of("t", 2), (2, None)),
-        (1, of("t", 0), None),
-        (1, of("t"), (2, None)),
+        (1, partitions_of("t", 2, 3), (2, None)),
+        (1, partitions_of("t", 2), (2, None)),
+        (1, partitions_of("t", 0), None),
+        (1, partitions_of("t"), (2, None)),
     ],
 )
 def test_heartbeat_epoch_is_current_or_previous(
@@ -185,11 +188,11 @@ def test_heartbeat_epoch_is_current_or_previous(
     simulation.heartbeat("B", 0, topic_names=[])
     assert simulation.consumers().currents["B"].member_epoch == 1
     simulation.heartbeat("B", 1, topic_names=["t"])
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1))
     simulation.heartbeat("B", 2)
     simulation.consumers().currents["B"] = Current(
-        member_epoch=2, previous_epoch=1, assigned=of("t", 2, 3)
+        member_epoch=2, previous_epoch=1, assigned=partitions_of("t", 2, 3)
     )
     if answer is None:
         assert simulation.refused("B", epoch, owned=owned) == "FENCED_MEMBER_EPOCH"
@@ -206,7 +209,7 @@ def test_repeated_join_is_answered_until_the_member_advances(
     assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
     assert simulation.heartbeat("A", 0) == (1, [0, 1, 2, 3])
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
     assert simulation.refused("A", 0) == "FENCED_MEMBER_EPOCH"
     assert simulation.consumers().owners[topic_id("t"), 3] == "A"
 
@@ -219,8 +222,8 @@ def test_static_member_leaves_temporarily_and_is_replaced(
 ) -> None:
     simulation.heartbeat("A", 0, instance_id="i")
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1), instance_id="i")
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3), instance_id="i")
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1), instance_id="i")
     simulation.heartbeat("B", 2)
     assert simulation.heartbeat("A", -2, instance_id="i") == (-2, None)
     assert simulation.consumers().epoch == 2, "no other member gets its partitions"
@@ -277,7 +280,7 @@ def test_leaving_static_member_releases_revoked_partitions(
 ) -> None:
     simulation.heartbeat("A", 0, instance_id="i")
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3), instance_id="i")
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3), instance_id="i")
     simulation.heartbeat("A", -2, instance_id="i")
     assert simulation.heartbeat("B", 2) == (2, [2, 3])
 
@@ -340,16 +343,18 @@ def test_reconciliation_of_a_member(
         member_epoch=epoch,
         previous_epoch=1,
         state=state,
-        assigned=of("t", *assigned),
-        revoking=of("t", *revoking),
+        assigned=partitions_of("t", *assigned),
+        revoking=partitions_of("t", *revoking),
     )
     consumers.apply_record((RecordKind.CURRENT, "A"), known)
     consumers.apply_record(
-        (RecordKind.CURRENT, "B"), Current(assigned=of("t", *others))
+        (RecordKind.CURRENT, "B"), Current(assigned=partitions_of("t", *others))
     )
-    consumers.apply_record((RecordKind.TARGET, "A"), of("t", *target))
+    consumers.apply_record((RecordKind.TARGET, "A"), partitions_of("t", *target))
     consumers.apply_record((RecordKind.TARGET_EPOCH, ""), 7)
-    found = consumers.reconciled("A", None if owned is None else of("t", *owned))
+    found = consumers.reconciled(
+        "A", None if owned is None else partitions_of("t", *owned)
+    )
     if after is None:
         assert found is None
         return
@@ -362,8 +367,8 @@ def test_reconciliation_of_a_member(
         member_epoch=member_epoch,
         previous_epoch=epoch,
         state=state,
-        assigned=of("t", *assigned),
-        revoking=of("t", *revoking),
+        assigned=partitions_of("t", *assigned),
+        revoking=partitions_of("t", *revoking),
     )
 
 
@@ -373,10 +378,15 @@ def test_member_of_an_unknown_state_starts_over(
     simulation.heartbeat("A", 0)
     fact = (RecordKind.CURRENT, "A")
     simulation.consumers().apply_record(
-        fact, Current(member_epoch=1, state=MemberState.UNKNOWN, assigned=of("t", 0))
+        fact,
+        Current(
+            member_epoch=1, state=MemberState.UNKNOWN, assigned=partitions_of("t", 0)
+        ),
     )
-    assert simulation.refused("A", 1, owned=of("t", 0)) == "FENCED_MEMBER_EPOCH"
-    assert simulation.heartbeat("A", 1, owned=of("t")) == (1, [0, 1, 2, 3])
+    assert (
+        simulation.refused("A", 1, owned=partitions_of("t", 0)) == "FENCED_MEMBER_EPOCH"
+    )
+    assert simulation.heartbeat("A", 1, owned=partitions_of("t")) == (1, [0, 1, 2, 3])
 
 
 # -- contents of an answer -------------------------------------------------------------
@@ -386,15 +396,21 @@ def test_member_of_an_unknown_state_starts_over(
     ("fields", "gets_assignment"),
     [
         ({}, False),
-        ({"owned": of("t", 0, 1, 2, 3)}, False),
+        ({"owned": partitions_of("t", 0, 1, 2, 3)}, False),
         ({"topic_names": ["t"], "rebalance_timeout_ms": REBALANCE_MS}, False),
-        ({"topic_names": ["t"], "owned": of("t", 0, 1, 2, 3)}, False),
-        ({"rebalance_timeout_ms": REBALANCE_MS, "owned": of("t", 0, 1, 2, 3)}, False),
+        ({"topic_names": ["t"], "owned": partitions_of("t", 0, 1, 2, 3)}, False),
+        (
+            {
+                "rebalance_timeout_ms": REBALANCE_MS,
+                "owned": partitions_of("t", 0, 1, 2, 3),
+            },
+            False,
+        ),
         (
             {
                 "topic_names": ["t"],
                 "rebalance_timeout_ms": REBALANCE_MS,
-                "owned": of("t", 0, 1, 2, 3),
+                "owned": partitions_of("t", 0, 1, 2, 3),
             },
             True,
         ),
@@ -402,7 +418,7 @@ def test_member_of_an_unknown_state_starts_over(
             {
                 "pattern": "",
                 "rebalance_timeout_ms": REBALANCE_MS,
-                "owned": of("t", 0, 1, 2, 3),
+                "owned": partitions_of("t", 0, 1, 2, 3),
             },
             True,
         ),
@@ -554,10 +570,13 @@ def test_records_of_nonexistent_members_are_deleted(
         for kind in (RecordKind.TARGET, RecordKind.CURRENT)
     ]
     simulation.batches.append(
-        tuple((key, consumer_value(of("t", 0))) for key in keys[:1])
+        tuple((key, consumer_value(partitions_of("t", 0))) for key in keys[:1])
     )
     simulation.batches.append(
-        tuple((key, consumer_value(Current(assigned=of("t", 0)))) for key in keys[1:])
+        tuple(
+            (key, consumer_value(Current(assigned=partitions_of("t", 0))))
+            for key in keys[1:]
+        )
     )
     simulation.restart()
     assert simulation.consumers().owners[topic_id("t"), 0] == "A"
@@ -638,9 +657,9 @@ def test_member_that_does_not_release_in_time_is_removed(
 ) -> None:
     simulation.heartbeat("A", 0, rebalance_timeout_ms=10_000)
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
     simulation.sleep(9_999)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3), rack_id="r")
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3), rack_id="r")
     assert "A" in simulation.consumers().members
     simulation.sleep(1)
     assert simulation.refused("A", 1) == "UNKNOWN_MEMBER_ID"
@@ -652,9 +671,9 @@ def test_member_that_releases_in_time_is_kept(
 ) -> None:
     simulation.heartbeat("A", 0, rebalance_timeout_ms=10_000)
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
     simulation.sleep(9_999)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1))
     simulation.sleep(10_000)
     assert "A" in simulation.consumers().members
 
@@ -737,7 +756,7 @@ def test_revocation_timeout_continues_after_a_restart(
 ) -> None:
     simulation.heartbeat("A", 0, rebalance_timeout_ms=10_000)
     simulation.heartbeat("B", 0)
-    simulation.heartbeat("A", 1, owned=of("t", 0, 1, 2, 3))
+    simulation.heartbeat("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
     simulation.restart()
     simulation.sleep(10_000)
     assert set(simulation.consumers().members) == {"B"}
@@ -746,31 +765,31 @@ def test_revocation_timeout_continues_after_a_restart(
 def test_answer_waits_for_all_records_that_it_depends_on(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.holds = True
+    simulation.holds_writes = True
     first = simulation.send("A", 0)
     second = simulation.send("A", 1)
     third = simulation.send("B", 0)
     assert not simulation.replies
-    simulation.disk()
+    simulation.finish_write()
     assert set(simulation.replies) == {first, second}
     assert simulation.replies[second].member_epoch == 1
-    fourth = simulation.send("A", 1, owned=of("t", 0, 1, 2, 3))
-    simulation.disk()
+    fourth = simulation.send("A", 1, owned=partitions_of("t", 0, 1, 2, 3))
+    simulation.finish_write()
     assert set(simulation.replies) == {first, second, third}
-    simulation.disk()
+    simulation.finish_write()
     assert set(simulation.replies) == {first, second, third, fourth}
 
 
 def test_steps_during_a_write_share_the_next_batch(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.holds = True
+    simulation.holds_writes = True
     for name in "ABCDEFGH":
         simulation.send(name, 0)
     assert len(simulation.stores) == 1
-    simulation.disk()
+    simulation.finish_write()
     assert len(simulation.stores) == 1
-    simulation.disk()
+    simulation.finish_write()
     assert len(simulation.replies) == 8 and not simulation.stores
 
 
@@ -778,11 +797,11 @@ def test_steps_beyond_the_batch_size_are_stored_one_by_one(
     simulation: CoordinatorSimulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_transitions, "_BATCH_BYTES", 1)
-    simulation.holds = True
+    simulation.holds_writes = True
     waiters = [simulation.send(name, 0) for name in "ABC"]
     for count in range(1, 4):
         assert len(simulation.stores) == 1
-        simulation.disk()
+        simulation.finish_write()
         assert set(simulation.replies) == set(waiters[:count])
     assert not simulation.stores
 
@@ -797,14 +816,14 @@ def test_failed_write_changes_nothing(simulation: CoordinatorSimulation) -> None
         dict(facts.currents),
         dict(facts.owners),
     )
-    simulation.holds = True
+    simulation.holds_writes = True
     waiters = [
         simulation.send("A", -1),
         simulation.send("C", 0),
         simulation.send("B", 2),
     ]
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    simulation.disk()
+    simulation.finish_write()
     assert not simulation.stores
     assert {simulation.replies[waiter].error.name for waiter in waiters} == {
         "COORDINATOR_NOT_AVAILABLE"
@@ -817,7 +836,7 @@ def test_failed_write_changes_nothing(simulation: CoordinatorSimulation) -> None
         facts.owners,
     )
     simulation.disk_error = None
-    simulation.holds = False
+    simulation.holds_writes = False
     assert simulation.heartbeat("A", 2) == (2, None)
     simulation.sleep(SESSION_MS)
     assert simulation.group().state == "Empty", "the members have their timers again"
@@ -830,14 +849,14 @@ def test_records_of_a_failed_write_are_overwritten(
     record, B would get the partitions of C.
     """
     form_pair(simulation)
-    simulation.holds = True
+    simulation.holds_writes = True
     simulation.send("C", 0)
     lost = simulation.stores[0].records
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    simulation.disk()
+    simulation.finish_write()
     simulation.batches.append(lost)
     simulation.disk_error = None
-    simulation.holds = False
+    simulation.holds_writes = False
     simulation.heartbeat("A", -1)
     simulation.restart()
     assert set(simulation.consumers().members) == {"B"}
@@ -852,23 +871,23 @@ def test_answers_wait_until_records_of_a_failed_write_are_overwritten(
     immediate answer would still assign all partitions to A. After a power cut, the next
     coordinator would then assign half of them to B as well.
     """
-    simulation.holds = True
+    simulation.holds_writes = True
     simulation.send("A", 0)
     simulation.send("B", 0)
     simulation.send("A", 0)
-    simulation.disk()
+    simulation.finish_write()
     lost = simulation.stores[0].records
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    simulation.disk()
+    simulation.finish_write()
     simulation.batches.append(lost)
     simulation.disk_error = None
     answer = simulation.send("A", 0)
     assert answer not in simulation.replies
-    simulation.disk()
-    assert simulation.replies[answer].assigned == of("t", 0, 1, 2, 3)
+    simulation.finish_write()
+    assert simulation.replies[answer].assigned == partitions_of("t", 0, 1, 2, 3)
     simulation.restart()
     assert set(simulation.consumers().members) == {"A"}
-    assert set(simulation.consumers().owners) == of("t", 0, 1, 2, 3)
+    assert set(simulation.consumers().owners) == partitions_of("t", 0, 1, 2, 3)
 
 
 def test_new_group_whose_write_fails_is_empty(
@@ -990,14 +1009,14 @@ def test_group_with_an_unfinished_write_is_not_deleted(
     simulation: CoordinatorSimulation,
 ) -> None:
     simulation.heartbeat("A", 0)
-    simulation.holds = True
+    simulation.holds_writes = True
     simulation.send("A", -1)
     assert simulation.group().state == "Empty"
     simulation.act(simulation.coordinator.delete("g", "deleting"))
     assert simulation.replies["deleting"] is GroupError.COORDINATOR_NOT_AVAILABLE  # type: ignore[index]
     assert join(simulation) == JoinRefused(GroupError.COORDINATOR_NOT_AVAILABLE, "")
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    simulation.disk()
+    simulation.finish_write()
     assert set(simulation.consumers().members) == {"A"}
 
 
@@ -1059,7 +1078,7 @@ def test_commit_without_a_member_is_accepted_by_an_empty_group(
 def test_unloading_refuses_requests_whose_write_has_not_begun(
     simulation: CoordinatorSimulation,
 ) -> None:
-    simulation.holds = True
+    simulation.holds_writes = True
     first = simulation.send("A", 0)
     second = simulation.send("B", 0)
     effects = simulation.coordinator.unload()
@@ -1067,7 +1086,7 @@ def test_unloading_refuses_requests_whose_write_has_not_begun(
         second
     ]
     simulation.act(effects)
-    simulation.disk()
+    simulation.finish_write()
     assert simulation.replies[first].error is GroupError.NOT_COORDINATOR
     assert len(simulation.timers) == 0
 

@@ -46,7 +46,7 @@ from logcore.testing import (
 from logcore.testing.explore import Seen
 from logcore.testing.oracle import RecoveredLogCache
 from logcore.testing.result_cache import ResultCache
-from support.exploring import LARGE, LIVES, explored, failing, is_log
+from support.exploring import PLAIN_ACTIONS, TRANSACTION_ACTIONS, explore_program, run_with_fault, is_log
 from support.programs import (
     COMPACTED,
     CONFIG,
@@ -55,8 +55,8 @@ from support.programs import (
     MANY_STATES,
     POLICIES,
     STATES,
-    Met,
     Recoveries,
+    SharedCaches,
 )
 
 SMALL = (
@@ -86,15 +86,15 @@ def explored_by_seed(seed: int) -> Report:
         "index.interval.bytes": rng.choice([0, 100, 4096]),
         "batch.size": rng.choice([150, 1000]),
     }
-    actions = rng.choices(LARGE, k=rng.randrange(4, 20))
+    actions = rng.choices(PLAIN_ACTIONS, k=rng.randrange(4, 20))
     if seed % 2:
         config |= {
             "cleanup.policy": "compact,delete",
             "delete.retention.ms": rng.choice([0, 1_000]),
         }
-        actions = rng.choices([*LARGE, *LIVES], k=rng.randrange(4, 20))
+        actions = rng.choices([*PLAIN_ACTIONS, *TRANSACTION_ACTIONS], k=rng.randrange(4, 20))
     try:
-        return explored(
+        return explore_program(
             actions,
             rng.choice(POLICIES),
             config=config,
@@ -119,7 +119,7 @@ each_count = pytest.mark.parametrize(
 #: Calls and settings of small worlds, and the policies under which each is explored.
 WORLDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, Any]]] = {
     "log": (SMALL, POLICIES, CONFIG),
-    "life": (LIVES, ("group", "os"), COMPACTED),
+    "life": (TRANSACTION_ACTIONS, ("group", "os"), COMPACTED),
 }
 
 
@@ -137,9 +137,9 @@ def test_crash_after_any_short_program_keeps_promises(
     calls, policies, config = WORLDS[world]
     total = Report()
     start_s = time.perf_counter()
-    met = Met()
+    caches = SharedCaches()
     for actions in small_world(calls):
-        total += explored(actions, durability, config=config, met=met, limit=24)
+        total += explore_program(actions, durability, config=config, caches=caches, limit=24)
         if total.states >= count * 4 // 10 // len(policies):
             break
     print_rate(f"small world of a {world} under {durability}", total, start_s)
@@ -195,14 +195,14 @@ def test_disks_that_the_cache_skips_equal_opened_disks(
 ) -> None:
     monkeypatch.setattr(VerifyingCache, "hits", 0)
     seen = Seen[FoundLog](results=VerifyingCache(), thorough_results=VerifyingCache())
-    met = Met(
+    caches = SharedCaches(
         seen, RecoveredLogCache(opened=VerifyingCache(), verified=VerifyingCache())
     )
     for actions in (
         ["append_big", "append_os", "truncate"],
         ["transact", "append_big", "commit", "compact", "append"],
     ):
-        explored(actions, durability, config=config, met=met, limit=limit)
+        explore_program(actions, durability, config=config, caches=caches, limit=limit)
     assert VerifyingCache.hits > len(seen.states) > 30 * limit
 
 
@@ -463,7 +463,7 @@ def test_failing_operation_loses_no_acknowledged_record(
                 for first_error in first_errors
             ]
             hits = [
-                failing(
+                run_with_fault(
                     Fault(operation, code, at=number, times=times),
                     durability,
                     recoveries,

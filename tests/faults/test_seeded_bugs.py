@@ -55,15 +55,21 @@ from logcore.testing import (
     SimulatedDisk,
 )
 from logcore.testing.oracle import check_memory
-from support.exploring import LARGE, LIVES, explored, failing, is_log
+from support.exploring import (
+    PLAIN_ACTIONS,
+    TRANSACTION_ACTIONS,
+    explore_program,
+    is_log,
+    run_with_fault,
+)
 from support.programs import (
     COMPACTED,
     CONFIG,
     FAILING,
     POLICIES,
-    Met,
     Program,
     Recoveries,
+    SharedCaches,
 )
 from support.seeded_recovery_bug import recover_from_memory
 
@@ -456,7 +462,10 @@ LIFE_BUGS: dict[Seeder, tuple[Sequence[str], dict[str, Any]]] = {
         ("append", "append_os"),
         {**CONFIG, "index.interval.bytes": 0},
     ),
-    b25_snapshot_ahead_trusted: ((*LIVES, "epoch", "epoch", "roll"), CONFIG),
+    b25_snapshot_ahead_trusted: (
+        (*TRANSACTION_ACTIONS, "epoch", "epoch", "roll"),
+        CONFIG,
+    ),
     b26_epochs_not_truncated: (("epoch", "append", "reopen", "truncate"), CONFIG),
     b43_transaction_index_not_rebuilt: (
         ("transact", "abort", "append", "kill", "truncate"),
@@ -484,7 +493,7 @@ SEEDS: dict[Any, int] = {
 
 def explore_until_failure(
     make_disk: Callable[[], SimulatedDisk | None],
-    calls: Sequence[str] = LARGE,
+    calls: Sequence[str] = PLAIN_ACTIONS,
     config: dict[str, Any] = CONFIG,
     *,
     seed: int = 1,
@@ -492,16 +501,16 @@ def explore_until_failure(
 ) -> None:
     """Explore random programs until a check fails."""
     rng = random.Random(seed)
-    seen_by_durability = {durability: Met() for durability in POLICIES}
+    caches_by_durability = {durability: SharedCaches() for durability in POLICIES}
     for _ in range(programs):
         actions = rng.choices(calls, k=rng.randrange(1, 12))
         durability = rng.choice(POLICIES)
         options: dict[str, Any] = {
             "limit": rng.choice([8, 24]),
             "disk": make_disk(),
-            "met": seen_by_durability[durability],
+            "caches": caches_by_durability[durability],
         }
-        explored(actions, durability, config=config, thorough_every=2, **options)
+        explore_program(actions, durability, config=config, thorough_every=2, **options)
 
 
 @pytest.mark.long
@@ -554,10 +563,10 @@ def test_exploration_finds_B42_marker_removed_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     actions = ["transact", "commit", "append", "compact", "append", "compact", "append"]
-    explored(actions, "os", config=COMPACTED, limit=4)
+    explore_program(actions, "os", config=COMPACTED, limit=4)
     b42_marker_removed_early(monkeypatch)
     with pytest.raises(AssertionError, match="read_committed"):
-        explored(actions, "os", config=COMPACTED, limit=4)
+        explore_program(actions, "os", config=COMPACTED, limit=4)
 
 
 @pytest.mark.long
@@ -605,7 +614,7 @@ def test_txnindex_is_durable_before_the_next_segment(
     limit: int,
 ) -> None:
     actions = ["transact", "append_big", "abort", "compact", "append"]
-    explored(actions, "group", config=CONFIG, limit=limit, thorough_every=1)
+    explore_program(actions, "group", config=CONFIG, limit=limit, thorough_every=1)
 
 
 # Bugs that a crash reveals only on a disk that reports syncs without making them, or
@@ -812,7 +821,7 @@ def test_failing_disk_reveals_a_seeded_bug(
     with pytest.raises((AssertionError, logcore.LogcoreError)):
         for durability, operation in itertools.product(recoveries, FAILING):
             for nth, code in itertools.product(range(1, 40), (errno.EIO, errno.ENOSPC)):
-                failing(
+                run_with_fault(
                     Fault(operation, code, at=nth), durability, recoveries[durability]
                 )
 
@@ -828,4 +837,6 @@ def test_exploration_finds_no_bug_in_the_sound_log(programs: int) -> None:
     explore_until_failure(
         lambda: SkippingDisk(lambda disk, name, path: False), programs=programs
     )
-    explore_until_failure(lambda: None, LIVES, COMPACTED, programs=programs)
+    explore_until_failure(
+        lambda: None, TRANSACTION_ACTIONS, COMPACTED, programs=programs
+    )

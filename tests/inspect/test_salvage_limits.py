@@ -364,14 +364,16 @@ def test_kafka_reads_the_salvaged_copy(tmp_path: Path) -> None:
     report = salvage(tmp_path / "t-0", tmp_path / "out" / "t-0")
     found = []
     for path in sorted((tmp_path / "out" / "t-0").glob("*.log")):
-        text = kafka_jvm.dump(path, "--deep-iteration")
+        text = kafka_jvm.run_dump_tool(path, "--deep-iteration")
         batches = re.findall(r"^baseOffset: .*$", text, re.M)
         assert batches and all("isvalid: true" in batch for batch in batches)
         found += [
             int(offset) for offset in re.findall(r"^\| offset: (\d+)", text, re.M)
         ]
         for suffix in (".index", ".timeindex"):
-            text = kafka_jvm.dump(path.with_suffix(suffix), "--index-sanity-check")
+            text = kafka_jvm.run_dump_tool(
+                path.with_suffix(suffix), "--index-sanity-check"
+            )
             assert "mismatch" not in text.lower() and "exception" not in text.lower(), (
                 text
             )

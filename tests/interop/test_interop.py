@@ -27,7 +27,7 @@ CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
 @pytest.fixture(scope="module")
 def kafka_classes() -> Path:
     """Return a directory with the jars of Kafka and of its dependencies."""
-    return kafka_jvm.classes()
+    return kafka_jvm.kafka_jars()
 
 
 @pytest.fixture(scope="module")

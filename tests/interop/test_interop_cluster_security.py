@@ -17,7 +17,7 @@ import pytest
 
 from netshim.follow.connection import LoginError
 from support import kafka_jvm
-from support.cluster_load import QUICK, Load, check_load, check_replica_files
+from support.cluster_load import FAST_RETRIES, Load, check_load, check_replica_files
 from support.clusters import until
 from support.secured_clusters import ADMIN, ALICE, SecuredCluster, netshim, password_of
 from support.zookeepers import ZooKeeper
@@ -58,7 +58,7 @@ def properties(cluster: SecuredCluster, user: str) -> str:
 
 def tool(cluster: SecuredCluster, number: int, program: str, *arguments: str) -> str:
     """Run a tool of Kafka as the administrator, against one broker."""
-    return kafka_jvm.tool(
+    return kafka_jvm.run_tool(
         program,
         "--bootstrap-server",
         f"127.0.0.1:{cluster.ports[number]}",
@@ -116,7 +116,7 @@ def test_java_clients_use_the_rules_of_each_broker(
         tool(secured, 3, ACLS, "--add", "--allow-principal", "User:alice", *arguments)
     load = Load(secured, "java", **secured.config_of(ALICE))
     load.until_more(100)
-    output = kafka_jvm.tool(
+    output = kafka_jvm.run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         "--bootstrap-server", secured.bootstrap_servers,
         "--consumer.config", properties(secured, ALICE), "--topic", "java",
@@ -133,7 +133,7 @@ def test_other_tools_of_kafka_log_in(secured: SecuredCluster) -> None:
     described = tool(secured, 1, topics, "--describe", "--topic", "tools")
     assert "Isr: " in described
     elect = "org.apache.kafka.tools.LeaderElectionCommand"
-    output = kafka_jvm.tool(
+    output = kafka_jvm.run_tool(
         elect, "--bootstrap-server", f"127.0.0.1:{secured.ports[2]}",
         "--admin.config", properties(secured, ADMIN),
         "--election-type", "preferred", "--all-topic-partitions",
@@ -164,7 +164,11 @@ def test_group_continues_while_leaders_and_coordinators_are_killed(
             "enable.auto.commit": False,
             "session.timeout.ms": 10_000,
             **config,
-            **{name: value for name, value in QUICK.items() if "message" not in name},
+            **{
+                name: value
+                for name, value in FAST_RETRIES.items()
+                if "message" not in name
+            },
         }
     )
     consumer.subscribe(["t"])

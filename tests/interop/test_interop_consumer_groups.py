@@ -48,7 +48,7 @@ def test_java_client_and_dump_tool_use_consumer_groups(tmp_path: Path) -> None:
         command = [
             "java",
             "-cp",
-            f"{kafka_jvm.classes()}/*",
+            f"{kafka_jvm.kafka_jars()}/*",
             str(source),
             kafka.bootstrap_servers,
         ]

@@ -51,7 +51,7 @@ def command_of(client: str, role: str, address: str, topic: str) -> list[str]:
         return [str(golang.program("franz")), *arguments]
     if client == "java":
         program = str(kafka_jvm.SOURCES / "FailoverClient.java")
-        return ["java", "-cp", f"{kafka_jvm.classes()}/*", program, *arguments]
+        return ["java", "-cp", f"{kafka_jvm.kafka_jars()}/*", program, *arguments]
     if client == "kafkajs":
         return ["node", str(DATA / "kafkajs_cluster" / "client.js"), *arguments]
     if client != "kcat":

@@ -250,7 +250,7 @@ def test_streams_application_continues_on_the_promoted_copy(
         return counts.seen
 
     data = tmp_path / "copy"
-    with kafka_jvm.streams(kafka.address, tmp_path / "state", "before"):
+    with kafka_jvm.run_streams(kafka.address, tmp_path / "state", "before"):
         feed(kafka.address)
         until_counted(kafka.address)
     topics = ["text", "counts", "words-*"]
@@ -262,7 +262,7 @@ def test_streams_application_continues_on_the_promoted_copy(
     try:
         address = process.bootstrap_servers
         feed(address)
-        with kafka_jvm.streams(address, tmp_path / "new state", "after"):
+        with kafka_jvm.run_streams(address, tmp_path / "new state", "after"):
             counts_of_words = until_counted(address)
     finally:
         process.stop()

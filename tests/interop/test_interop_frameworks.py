@@ -77,7 +77,7 @@ def test_kafka_streams_counts_each_word_once(tmp_path: Path) -> None:
             return latest(data) == dict(sent_words)
 
         for run in range(4):
-            with kafka_jvm.streams(
+            with kafka_jvm.run_streams(
                 server.bootstrap_servers,
                 state if run < 3 else tmp_path / "other",
                 f"life-{run}",
@@ -124,7 +124,7 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
         "offset.flush.interval.ms": "200",
         "scheduled.rebalance.max.delay.ms": "0",
         "plugin.discovery": "service_load",
-        "plugin.path": str(kafka_jvm.frameworks()),
+        "plugin.path": str(kafka_jvm.framework_jars()),
     }
     for topic_name in ("config", "offset", "status"):
         options[f"{topic_name}.storage.topic"] = f"connect-{topic_name}"
@@ -134,7 +134,7 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
     output = (folder / "connect.txt").open("ab")
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
     with output:
-        command = ["java", "-cp", f"{kafka_jvm.frameworks()}/*", main, str(settings)]
+        command = ["java", "-cp", f"{kafka_jvm.framework_jars()}/*", main, str(settings)]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )

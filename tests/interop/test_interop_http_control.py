@@ -58,7 +58,7 @@ def test_java_example_controls_a_broker(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     (tmp_path / "BadDay.java").write_text(example("java"))
-    jars = f"{kafka_jvm.classes()}/*"
+    jars = f"{kafka_jvm.kafka_jars()}/*"
     run(["java", "-cp", jars, "BadDay.java"], tmp_path, environment)
 
 

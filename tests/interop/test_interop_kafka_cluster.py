@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster_load import Load, Offsets, check_load
+from support.cluster_load import Load, OffsetLoad, check_load
 from support.clusters import FAST, Cluster
 from support.kafka_clusters import KafkaCluster
 
@@ -38,7 +38,7 @@ def test_failures_of_a_cluster_lose_no_acknowledged_record(
         cluster.create("t")
         cluster.until_in_sync("t", 3)
         load = Load(cluster, "t")
-        offsets = Offsets(cluster)
+        offsets = OffsetLoad(cluster)
         for _ in range(3):
             load.until_more()
             leader = cluster.until_in_sync("t", 3).leader_id

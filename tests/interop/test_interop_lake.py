@@ -14,7 +14,7 @@ import pytest
 
 import logcore
 from logcore import lake
-from support.kafka_jvm import jars
+from support.kafka_jvm import fetch_jars
 from support.lakes import KINDS, TOPIC, offsets_of, target
 from support.pyspark_versions import environment_of
 
@@ -26,7 +26,7 @@ JOB = Path(__file__).parents[1] / "support" / "lake_job.py"
 
 
 def run_spark(directory: Path, mode: str) -> dict[str, list[Any]]:
-    folder = jars("lake.xml", "lake", "delta-spark_2.13")
+    folder = fetch_jars("lake.xml", "lake", "delta-spark_2.13")
     names = ",".join(
         str(path) for path in folder.iterdir() if not path.name.startswith("scala")
     )

@@ -58,7 +58,7 @@ def run(number: str, settings: Mapping[str, str], kafka: SecuredKafka) -> None:
     tool.write_text(
         "#!/bin/sh\n"
         f"exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        f"-cp '{kafka_jvm.tools()}/*:{kafka_jvm.classes()}/*' "
+        f"-cp '{kafka_jvm.tool_jars()}/*:{kafka_jvm.kafka_jars()}/*' "
         f"org.apache.kafka.tools.AclCommand --command-config '{admin}' \"$@\"\n"
     )
     tool.chmod(0o700)

@@ -34,7 +34,7 @@ from logcore.registry.zookeeper import connect
 from netshim import wire
 from netshim.cluster import registry_nodes
 from netshim.wire import codes
-from support.cluster_load import Load, Offsets, check_load, check_replica_files
+from support.cluster_load import Load, OffsetLoad, check_load, check_replica_files
 from support.clusters import FAST, Cluster, until
 from support.machines import TESTS, Network
 from support.zookeepers import ZooKeeper
@@ -72,7 +72,7 @@ class LoadedCluster:
     site: Site
     cluster: Cluster
     load: Load
-    offsets: Offsets
+    offsets: OffsetLoad
     #: The path of the registry, for connect().
     below: str
 
@@ -157,7 +157,7 @@ def loaded_cluster_on(
             cluster.create("t")
             load = Load(cluster, "t", **client)
             load.until_more()
-            offsets = Offsets(cluster)
+            offsets = OffsetLoad(cluster)
             until(lambda: offsets.commits and offsets.reads, "the first commits")
             yield LoadedCluster(site, cluster, load, offsets, below)
         finally:
@@ -287,12 +287,12 @@ def test_records_are_acknowledged_while_zookeeper_is_down(
     loaded.until_whole()
     loaded.site.zookeeper.kill()
     time.sleep(SESSION_S)
-    until(lambda: not loaded.offsets.is_moving(), "no more commits")
+    until(lambda: not loaded.offsets.makes_progress(), "no more commits")
     loaded.load.until_more()
     time.sleep(SESSION_S)
     loaded.load.until_more()
     loaded.site.zookeeper.start()
-    until(loaded.offsets.is_moving, "commits")
+    until(loaded.offsets.makes_progress, "commits")
     loaded.check()
 
 

@@ -16,7 +16,7 @@ _RECORDS = 100_000
 
 def describe(kafka: Kafka) -> list[str]:
     """Return the leader, the replicas and the replicas in sync of each partition."""
-    output = kafka_jvm.tool(
+    output = kafka_jvm.run_tool(
         "org.apache.kafka.tools.TopicCommand",
         *("--bootstrap-server", kafka.bootstrap_servers),
         *("--describe", "--topic", "t"),
@@ -62,7 +62,7 @@ def test_java_producer_follows_moving_leaders(kafka: Kafka) -> None:
     mover = threading.Thread(target=move)
     mover.start()
     try:
-        kafka_jvm.tool(
+        kafka_jvm.run_tool(
             "org.apache.kafka.tools.ProducerPerformance",
             *("--topic", "t", "--num-records", str(_RECORDS)),
             *("--record-size", "100", "--throughput", "12000"),

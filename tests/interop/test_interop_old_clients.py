@@ -204,7 +204,7 @@ def java(
         "java",
         "-Xmx256m",
         "-cp",
-        f"{kafka_jvm.clients(version)}/*",
+        f"{kafka_jvm.client_jars(version)}/*",
         program,
         address,
         *arguments,

@@ -186,7 +186,7 @@ def java(
                 "java",
                 f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}/token",
                 "-cp",
-                f"{kafka_jvm.classes()}/*",
+                f"{kafka_jvm.kafka_jars()}/*",
                 str(kafka_jvm.SOURCES / "SecuredClient.java"),
                 str(file),
                 TOPIC,

@@ -36,7 +36,7 @@ DISABLED_APIS = {
 def test_table_of_api_versions_equals_the_jar(name: str) -> None:
     program = str(kafka_jvm.SOURCES / "ApiRanges.java")
     output = subprocess.run(
-        ["java", "-cp", f"{kafka_jvm.clients(JARS[name])}/*", program],
+        ["java", "-cp", f"{kafka_jvm.client_jars(JARS[name])}/*", program],
         capture_output=True,
         text=True,
         check=True,

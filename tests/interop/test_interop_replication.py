@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support import kafka_jvm
-from support.cluster_load import QUICK, Load, confluent_kafka
+from support.cluster_load import FAST_RETRIES, Load, confluent_kafka
 from support.clusters import Cluster, until
 from support.streams_counts import Counts
 
@@ -39,7 +39,7 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
             {
                 "bootstrap.servers": cluster.bootstrap_servers,
                 "enable.idempotence": True,
-                **QUICK,
+                **FAST_RETRIES,
             }
         )
 
@@ -53,7 +53,7 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
             assert producer.flush(120) == 0
 
         state = tmp_path / "state"
-        with kafka_jvm.streams(cluster.bootstrap_servers, state, "application"):
+        with kafka_jvm.run_streams(cluster.bootstrap_servers, state, "application"):
             counts = Counts(cluster.bootstrap_servers, 2)
             feed(50)
             until(lambda: counts.latest() == sent_words, "the first counts", LIMIT_S)
@@ -87,7 +87,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def tool(cluster: Cluster, program: str, *arguments: str) -> str:
-    return kafka_jvm.tool(
+    return kafka_jvm.run_tool(
         f"org.apache.kafka.tools.{program}",
         "--bootstrap-server",
         cluster.bootstrap_servers,

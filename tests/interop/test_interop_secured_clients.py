@@ -319,7 +319,7 @@ def exchange_by_java(login: Login, settings: dict[str, str]) -> list[str]:
         f"{option}.urls={source}",
         f"{option}.files={source}",
         "-cp",
-        f"{kafka_jvm.classes()}/*",
+        f"{kafka_jvm.kafka_jars()}/*",
         str(kafka_jvm.SOURCES / "SecuredClient.java"),
         str(file),
         login.topic,

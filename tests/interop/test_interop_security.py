@@ -134,7 +134,7 @@ def test_user_without_rules_gets_the_responses_of_kafka(tmp_path: Path) -> None:
 def authorizer_decisions(lines: list[str]) -> list[str]:
     """Return the output of tests/data/kafka/Authorization.java for lines."""
     program = kafka_jvm.SOURCES / "Authorization.java"
-    command = ["java", "-cp", f"{kafka_jvm.classes()}/*", str(program)]
+    command = ["java", "-cp", f"{kafka_jvm.kafka_jars()}/*", str(program)]
     result = subprocess.run(
         command,
         input="".join(f"{line}\n" for line in lines).encode(),
@@ -276,11 +276,11 @@ def test_kafka_acls_manages_rules(secured: tuple[SecuredKafka, Path]) -> None:
     )  # fmt: skip
     program = "org.apache.kafka.tools.AclCommand"
     rule = ("--allow-principal", "User:carol", "--producer", "--topic", "orders")
-    kafka_jvm.tool(program, *options, "--add", *rule)
-    listed = kafka_jvm.tool(program, *options, "--list")
+    kafka_jvm.run_tool(program, *options, "--add", *rule)
+    listed = kafka_jvm.run_tool(program, *options, "--list")
     assert "principal=User:carol" in listed and "operation=WRITE" in listed
-    kafka_jvm.tool(program, *options, "--remove", "--force", *rule)
-    assert "User:carol" not in kafka_jvm.tool(program, *options, "--list")
+    kafka_jvm.run_tool(program, *options, "--remove", "--force", *rule)
+    assert "User:carol" not in kafka_jvm.run_tool(program, *options, "--list")
 
 
 def test_kafka_configs_manages_users_and_quotas(
@@ -296,8 +296,8 @@ def test_kafka_configs_manages_users_and_quotas(
         "SCRAM-SHA-256=[iterations=8192,password=pw]",
         "producer_byte_rate=1000000",
     ):
-        kafka_jvm.tool(program, *options, "--alter", "--add-config", change)
-    described = kafka_jvm.tool(program, *options, "--describe")
+        kafka_jvm.run_tool(program, *options, "--alter", "--add-config", change)
+    described = kafka_jvm.run_tool(program, *options, "--describe")
     assert "SCRAM-SHA-256=iterations=8192" in described
     assert "producer_byte_rate=1000000.0" in described
     config = kafka.client_config("admin")
@@ -318,7 +318,7 @@ def test_java_clients_log_in(
     config = kafka.client_config("alice", "java", mechanism)
     file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
     kafka.logdir.append("orders", b"4 apples")
-    output = kafka_jvm.tool(
+    output = kafka_jvm.run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         "--bootstrap-server", kafka.bootstrap_servers,
         "--consumer.config", str(file), "--topic", "orders", "--group", "readers",

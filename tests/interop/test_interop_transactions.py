@@ -37,7 +37,7 @@ def test_transactions_of_java_clients_are_dumped_by_kafka(tmp_path: Path) -> Non
         command = [
             "java",
             "-cp",
-            f"{kafka_jvm.classes()}/*",
+            f"{kafka_jvm.kafka_jars()}/*",
             str(source),
             server.bootstrap_servers,
         ]
@@ -76,12 +76,14 @@ def test_transaction_needs_as_many_requests_as_with_kafka(tmp_path: Path) -> Non
     request.
     """
     with netshim.serve(tmp_path / "data") as server:
-        own_count = kafka_jvm.small_transactions(
+        own_count = kafka_jvm.measure_small_transactions(
             server.bootstrap_servers, "one", 20, 300
         )
     (tmp_path / "kafka").mkdir()
     with kafka_jvm.Broker(tmp_path / "kafka") as broker:
-        kafka_count = kafka_jvm.small_transactions(broker.address, "one", 20, 300)
+        kafka_count = kafka_jvm.measure_small_transactions(
+            broker.address, "one", 20, 300
+        )
     print(
         f"requests for a transaction: {own_count['requests']:.2f}, with Kafka {kafka_count['requests']:.2f}"
     )

@@ -54,11 +54,11 @@ def version_of_jar(folder: Path, name: str) -> str:
 
 
 def frameworks() -> Path:
-    return kafka_jvm.jars("streams.xml", "frameworks", "kafka-streams")
+    return kafka_jvm.fetch_jars("streams.xml", "frameworks", "kafka-streams")
 
 
 def connector() -> Path:
-    return kafka_jvm.jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
+    return kafka_jvm.fetch_jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
 
 
 INSTALLED_VERSIONS: dict[str, Callable[[], str]] = {
@@ -66,7 +66,7 @@ INSTALLED_VERSIONS: dict[str, Callable[[], str]] = {
     "kafka-python": lambda: version("kafka-python"),
     "aiokafka": lambda: version("aiokafka"),
     "Kafka's Java clients and admin tools": lambda: version_of_jar(
-        kafka_jvm.classes(), "kafka-clients"
+        kafka_jvm.kafka_jars(), "kafka-clients"
     ),
     "Kafka Streams": lambda: version_of_jar(frameworks(), "kafka-streams"),
     "Kafka Connect": lambda: version_of_jar(frameworks(), "connect-runtime"),

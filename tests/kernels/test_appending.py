@@ -140,7 +140,7 @@ def append_request(log: logcore.Log, batch: bytes | None = None) -> int | None:
     batch = batch_of() if batch is None else batch
     frame = memoryview(
         wire.encode_request(
-            wire.PRODUCE, 9, 1, "client", BrokerHarness.produces(batch)
+            wire.PRODUCE, 9, 1, "client", BrokerHarness.produce_request(batch)
         )[4:]
     )
     request = kernel.read_request(frame)
@@ -169,7 +169,7 @@ BATCH_FAST_PATHS = pytest.mark.parametrize("append", [append_request, append_enc
 
 @pytest.mark.parametrize("version", [8, 9, 12])
 def test_usual_produce_has_the_timeout_of_the_request(version: int) -> None:
-    request = BrokerHarness.produces(batch_of())
+    request = BrokerHarness.produce_request(batch_of())
     request.acks = -1
     request.timeout_ms = 1_234
     frame = wire.encode_request(wire.PRODUCE, version, 1, "client", request)[4:]

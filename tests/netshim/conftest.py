@@ -17,7 +17,7 @@ from support.group_harness import GroupHarness
 def group_harness(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[GroupHarness]:
-    """Create a GroupHarness. With `@in_both_homes` each test runs twice; see support.group_harness."""
+    """Create a GroupHarness. With `@with_each_kind_of_directory` each test runs twice; see support.group_harness."""
     with GroupHarness(
         tmp_path / "data", is_shared=getattr(request, "param", False)
     ) as made:

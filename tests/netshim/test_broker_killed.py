@@ -491,7 +491,7 @@ def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> Non
             clients = [Client(port) for _ in range(20)]
             for number in range(100):
                 client = clients[number % len(clients)]
-                request = BrokerHarness.produces(
+                request = BrokerHarness.produce_request(
                     encode([(None, b"%d" % number)], now_ms=1), acks=-1
                 )
                 request.topic_data[0].partition_data[0].index = number
@@ -502,7 +502,9 @@ def test_more_partitions_than_file_descriptors_are_served(tmp_path: Path) -> Non
             late = Client(port)
             for number in range(100):
                 response = late.ask(
-                    wire.FETCH, 11, BrokerHarness.fetches(range(number, number + 1))
+                    wire.FETCH,
+                    11,
+                    BrokerHarness.fetch_request(range(number, number + 1)),
                 )
                 part = response.responses[0].partitions[0]
                 assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)

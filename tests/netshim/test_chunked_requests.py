@@ -31,7 +31,7 @@ from netshim.wire import codes
 from support.broker_harness import SESSION, BrokerHarness
 from support.client import DEADLINE_S
 from support.conformance.report import SCRIPTS, served
-from support.group_harness import GroupHarness, in_both_homes
+from support.group_harness import GroupHarness, with_each_kind_of_directory
 from support.hostile_clients import Errors, HostileSimulation, Scripted, WireClient
 
 #: Chunks are small here, so that few partitions make several chunks.
@@ -94,7 +94,7 @@ def commit_of(offset: int, numbers: range, topic: str = "t") -> Any:
 
 def waiting_fetch(min_bytes: int) -> Any:
     """Return a fetch of three partitions that waits for `min_bytes`."""
-    request = BrokerHarness.fetches(range(3))
+    request = BrokerHarness.fetch_request(range(3))
     request.max_wait_ms = 10_000
     request.min_bytes = min_bytes
     return request
@@ -264,8 +264,12 @@ NAMES = [f"name-{number}" for number in range(MANY)]
 LARGE = [
     (wire.OFFSET_FETCH, 5, offsets_of(MANY)),
     (wire.OFFSET_COMMIT, 7, commit_of(5, range(MANY))),
-    (wire.FETCH, 11, BrokerHarness.fetches(range(MANY))),
-    (wire.PRODUCE, 9, BrokerHarness.produces(encode([(None, b"v")]), partitions=MANY)),
+    (wire.FETCH, 11, BrokerHarness.fetch_request(range(MANY))),
+    (
+        wire.PRODUCE,
+        9,
+        BrokerHarness.produce_request(encode([(None, b"v")]), partitions=MANY),
+    ),
     (wire.METADATA, 9, wire.METADATA.Request(topics=None)),
     (wire.LIST_OFFSETS, 5, listing(MANY)),
     (wire.DESCRIBE_GROUPS, 5, wire.DESCRIBE_GROUPS.Request(groups=NAMES)),
@@ -472,7 +476,7 @@ def test_records_of_later_chunks_outlive_the_connection_buffer(
     reply = broker_harness.send(
         wire.PRODUCE,
         9,
-        BrokerHarness.produces(encode([(None, b"value")]), partitions=3),
+        BrokerHarness.produce_request(encode([(None, b"value")]), partitions=3),
     )
     assert turns.run()
     partitions = (
@@ -494,7 +498,7 @@ def test_chunked_produce_that_waits_for_a_log_is_not_overtaken(
     first = broker_harness.send(
         wire.PRODUCE,
         9,
-        BrokerHarness.produces(encode([(None, b"first")]), partitions=3),
+        BrokerHarness.produce_request(encode([(None, b"first")]), partitions=3),
     )
     broker_harness.run()
     assert turns.waiting, "it has begun, and is not finished"
@@ -539,7 +543,7 @@ def test_each_chunk_reports_the_logs_that_failed_to_open(
         return opened(topic, number)
 
     monkeypatch.setattr(broker_harness.logdir, "partition", failing)
-    reply = broker_harness.send(wire.FETCH, 11, BrokerHarness.fetches(range(4)))
+    reply = broker_harness.send(wire.FETCH, 11, BrokerHarness.fetch_request(range(4)))
     turns.run()
     partitions = broker_harness.read(wire.FETCH, 11, reply).responses[0].partitions
     assert [part.error_code for part in partitions] == [
@@ -787,7 +791,7 @@ def test_markers_in_several_partitions_are_written_in_chunks(
     records = encode(
         [(None, b"v")], transactional=True, base_sequence=0, **producer_fields
     )
-    request = BrokerHarness.produces(records, partitions=3, acks=-1)
+    request = BrokerHarness.produce_request(records, partitions=3, acks=-1)
     request.transactional_id = "x"
     partitions = (
         broker_harness.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
@@ -809,7 +813,7 @@ def test_markers_in_several_partitions_are_written_in_chunks(
         assert len(list(log.read(0, isolation="read_committed"))) == commits
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_chunked_commits_take_effect_in_both_kinds_of_directories(
     group_harness: GroupHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ from support.group_harness import (
     GroupHarness,
     code_of,
     form_static,
-    in_both_homes,
+    with_each_kind_of_directory,
 )
 from support.simulated_disk_broker import SimulatedDiskBroker
 
@@ -57,7 +57,7 @@ def subscription(*topics: str) -> bytes:
 # -- committing ------------------------------------------------------------------------
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_committed_offsets_are_fetched_unchanged(group_harness: GroupHarness) -> None:
     assert (
         code_of(
@@ -124,7 +124,7 @@ def test_committed_offsets_are_fetched_unchanged(group_harness: GroupHarness) ->
     assert group_harness.committed("nobody") == {}
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_P59_errors_of_invalid_commits(group_harness: GroupHarness) -> None:
     assert (
         code_of(group_harness.commit({("orders", 0): 1}, group="x" * 32_760))
@@ -191,7 +191,7 @@ def test_P59_errors_of_invalid_commits(group_harness: GroupHarness) -> None:
     assert group_harness.committed() == {("orders", 0): 1, ("orders", 1): 8}
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_commit_renews_the_session(group_harness: GroupHarness) -> None:
     ids, generation = group_harness.form(1)
     for _ in range(5):
@@ -689,7 +689,7 @@ def test_empty_groups_can_be_deleted(group_harness: GroupHarness) -> None:
     assert group_harness.join().value.generation_id == 1
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_offsets_committed_before_a_group_deletion_are_deleted(
     group_harness: GroupHarness,
 ) -> None:
@@ -735,7 +735,7 @@ def delete_offsets(group_harness: GroupHarness, **topics: list[int]) -> Any:
     ]
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_deleting_offsets_of_unsubscribed_topics(group_harness: GroupHarness) -> None:
     assert delete_offsets(group_harness, orders=[0]) == codes.GROUP_ID_NOT_FOUND
     group_harness.commit({("orders", 0): 1, ("orders", 1): 2, ("other", 0): 3})

@@ -120,7 +120,7 @@ def test_requests_of_all_apis_leave_no_cycles(
 
 
 def fetch_of(offset: int, min_bytes: int, isolation_level: int) -> Any:
-    request = BrokerHarness.fetches(range(1))
+    request = BrokerHarness.fetch_request(range(1))
     request.max_wait_ms = 500
     request.min_bytes = min_bytes
     request.isolation_level = isolation_level
@@ -188,9 +188,9 @@ def test_logs_that_fail_to_open_leave_no_cycles(
     monkeypatch.setattr(type(broker_harness.logdir), "partition", fail)
     cyclic()
     request = (
-        broker_harness.fetches(range(1))
+        broker_harness.fetch_request(range(1))
         if api is wire.FETCH
-        else broker_harness.produces(encode([(None, b"v")], now_ms=1))
+        else broker_harness.produce_request(encode([(None, b"v")], now_ms=1))
     )
     part = broker_harness.ask(api, 9, request).responses[0]
     assert "error_code=0" not in repr(part)

@@ -349,7 +349,7 @@ def test_damaged_heads_are_not_sent(tmp_path: Path, byte: int) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         for _ in range(4):
             log.append(b"v")
-        asked = BrokerHarness.fetches(range(1))
+        asked = BrokerHarness.fetch_request(range(1))
         asked.min_bytes = 1
         asked.topics[0].partitions[0].fetch_offset = 1
         frame = wire.encode_request(wire.FETCH, 12, 1, "c", asked)[4:]
@@ -453,7 +453,7 @@ def read_only_file(segment: Any) -> Iterator[None]:
 def side_produces(side: Side) -> Outcome:
     batch = bytes(encode([(None, b"once")], now_ms=NOW_MS))
     frame = wire.encode_request(
-        wire.PRODUCE, 9, 1, "client", BrokerHarness.produces(batch, acks=1)
+        wire.PRODUCE, 9, 1, "client", BrokerHarness.produce_request(batch, acks=1)
     )
     outcome = side.send(frame[4:], wire.PRODUCE, 9)
     return None if outcome == "waits" else outcome
@@ -558,9 +558,13 @@ def test_changed_frames_get_equal_responses(pair: Pair) -> None:
     rng = random.Random(1)
     for version in (7, 9, 12):
         produced = wire.encode_request(
-            wire.PRODUCE, version, 1, "c", BrokerHarness.produces(batch_of(1), acks=1)
+            wire.PRODUCE,
+            version,
+            1,
+            "c",
+            BrokerHarness.produce_request(batch_of(1), acks=1),
         )[4:]
-        asked = BrokerHarness.fetches(range(1))
+        asked = BrokerHarness.fetch_request(range(1))
         asked.isolation_level = 1
         fetched = wire.encode_request(wire.FETCH, max(10, version), 1, "c", asked)[4:]
         asked.session_id, asked.session_epoch = 5, 1  # unknown to the brokers

@@ -71,7 +71,7 @@ def produced(
     broker_harness: BrokerHarness, partitions: int = 1, **more: Any
 ) -> dict[int, int]:
     """Produce to some partitions of t; return the error of each."""
-    request = broker_harness.produces(RECORDS, partitions=partitions)
+    request = broker_harness.produce_request(RECORDS, partitions=partitions)
     response = broker_harness.ask(wire.PRODUCE, 9, request, **more)
     return {
         entry.index: entry.error_code
@@ -132,7 +132,7 @@ def test_faulted_topic_has_one_entry_in_the_response(
     broker_harness: BrokerHarness, faults: FaultControl, version: int
 ) -> None:
     faults.answer("produce", 6, partition=2)
-    request = broker_harness.produces(RECORDS, partitions=3)
+    request = broker_harness.produce_request(RECORDS, partitions=3)
     topic = request.topic_data[0]
     topic.topic_id = broker_harness.broker.state.topic_ids.id_of("t")
     response = broker_harness.ask(wire.PRODUCE, version, request)
@@ -398,7 +398,9 @@ def test_delayed_request_is_served_later(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     faults.delay("Produce", 500, times=1)
-    waits = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    waits = broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produce_request(RECORDS)
+    )
     assert isinstance(waits, PendingResponse) and waits.runs_in_steps
     broker_harness.now_ms += 499
     broker_harness.broker.tick(broker_harness.now_ms)
@@ -414,7 +416,9 @@ def test_held_request_is_served_when_released(
     broker_harness: BrokerHarness, faults: FaultControl, end: str
 ) -> None:
     rule = faults.hold("Produce")
-    waits = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    waits = broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produce_request(RECORDS)
+    )
     assert not waits.is_set
     {
         "release": rule.release,
@@ -430,7 +434,9 @@ def test_held_request_of_a_closed_connection_is_not_served(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     rule = faults.hold("Produce")
-    waits = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    waits = broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produce_request(RECORDS)
+    )
     (active,) = broker_harness.broker.faults.rules
     assert len(active.waiting) == 1
     waits.cancel()
@@ -443,10 +449,10 @@ def test_lost_response_has_stored_its_records(
     broker_harness: BrokerHarness, faults: FaultControl
 ) -> None:
     closes = faults.lose_answer("Produce", then="close", times=1)
-    lost = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    lost = broker_harness.send(wire.PRODUCE, 9, broker_harness.produce_request(RECORDS))
     assert isinstance(lost.value, CloseConnection)
     faults.lose_answer("Produce", times=1)
-    lost = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    lost = broker_harness.send(wire.PRODUCE, 9, broker_harness.produce_request(RECORDS))
     assert not lost.is_set and ends(broker_harness) == [2, 0, 0]
     faults.clear()
     assert isinstance(lost.value, CloseConnection)
@@ -460,7 +466,7 @@ def test_closed_connection_cancels_a_request_whose_response_is_lost(
     never get.
     """
     faults.lose_answer("Fetch")
-    request = broker_harness.fetches(range(1))
+    request = broker_harness.fetch_request(range(1))
     request.max_wait_ms = 60_000
     request.min_bytes = 1
     lost = broker_harness.send(wire.FETCH, 12, request)
@@ -481,7 +487,7 @@ def test_response_of_a_failed_handler_is_lost_too(
     assert broker_harness.broker.faults is not None
     call = Call(SESSION, wire.PRODUCE.key, 9, "test", broker_harness.now_ms)
     lost = broker_harness.broker.faults.handle(
-        fail, broker_harness.produces(RECORDS), call, broker_harness.broker.state
+        fail, broker_harness.produce_request(RECORDS), call, broker_harness.broker.state
     )
     assert isinstance(lost.value, CloseConnection)
     (observed,) = observed_requests(broker_harness.broker)
@@ -505,8 +511,8 @@ def test_response_is_cut_after_refused_topics_were_added(
             )
         ]
     )
-    request = broker_harness.produces(RECORDS)
-    request.topic_data += broker_harness.produces(RECORDS, topic="u").topic_data
+    request = broker_harness.produce_request(RECORDS)
+    request.topic_data += broker_harness.produce_request(RECORDS, topic="u").topic_data
     faults.disconnect("Produce", after_bytes=10_000)
     reply = broker_harness.send(wire.PRODUCE, 9, request)
     response = broker_harness.read(wire.PRODUCE, 9, reply)
@@ -522,10 +528,12 @@ def test_disconnect_before_and_within_the_response(
 ) -> None:
     faults.disconnect("Produce", times=1)
     with pytest.raises(CloseConnection):
-        broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+        broker_harness.send(wire.PRODUCE, 9, broker_harness.produce_request(RECORDS))
     assert ends(broker_harness) == [0, 0, 0]
     faults.disconnect("Produce", after_bytes=7, times=1)
-    pieces = broker_harness.send(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    pieces = broker_harness.send(
+        wire.PRODUCE, 9, broker_harness.produce_request(RECORDS)
+    )
     assert len(b"".join(pieces)) == 7
     assert SESSION.is_closing and ends(broker_harness) == [1, 0, 0]
 

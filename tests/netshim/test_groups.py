@@ -21,13 +21,13 @@ from logcore.coordination import classic_group as machine
 from netshim import wire
 from netshim.scheduling import PendingResponse
 from netshim.wire import codes
-from support.group_harness import GroupHarness, code_of, in_both_homes
+from support.group_harness import GroupHarness, code_of, with_each_kind_of_directory
 
 # -- requests of admin tools
 # -------------------------------------------------------------
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_find_coordinator_returns_this_broker(group_harness: GroupHarness) -> None:
     def find_coordinator(
         version: int, key: str, key_type: int
@@ -66,7 +66,7 @@ def test_find_coordinator_returns_this_broker(group_harness: GroupHarness) -> No
             assert find_coordinator(version, "s", 2)[0] == codes.INVALID_REQUEST
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_groups_are_listed_and_described(group_harness: GroupHarness) -> None:
     group_harness.form(1)
     group_harness.commit({("orders", 0): 1}, group="simple")

@@ -135,7 +135,7 @@ def test_garbage_closes_the_connection_and_others_are_served(
     assert good.produce([b"before"]).error_code == 0
     bad = connect()
     bad.sock.sendall(GARBAGE[name])
-    assert bad.is_cut()
+    assert bad.is_closed_by_broker()
     late = connect()  # garbage after valid requests, which are answered first
     late.send(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
     late.sock.sendall(GARBAGE[name])
@@ -191,7 +191,7 @@ def test_slow_and_partial_requests_are_closed_in_time(connect: Any) -> None:
             cut = True
         if cut:
             break
-    assert cut and stuck.is_cut()
+    assert cut and stuck.is_closed_by_broker()
     assert (
         good.ask(wire.METADATA, 1, wire.METADATA.Request(topics=None)).controller_id
         == 1
@@ -209,7 +209,7 @@ def test_half_open_client_gets_its_outstanding_answers(connect: Any) -> None:
     client.sock.shutdown(socket.SHUT_WR)
     for _ in range(3):
         assert client.answer(wire.METADATA, 1).controller_id == 1
-    assert client.is_cut()
+    assert client.is_closed_by_broker()
 
 
 def test_client_that_never_reads_is_closed_and_uses_little_memory(
@@ -259,7 +259,7 @@ def test_excess_connections_are_refused_and_existing_connections_work(
     crowd = [Client(server.port) for _ in range(120)]
     assert good.produce([b"v"]).error_code == 0
     assert len(server.server._connections.clients) <= 50
-    assert sum(client.is_cut() for client in crowd[60:]) == 60
+    assert sum(client.is_closed_by_broker() for client in crowd[60:]) == 60
     for client in crowd:
         client.close()
     wait_until(lambda: len(server.server._connections.clients) == 1)
@@ -495,7 +495,7 @@ def test_acks_decide_whether_a_produce_is_answered(connect: Any, server: Any) ->
         "acks=0 gets no answer, so that the next answer belongs to the next request"
     )
     client.produce([b"v"], acks=0, topic="unknown")
-    assert client.is_cut()
+    assert client.is_closed_by_broker()
 
 
 def test_unknown_topics_partitions_and_offsets_are_refused(connect: Any) -> None:

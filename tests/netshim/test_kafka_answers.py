@@ -33,7 +33,7 @@ def test_fetch_with_an_unknown_partition_waits_for_the_others(
     and repeated its request at once, without end.
     """
     broker_harness.logdir.create_topic("t")
-    request = broker_harness.fetches(range(0))
+    request = broker_harness.fetch_request(range(0))
     request.max_wait_ms = 500
     request.min_bytes = 1
     request.topics[0].topic_id = broker_harness.logdir.topic_id("t").bytes
@@ -58,11 +58,11 @@ def test_fetch_of_an_unknown_topic_id_waits_for_the_others(
     broker_harness: BrokerHarness,
 ) -> None:
     broker_harness.logdir.create_topic("t")
-    request = broker_harness.fetches(range(1))
+    request = broker_harness.fetch_request(range(1))
     request.max_wait_ms = 500
     request.min_bytes = 1
     request.topics[0].topic_id = broker_harness.logdir.topic_id("t").bytes
-    other = broker_harness.fetches(range(1)).topics[0]
+    other = broker_harness.fetch_request(range(1)).topics[0]
     other.topic_id = b"1" * 16
     request.topics.append(other)
     reply = broker_harness.send(wire.FETCH, 13, request)
@@ -237,8 +237,8 @@ def test_fetch_below_v10_gets_zstd_batches(
         "t": broker_harness.logdir.topic_id("t").bytes,
         "zstd": broker_harness.logdir.topic_id("zstd").bytes,
     }
-    request = broker_harness.fetches(range(1))
-    request.topics += broker_harness.fetches(range(1), "zstd").topics
+    request = broker_harness.fetch_request(range(1))
+    request.topics += broker_harness.fetch_request(range(1), "zstd").topics
     for topic in request.topics:
         topic.topic_id = ids[topic.topic]
     first, second = (

@@ -22,7 +22,7 @@ from support.group_harness import (
     GroupHarness,
     code_of,
     form_static,
-    in_both_homes,
+    with_each_kind_of_directory,
 )
 
 # -- joining ---------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_one_member_joins_with_version_zero(group_harness: GroupHarness) -> None
     assert group_harness.heartbeat("cli-0001", 1) == 0
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_new_member_gets_its_id_first(group_harness: GroupHarness) -> None:
     pending = group_harness.join(version=4)
     assert code_of(pending) == codes.MEMBER_ID_REQUIRED
@@ -76,7 +76,7 @@ def test_new_member_gets_its_id_first(group_harness: GroupHarness) -> None:
     assert group_harness.describe().group_state == machine.COMPLETING
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_member_id_without_a_second_join_expires(group_harness: GroupHarness) -> None:
     member_id = group_harness.join(version=5).value.member_id
     assert (
@@ -89,7 +89,7 @@ def test_member_id_without_a_second_join_expires(group_harness: GroupHarness) ->
     assert group_harness.heartbeat(member_id, 1, group="") == codes.INVALID_GROUP_ID
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_pending_member_delays_a_rebalance_until_its_timeout(
     group_harness: GroupHarness,
 ) -> None:
@@ -102,7 +102,7 @@ def test_pending_member_delays_a_rebalance_until_its_timeout(
     assert newcomer.value.generation_id == again.value.generation_id == generation + 1
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_join_errors_are_checked_in_order(group_harness: GroupHarness) -> None:
     assert (
         code_of(group_harness.join("m", group="", session_ms=1))
@@ -170,7 +170,7 @@ def test_group_size_is_limited(tmp_path: Path) -> None:
         assert len(group_harness.describe().members) == 2
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_members_vote_for_the_protocol(group_harness: GroupHarness) -> None:
     first = group_harness.join(
         protocols={"a": b"1", "b": b"2", "c": b"3"}
@@ -186,7 +186,7 @@ def test_members_vote_for_the_protocol(group_harness: GroupHarness) -> None:
     assert [member.metadata for member in joined.members] == [b"3", b"6", b"9"]
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_followers_get_no_member_list_and_wait_for_the_leader(
     group_harness: GroupHarness,
 ) -> None:
@@ -208,7 +208,7 @@ def test_followers_get_no_member_list_and_wait_for_the_leader(
     assert follower.value.assignment == b""  # the leader assigned nothing to it
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_sync_requests_are_checked(group_harness: GroupHarness) -> None:
     ids, generation = group_harness.form(1)
     assert code_of(group_harness.sync(ids[0], 1, group="")) == codes.INVALID_GROUP_ID
@@ -232,7 +232,7 @@ def test_sync_requests_are_checked(group_harness: GroupHarness) -> None:
     )
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_new_member_ends_waiting_syncs(group_harness: GroupHarness) -> None:
     first = group_harness.join().value.member_id
     second = group_harness.join()
@@ -243,7 +243,7 @@ def test_new_member_ends_waiting_syncs(group_harness: GroupHarness) -> None:
     assert not third.is_set
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_second_request_of_a_kind_replaces_the_first(
     group_harness: GroupHarness,
 ) -> None:
@@ -259,7 +259,7 @@ def test_second_request_of_a_kind_replaces_the_first(
     assert code_of(joins[0]) == codes.REBALANCE_IN_PROGRESS and not joins[1].is_set
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_member_that_does_not_rejoin_in_time_is_removed(
     group_harness: GroupHarness,
 ) -> None:
@@ -285,7 +285,7 @@ def test_member_that_does_not_rejoin_in_time_is_removed(
     }
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_member_that_never_syncs_is_removed(group_harness: GroupHarness) -> None:
     first = group_harness.join().value.member_id
     second = group_harness.join()
@@ -313,25 +313,25 @@ def test_session_begins_after_a_stalled_write(group_harness: GroupHarness) -> No
     assert group_harness.heartbeat(member_id, 1) == 0
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_silent_member_expires_and_the_others_rebalance(
     group_harness: GroupHarness,
 ) -> None:
     ids, generation = group_harness.form(2)
     group_harness.sleep(SESSION_MS - 1)
     assert group_harness.heartbeat(ids[0], generation) == 0
-    group_harness.sleep(1 + group_harness.late_ms)
+    group_harness.sleep(1 + group_harness.max_expiry_delay_ms)
     assert group_harness.heartbeat(ids[1], generation) == codes.UNKNOWN_MEMBER_ID
     assert group_harness.heartbeat(ids[0], generation) == codes.REBALANCE_IN_PROGRESS
     assert [
         member.member_id for member in group_harness.join(ids[0]).value.members
     ] == [ids[0]]
-    group_harness.sleep(SESSION_MS + group_harness.late_ms)
+    group_harness.sleep(SESSION_MS + group_harness.max_expiry_delay_ms)
     described = group_harness.describe()
     assert described.group_state == machine.EMPTY and not described.members
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_session_is_suspended_while_a_join_waits(group_harness: GroupHarness) -> None:
     ids, _ = group_harness.form(2)
     newcomer = group_harness.join()
@@ -346,13 +346,13 @@ def test_session_is_suspended_while_a_join_waits(group_harness: GroupHarness) ->
     group_harness.sleep(1)
     assert waiting.value.error_code == 0 and newcomer.value.error_code == 0
     group_harness.sleep(
-        200 + group_harness.late_ms
+        200 + group_harness.max_expiry_delay_ms
     )  # its session began again with the answer
     assert group_harness.heartbeat(ids[0], 3) == codes.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.long
-@in_both_homes
+@with_each_kind_of_directory
 def test_rebalance_does_not_wait_forever_for_new_members(
     group_harness: GroupHarness,
 ) -> None:
@@ -364,7 +364,7 @@ def test_rebalance_does_not_wait_forever_for_new_members(
     assert code_of(newcomer) == codes.UNKNOWN_MEMBER_ID
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_rejoin_of_a_leader_or_a_changed_follower_begins_a_rebalance(
     group_harness: GroupHarness,
 ) -> None:
@@ -405,7 +405,7 @@ def test_first_members_of_a_group_wait_for_one_another(tmp_path: Path) -> None:
 # -- leaving ---------------------------------------------------------------------------
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_leave_removes_members_and_pending_ids(group_harness: GroupHarness) -> None:
     ids, generation = group_harness.form(3)
     old = group_harness.ask(wire.LEAVE_GROUP, 1, group_id="g", member_id=ids[2])
@@ -434,7 +434,7 @@ def test_leave_removes_members_and_pending_ids(group_harness: GroupHarness) -> N
     assert code_of(group_harness.join(pending, version=4)) == codes.UNKNOWN_MEMBER_ID
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_waiting_join_of_a_member_that_left_is_refused(
     group_harness: GroupHarness,
 ) -> None:
@@ -447,7 +447,7 @@ def test_waiting_join_of_a_member_that_left_is_refused(
 # -- static members --------------------------------------------------------------------
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_returning_static_member_keeps_its_assignment_without_a_rebalance(
     group_harness: GroupHarness,
 ) -> None:
@@ -481,7 +481,7 @@ def test_returning_static_member_keeps_its_assignment_without_a_rebalance(
     assert group_harness.heartbeat(back.member_id, 2, instance="b") == 0
 
 
-@in_both_homes
+@with_each_kind_of_directory
 @pytest.mark.parametrize("version", [5, 8, 9])
 def test_returning_static_leader_does_not_assign(
     group_harness: GroupHarness, version: int
@@ -499,7 +499,7 @@ def test_returning_static_leader_does_not_assign(
         )
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_returning_static_member_with_another_protocol_rebalances(
     group_harness: GroupHarness,
 ) -> None:
@@ -514,7 +514,7 @@ def test_returning_static_member_with_another_protocol_rebalances(
     assert back.is_set
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_returning_static_member_fences_the_waiting_member(
     group_harness: GroupHarness,
 ) -> None:
@@ -530,7 +530,7 @@ def test_returning_static_member_fences_the_waiting_member(
     assert code_of(parked) == codes.FENCED_INSTANCE_ID and not again.is_set
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_static_member_is_kept_until_its_session_ends(
     group_harness: GroupHarness,
 ) -> None:
@@ -567,7 +567,7 @@ def test_group_of_static_members_waits_until_one_returns(
     assert back.value.leader == follower
 
 
-@in_both_homes
+@with_each_kind_of_directory
 def test_admin_removes_static_members(group_harness: GroupHarness) -> None:
     leader, _ = form_static(group_harness)
     assert group_harness.leave(("", "b"), ("", "z"), ("", None)) == [

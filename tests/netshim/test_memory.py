@@ -239,7 +239,7 @@ def test_waiting_produce_requests_share_the_buffer_limit(
         9,
         1,
         "c",
-        broker_harness.produces(encode([(None, bytes(900_000))], now_ms=1)),
+        broker_harness.produce_request(encode([(None, bytes(900_000))], now_ms=1)),
     )
     crowd = Crowd(broker_harness, 20, 8 << 20)
     read = [crowd.feed(connection, frame) for connection in crowd.connections]
@@ -301,7 +301,7 @@ def test_closed_connection_frees_the_memory_of_its_requests(
         9,
         1,
         "c",
-        broker_harness.produces(encode([(None, bytes(9_000))], now_ms=1)),
+        broker_harness.produce_request(encode([(None, bytes(9_000))], now_ms=1)),
     )
     crowd = Crowd(broker_harness, 1, 8 << 20)
     crowd.feed(crowd.connections[0], frame * 3)
@@ -318,7 +318,7 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
     broker_harness = BrokerHarness(tmp_path / "data", durability="group")
     broker_harness.logdir.create_topic("t", 5)
     state = broker_harness.broker.state
-    waiting = broker_harness.fetches(range(1))
+    waiting = broker_harness.fetch_request(range(1))
     waiting.max_wait_ms = 10_000
     waiting.min_bytes = 1
     fetch = broker_harness.send(
@@ -326,11 +326,11 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
     )  # waits for an append to partition 0
     for number in (1, 2):
         broker_harness.ask(
-            wire.FETCH, 12, broker_harness.fetches(range(number, number + 1))
+            wire.FETCH, 12, broker_harness.fetch_request(range(number, number + 1))
         )
     broker_harness.at_once = False
     batch = encode([(None, b"v")], now_ms=1)
-    request = broker_harness.produces(batch, acks=-1)
+    request = broker_harness.produce_request(batch, acks=-1)
     request.topic_data[0].partition_data[0].index = 1
     # This request waits for the sync of partition 1.
     produce = broker_harness.send(wire.PRODUCE, 9, request)
@@ -339,7 +339,9 @@ def test_only_logs_without_waiting_requests_are_closed(tmp_path: Path) -> None:
     broker_harness.ask(
         wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[])
     )
-    later = broker_harness.send(wire.FETCH, 12, broker_harness.fetches(range(3, 4)))
+    later = broker_harness.send(
+        wire.FETCH, 12, broker_harness.fetch_request(range(3, 4))
+    )
     broker_harness.run()
     assert {number for _, number in broker_harness.logdir.host.open_logs()} == {0, 1, 3}
     assert (
@@ -377,7 +379,7 @@ def test_broker_at_the_limit_of_open_logs_seldom_counts_them(
     monkeypatch.setattr(host, "open_logs", counted)
     for number in [*range(100), *range(100)]:
         broker_harness.ask(
-            wire.FETCH, 12, broker_harness.fetches(range(number, number + 1))
+            wire.FETCH, 12, broker_harness.fetch_request(range(number, number + 1))
         )
         assert len(open_logs(broker_harness.logdir.host)) <= 20
     assert calls <= 200 / 8 + 1
@@ -391,7 +393,7 @@ def test_limit_of_open_logs_holds_after_topics_were_deleted(tmp_path: Path) -> N
     for partitions in (22, 60):  # the 21st opening closes logs, and leaves room
         broker_harness.logdir.create_topic("t", partitions)
         for number in range(partitions):
-            request = broker_harness.fetches(range(number, number + 1))
+            request = broker_harness.fetch_request(range(number, number + 1))
             broker_harness.ask(wire.FETCH, 12, request)
             assert len(broker_harness.logdir.host.open_logs()) <= 20
         broker_harness.logdir.delete_topic("t")
@@ -406,7 +408,7 @@ def test_recently_used_logs_remain_open(tmp_path: Path) -> None:
         broker_harness.now_ms += 1
         broker_harness.broker.tick(broker_harness.now_ms)
         broker_harness.ask(
-            wire.FETCH, 12, broker_harness.fetches(range(number, number + 1))
+            wire.FETCH, 12, broker_harness.fetch_request(range(number, number + 1))
         )
     assert {number for _, number in broker_harness.logdir.host.open_logs()} >= {
         *range(10),
@@ -430,7 +432,9 @@ def test_partitions_of_one_request_are_open_together_if_they_fit(
         for each in (
             [numbers] if len(numbers) <= 12 else [[number] for number in numbers]
         ):
-            response = broker_harness.ask(wire.FETCH, 12, broker_harness.fetches(each))
+            response = broker_harness.ask(
+                wire.FETCH, 12, broker_harness.fetch_request(each)
+            )
             codes = {
                 partition.error_code for partition in response.responses[0].partitions
             }

@@ -67,12 +67,12 @@ class Client:
             base_sequence=sequence,
         )
         self.sequence += producer_id >= 0
-        request = BrokerHarness.produces(bytes(batch), acks=acks)
+        request = BrokerHarness.produce_request(bytes(batch), acks=acks)
         return wire.encode_request(wire.PRODUCE, 9, 1, "client", request)
 
     @staticmethod
     def fetch_frame(offset: int) -> bytes:
-        request = BrokerHarness.fetches(range(1))
+        request = BrokerHarness.fetch_request(range(1))
         request.max_wait_ms = 500
         request.min_bytes = 1
         request.isolation_level = 1

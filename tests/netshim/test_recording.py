@@ -453,7 +453,7 @@ def test_recording_has_no_failed_login(
         for frame in (token, b"\0\x03\0\x09\0\0\0\1\0\4in t" + token):
             client = Client(kafka.port)
             client.sock.sendall(len(frame).to_bytes(4, "big") + frame)
-            assert client.is_cut()
+            assert client.is_closed_by_broker()
             client.close()
         client = Client(kafka.port)
         client.ask(wire.API_VERSIONS, 3, versions_of("in the clear"))

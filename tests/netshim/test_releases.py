@@ -92,7 +92,7 @@ def test_a_newer_version_ends_the_connection(kafka: Kafka) -> None:
     client = Client(kafka.port)
     client.ask(wire.METADATA, 11, request)
     client.send(wire.METADATA, 12, request)
-    assert client.is_cut()
+    assert client.is_closed_by_broker()
     client.close()
 
 
@@ -103,7 +103,7 @@ def test_an_api_that_the_release_does_not_have_ends_the_connection(
     client = Client(kafka.port)
     request = wire.CONSUMER_GROUP_HEARTBEAT.Request(group_id="g", member_epoch=0)
     client.send(wire.CONSUMER_GROUP_HEARTBEAT, 0, request)
-    assert client.is_cut()
+    assert client.is_closed_by_broker()
     client.close()
 
 

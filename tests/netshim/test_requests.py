@@ -51,16 +51,18 @@ def test_one_fetch_over_many_new_partitions_does_not_keep_others_waiting(
     broker_harness.logdir.create_topic("t", partitions=100)
     broker_harness.logdir.create_topic("small")
     broker_harness.at_once = False
-    large = broker_harness.send(wire.FETCH, 11, broker_harness.fetches(range(100)))
+    large = broker_harness.send(
+        wire.FETCH, 11, broker_harness.fetch_request(range(100))
+    )
     assert (
         isinstance(large, PendingResponse)
         and not broker_harness.logdir.host.open_logs()
     ), "nothing is opened in the broker's thread"
-    broker_harness.run(most=3)
+    broker_harness.run(limit=3)
     small = broker_harness.send(
-        wire.FETCH, 11, broker_harness.fetches(range(1), "small")
+        wire.FETCH, 11, broker_harness.fetch_request(range(1), "small")
     )
-    broker_harness.run(most=3)
+    broker_harness.run(limit=3)
     assert small.is_set and not large.is_set, "they take turns"
     assert len(broker_harness.submitted) == 1, (
         "one log is opened at a time; other threads are for syncs"
@@ -80,7 +82,7 @@ def test_requests_that_wait_for_a_log_keep_their_order_and_their_bytes(
         broker_harness.send(
             wire.PRODUCE,
             9,
-            broker_harness.produces(batch_of(b"%d" % number), partitions=3),
+            broker_harness.produce_request(batch_of(b"%d" % number), partitions=3),
         )
         for number in range(5)
     ]
@@ -114,15 +116,15 @@ def test_a_produce_that_waits_for_many_logs_is_not_overtaken(
     broker_harness.logdir.create_topic("t", partitions=3)
     broker_harness.at_once = False
     broker_harness.send(
-        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"0"), partitions=3)
+        wire.PRODUCE, 9, broker_harness.produce_request(batch_of(b"0"), partitions=3)
     )
-    broker_harness.run(most=opened)
+    broker_harness.run(limit=opened)
     for number in (1, 2):
-        request = broker_harness.produces(batch_of(b"%d" % number))
+        request = broker_harness.produce_request(batch_of(b"%d" % number))
         request.topic_data[0].partition_data[0].index = partition
         broker_harness.send(wire.PRODUCE, 9, request)
     broker_harness.send(
-        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"3"), partitions=3)
+        wire.PRODUCE, 9, broker_harness.produce_request(batch_of(b"3"), partitions=3)
     )
     broker_harness.run()
     values = [
@@ -143,7 +145,9 @@ def test_many_requests_may_wait_for_one_log(broker_harness: BrokerHarness) -> No
     broker_harness.at_once = False
     for number in range(2_000):
         broker_harness.send(
-            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"%d" % number), acks=0)
+            wire.PRODUCE,
+            9,
+            broker_harness.produce_request(batch_of(b"%d" % number), acks=0),
         )
     broker_harness.run()
     assert [
@@ -178,7 +182,7 @@ def test_failed_check_does_not_delay_later_requests(
     monkeypatch.setattr(broker_harness.logdir, "partitions", partitions)
     with contextlib.suppress(ZeroDivisionError):
         reply = broker_harness.send(
-            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"))
+            wire.PRODUCE, 9, broker_harness.produce_request(batch_of(b"v"))
         )
         assert not isinstance(reply, PendingResponse) or reply.is_set
     monkeypatch.undo()
@@ -194,7 +198,9 @@ def test_append_that_rolls_runs_in_a_thread_and_delays_later_appends(
     broker_harness.at_once = False
     replies = [
         broker_harness.send(
-            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"%d" % number * 100))
+            wire.PRODUCE,
+            9,
+            broker_harness.produce_request(batch_of(b"%d" % number * 100)),
         )
         for number in range(6)
     ]
@@ -223,7 +229,7 @@ def test_log_that_cannot_be_opened_is_reported_and_others_are_served(
     broker_harness.logdir.create_topic("t", partitions=2)
     shutil.rmtree(f"{broker_harness.logdir.path}/t-0")
     reported = (
-        broker_harness.ask(wire.FETCH, 11, broker_harness.fetches(range(3)))
+        broker_harness.ask(wire.FETCH, 11, broker_harness.fetch_request(range(3)))
         .responses[0]
         .partitions
     )
@@ -240,10 +246,10 @@ def test_a_produce_without_answer_that_fails_later_ends_its_connection(
     broker_harness.logdir.create_topic("t")
     broker_harness.at_once = False
     reply = broker_harness.send(
-        wire.PRODUCE, 9, broker_harness.produces(b"garbage" * 20, acks=0)
+        wire.PRODUCE, 9, broker_harness.produce_request(b"garbage" * 20, acks=0)
     )
     stored = broker_harness.send(
-        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"), acks=0)
+        wire.PRODUCE, 9, broker_harness.produce_request(batch_of(b"v"), acks=0)
     )
     broker_harness.run()
     assert (
@@ -297,11 +303,11 @@ def test_event_loop_opens_creates_and_syncs_no_file(
             client.ask(
                 wire.PRODUCE,
                 9,
-                BrokerHarness.produces(
+                BrokerHarness.produce_request(
                     batch_of(b"v" * 300, **more), "made", acks=-1 + number % 2 * 2
                 ),
             )
-        client.ask(wire.FETCH, 11, BrokerHarness.fetches(range(1), "made"))
+        client.ask(wire.FETCH, 11, BrokerHarness.fetch_request(range(1), "made"))
         client.ask(wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request())
         commit = wire.OFFSET_COMMIT.Request
         part = commit.Topic.Partition(partition_index=0, committed_offset=1)
@@ -531,9 +537,9 @@ def test_last_of_two_batches_for_a_partition_is_stored(
     one partition is answered.
     """
     broker_harness.logdir.create_topic("t")
-    request = broker_harness.produces(batch_of(b"first"))
+    request = broker_harness.produce_request(batch_of(b"first"))
     request.topic_data[0].partition_data += (
-        broker_harness.produces(batch_of(b"second")).topic_data[0].partition_data
+        broker_harness.produce_request(batch_of(b"second")).topic_data[0].partition_data
     )
     (reported,) = (
         broker_harness.ask(wire.PRODUCE, 9, request).responses[0].partition_responses
@@ -565,7 +571,7 @@ def test_batches_of_transactions_that_were_not_begun(
         "base_sequence": 0,
         "transactional": transactional,
     }
-    request = broker_harness.produces(batch_of(b"v", **more))
+    request = broker_harness.produce_request(batch_of(b"v", **more))
     request.transactional_id = transactional_id
     assert (
         broker_harness.ask(wire.PRODUCE, 9, request)
@@ -610,7 +616,9 @@ def test_error_texts_name_no_folder_of_the_server(
     shutil.rmtree(f"{broker_harness.logdir.path}/t-1")
     reported = (
         broker_harness.ask(
-            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"), partitions=2)
+            wire.PRODUCE,
+            9,
+            broker_harness.produce_request(batch_of(b"v"), partitions=2),
         )
         .responses[0]
         .partition_responses[1]
@@ -915,7 +923,7 @@ def test_a_fetch_waits_for_each_of_its_partitions(
     broker_harness: BrokerHarness, appended: int, by: str, min_bytes: int
 ) -> None:
     broker_harness.logdir.create_topic("t", partitions=3)
-    request = broker_harness.fetches(range(3))
+    request = broker_harness.fetch_request(range(3))
     request.min_bytes = min_bytes
     request.max_wait_ms = 20_000
     reply = broker_harness.send(wire.FETCH, 11, request)
@@ -925,7 +933,7 @@ def test_a_fetch_waits_for_each_of_its_partitions(
     for number in range(1 if min_bytes == 1 else 2):
         assert not reply.is_set, number
         if by == "a client":
-            produced = broker_harness.produces(batch_of(b"v"))
+            produced = broker_harness.produce_request(batch_of(b"v"))
             produced.topic_data[0].partition_data[0].index = appended
             broker_harness.ask(wire.PRODUCE, 9, produced)
         else:
@@ -948,9 +956,11 @@ def test_size_limit_of_a_fetch_covers_all_partitions(
     broker_harness.logdir.create_topic("t", partitions=3)
     for _ in range(2):
         broker_harness.ask(
-            wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v"), partitions=3)
+            wire.PRODUCE,
+            9,
+            broker_harness.produce_request(batch_of(b"v"), partitions=3),
         )
-    request = broker_harness.fetches(range(3))
+    request = broker_harness.fetch_request(range(3))
     request.max_bytes = max_bytes
     reported = broker_harness.ask(wire.FETCH, 11, request).responses[0].partitions
     assert [len(entry.records or b"") for entry in reported] == expected
@@ -999,7 +1009,7 @@ def test_waiting_fetch_is_answered_when_its_offset_is_deleted(
 ) -> None:
     broker_harness.logdir.create_topic("t")
     broker_harness.produce(batch_of(b"v"))
-    request = broker_harness.fetches(range(1))
+    request = broker_harness.fetch_request(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     reply = broker_harness.send(wire.FETCH, 11, request)
@@ -1028,12 +1038,12 @@ def test_fetch_counts_bytes_that_a_sync_makes_readable(tmp_path: Path) -> None:
     broker_harness.logdir.create_topic("t")
     log = broker_harness.logdir.partition("t", 0)
     produced = broker_harness.send(
-        wire.PRODUCE, 9, broker_harness.produces(batch_of(b"v" * 2000))
+        wire.PRODUCE, 9, broker_harness.produce_request(batch_of(b"v" * 2000))
     )
     while log.log_end_offset == 0:
         broker_harness.run(1)
     assert log.high_watermark == 0
-    request = broker_harness.fetches(range(1))
+    request = broker_harness.fetch_request(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     reply = broker_harness.send(wire.FETCH, 11, request)
@@ -1072,7 +1082,7 @@ def test_fetch_counts_bytes_that_a_marker_makes_readable(
             **producer_fields,
         )
     )
-    request = broker_harness.fetches(range(1))
+    request = broker_harness.fetch_request(range(1))
     request.min_bytes = 1000
     request.max_wait_ms = 20_000
     request.isolation_level = 1
@@ -1133,7 +1143,7 @@ def test_fetch_of_a_disconnected_client_stops_waiting(
     broker_harness.logdir.create_topic("t")
     state = broker_harness.broker.state
     before = state.timers.next_ms
-    request = broker_harness.fetches(range(1))
+    request = broker_harness.fetch_request(range(1))
     request.min_bytes = 1
     request.max_wait_ms = 20_000
     reply = broker_harness.send(wire.FETCH, 11, request)
@@ -1206,7 +1216,7 @@ def test_refusal_is_logged_with_client_request_and_reason(
 ) -> None:
     broker_harness.logdir.create_topic("t")
     broker_harness.ask(
-        wire.PRODUCE, 9, broker_harness.produces(b"junk"), "app\nforged line"
+        wire.PRODUCE, 9, broker_harness.produce_request(b"junk"), "app\nforged line"
     )
     broker_harness.ask(
         wire.INIT_PRODUCER_ID,
@@ -1361,7 +1371,7 @@ def test_fetch_with_a_full_response_waits_for_no_more_bytes(tmp_path: Path) -> N
         harness.logdir.create_topic("t")
         for _ in range(10):
             harness.logdir.append("t", b"x" * 500, partition=0)
-        request = harness.fetches(range(1))
+        request = harness.fetch_request(range(1))
         request.max_wait_ms, request.min_bytes = 60_000, 4_000
         response = harness.ask(wire.FETCH, 12, request)
         (part,) = response.responses[0].partitions
@@ -1376,7 +1386,7 @@ def test_fetch_counts_readable_partitions_that_do_not_fit(tmp_path: Path) -> Non
         for number in (0, 1):
             harness.logdir.append("t", b"x" * 500, partition=number)
         size = len(harness.fetch(0).records)
-        request = harness.fetches(range(2))
+        request = harness.fetch_request(range(2))
         request.topics[0].partitions[0].partition_max_bytes = size
         request.max_wait_ms, request.min_bytes = 60_000, size + 100
         request.max_bytes = size + 100

@@ -20,7 +20,8 @@ SESSION = ClientSession("127.0.0.1", 9092, "127.0.0.1")
 class BrokerHarness:
     """A broker that handles requests without sockets.
 
-    Without `at_once`, submitted work waits for run().
+    With `at_once`, submitted work runs in the call that submits it; otherwise run() runs
+    it.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class BrokerHarness:
         if self.at_once:
             self.run()
 
-    def run(self, most: int = 1_000_000) -> None:
-        while self.submitted and most:
-            most -= 1
+    def run(self, limit: int = 1_000_000) -> None:
+        while self.submitted and limit:
+            limit -= 1
             work, done = self.submitted.pop(0)
             try:
                 result = work()
@@ -73,7 +74,7 @@ class BrokerHarness:
     @staticmethod
     def read(api: Any, version: int, reply: Any) -> Any:
         if isinstance(reply, PendingResponse):
-            assert reply.is_set, "the answer waits"
+            assert reply.is_set, "the response is not available yet"
             reply = reply.value
         return wire.decode_response(api, version, b"".join(reply)[4:])[1]
 
@@ -92,7 +93,7 @@ class BrokerHarness:
         return answer.responses[0].partitions[0]
 
     @staticmethod
-    def fetches(partitions: range, topic: str = "t") -> Any:
+    def fetch_request(partitions: range, topic: str = "t") -> Any:
         request = wire.FETCH.Request
         parts = [
             request.Topic.Partition(partition=partition, partition_max_bytes=1 << 20)
@@ -101,7 +102,7 @@ class BrokerHarness:
         return request(topics=[request.Topic(topic=topic, partitions=parts)])
 
     @staticmethod
-    def produces(
+    def produce_request(
         records: Any, topic: str = "t", partitions: int = 1, acks: int = 1
     ) -> Any:
         request = wire.PRODUCE.Request
@@ -116,8 +117,8 @@ class BrokerHarness:
         )
 
     def produce(self, records: Any, version: int = 9, **more: Any) -> Any:
-        """Return the response for the first partition."""
-        answer = self.ask(wire.PRODUCE, version, self.produces(records, **more))
+        """Append records to partition 0, and return its part of the response."""
+        answer = self.ask(wire.PRODUCE, version, self.produce_request(records, **more))
         return answer.responses[0].partition_responses[0]
 
     def epochs(self, topic: str = "t") -> set[int]:

@@ -80,7 +80,7 @@ class Client:
         acks: int = -1,
         records: bytes | None = None,
     ) -> None:
-        """Send the same request as produce(), and do not wait."""
+        """Send the request of produce(), and do not wait for the response."""
         request = wire.PRODUCE.Request
         batch = (
             recordbatch.encode([(None, value) for value in values], now_ms=1)
@@ -123,8 +123,8 @@ class Client:
         )
         assert answer.topics[0].error_code == 0
 
-    def is_cut(self) -> bool:
-        """Wait until the other side closes the connection."""
+    def is_closed_by_broker(self) -> bool:
+        """Wait for the broker, and return whether it closes the connection."""
         try:
             return self.sock.recv(1) == b""
         except ConnectionResetError:

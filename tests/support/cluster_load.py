@@ -14,7 +14,7 @@ from support.clusters import Cluster, until
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
 #: Settings of a client that detects a new leader soon.
-QUICK = {
+FAST_RETRIES = {
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 100,
     "reconnect.backoff.max.ms": 100,
@@ -39,7 +39,7 @@ class Load:
                 "enable.idempotence": True,
                 "linger.ms": 0,
                 **cluster.client_config,
-                **QUICK,
+                **FAST_RETRIES,
                 **settings,
             }
         )
@@ -75,18 +75,18 @@ class Load:
             time.sleep(0.002)
 
     def until_more(self, count: int = 50) -> None:
-        """Wait until further records are acknowledged."""
+        """Wait until `count` further records are acknowledged."""
         before = len(self.acknowledged)
         until(lambda: len(self.acknowledged) >= before + count, "more acknowledgements")
 
-    def is_moving(self) -> bool:
+    def makes_progress(self) -> bool:
         """Return whether records are acknowledged within a second."""
         before = len(self.acknowledged)
         time.sleep(1)
         return len(self.acknowledged) > before
 
     def pause(self) -> None:
-        """Send no more records; end() is still needed."""
+        """Send no more records. end() must still be called."""
         self._is_over.set()
         self._thread.join()
 
@@ -98,7 +98,7 @@ class Load:
         return self.acknowledged
 
 
-class Offsets:
+class OffsetLoad:
     """A client that commits increasing offsets, and another client that reads them.
 
     A read never returns less than a commit that was acknowledged before it began, or
@@ -156,14 +156,14 @@ class Offsets:
             except confluent_kafka.KafkaException:
                 time.sleep(0.05)
                 continue
-            offset = max(-1, found.offset)  # -1001 if there is none
+            offset = max(-1, found.offset)  # -1001 if the group has no offset
             if offset < floor:
                 self.broken.append(f"read {offset} after {floor}")
             self._floor = max(self._floor, offset)
             self.reads += 1
         client.close()
 
-    def is_moving(self) -> bool:
+    def makes_progress(self) -> bool:
         """Return whether offsets are committed within a second."""
         before = self.commits
         time.sleep(1)
@@ -269,7 +269,7 @@ def _batch_at(cluster: Cluster, topic: str, number: int, offset: int) -> str:
 
 
 def check_replica_files(cluster: Cluster, topic: str, index: int = 0) -> None:
-    """Check that the replicas have the same bytes, once the brokers are stopped."""
+    """Stop the brokers, and check that replicas are equal up to the end of the shortest."""
     for number in cluster.processes:
         cluster.stop(number)
     folders = [cluster.path / str(n) / f"{topic}-{index}" for n in cluster.processes]

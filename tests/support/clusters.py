@@ -17,8 +17,8 @@ from netshim.follow.connection import ClientSettings, SourceConnection
 from netshim.wire import codes
 from support.machines import Machine
 
-#: Short times, so that tests need not wait. Timeouts are longer than any pause of a
-#: busy machine that a test may ignore.
+#: Short times, so that tests need not wait. A timeout is longer than a pause of a busy
+#: machine, because such a pause must not look like a failure.
 FAST = {
     "broker_session_timeout_ms": 3_000,
     "replica_lag_time_max_ms": 4_000,
@@ -64,11 +64,11 @@ class Cluster:
     ) -> None:
         """Start the brokers.
 
-        `ports` are the ports of brokers, and `advertised` the ports that clients and
-        other brokers use instead. `machines` are the machines of brokers, by default
-        this one. Each broker gets `environment` too. `client` and
-        `client_config` are the settings of clients for the protocol of the listeners: of
-        ask() and of librdkafka.
+        `ports` are the ports on which brokers listen, and `advertised` the ports that
+        clients and other brokers use instead. `machines` are the machines of brokers, by
+        default this one. `environment` is added to the environment of each broker.
+        `client` and `client_config` are settings for the protocol of the listeners:
+        `client` those of ask(), and `client_config` those of librdkafka.
         """
         self.path = path
         self._protocol = protocol
@@ -249,7 +249,7 @@ class Cluster:
         expected: int = codes.NONE,
         **config: str,
     ) -> Any:
-        """Create a topic, check the code of the response, and return its part."""
+        """Create a topic, check the error code, and return the topic of the response."""
         kind = wire.CREATE_TOPICS.Request.Topic
         request = wire.CREATE_TOPICS.Request(
             topics=[

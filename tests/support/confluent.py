@@ -51,7 +51,7 @@ def consumer(kafka: Kafka | ServerHandle, group: str, **settings: Any) -> Any:
 
 
 def read(client: Any, count: int) -> list[bytes]:
-    """Read `count` values or more: all values of the last poll are returned."""
+    """Read and return `count` values."""
     found: list[bytes] = []
     end_s = time.monotonic() + LIMIT_S
     while len(found) < count:

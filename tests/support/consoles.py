@@ -19,7 +19,7 @@ DEADLINE_S = 60
 
 
 class PageParser(HTMLParser):
-    """Parses the elements of a page, and its text."""
+    """Parses a page into its elements and its words."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -65,7 +65,9 @@ class ConsolePage:
         return html.unescape(found[1])
 
     def rows(self, table: int = 0) -> list[list[str]]:
-        """Return the cells of the body of a table; none if there is no table."""
+        """Return the cells of each row in the body of a table. A page without a table
+        has no rows.
+        """
         found = re.findall(r"<tbody>(.*?)</tbody>", self.source, re.DOTALL)
         if not found:
             return []
@@ -121,7 +123,7 @@ class ConsoleClient:
         return self.get(path, "POST", urlencode(fields), **headers)
 
     def submit(self, page: ConsolePage, path: str, **typed: str) -> ConsolePage:
-        """Send the form of a page that changes something, with the typed fields."""
+        """Send the form of a page to a path: its hidden fields, and the typed fields."""
         fields = {
             str(entry["name"]): entry.get("value") or ""
             for tag, entry in PageParser(page.source.partition("<main")[2]).elements
@@ -146,9 +148,9 @@ class ConsoleClient:
 def opened_console(
     path: Path, tls: Any = None, ca_file: Path | None = None, **options: Any
 ) -> Generator[ConsoleClient, None, None]:
-    """Serve a console of a directory, with a minute for each page.
+    """Serve a console of a directory, with a time limit of a minute for each page.
 
-    `options` are those of DirectoryView.
+    `options` are passed to DirectoryView.
     """
     from netshim.console.directory import DirectoryView
     from netshim.console.pages import console_app

@@ -1,6 +1,6 @@
 """A coordinator of consumer groups (KIP-848) with a simulated clock, disk and topics.
 
-Records are durable at once. With `holds`, they wait until disk() is called, as on a slow
+Records are durable at once. With `holds_writes`, they wait until finish_write() is called, as on a slow
 disk. The durable records are kept batch by batch, so a power cut leaves a prefix of the
 batches.
 """
@@ -50,7 +50,7 @@ def topic_id(name: str) -> bytes:
     return name.encode().ljust(16, b".")
 
 
-def of(name: str, *numbers: int) -> Partitions:
+def partitions_of(name: str, *numbers: int) -> Partitions:
     return frozenset((topic_id(name), number) for number in numbers)
 
 
@@ -69,7 +69,7 @@ class CoordinatorSimulation:
         self.version = 1
         self.counts: dict[str, int] = {"t": 4}
         self.now_ms = T0
-        self.holds = False
+        self.holds_writes = False
         self.disk_error: GroupError | None = None
         self.batches: list[tuple[GroupRecord, ...]] = []
         self.waiters = 0
@@ -120,15 +120,15 @@ class CoordinatorSimulation:
                     self.timers.at(at_ms, (group_id, timeout))
                 case CancelTimer(group_id, timeout):
                     assert (group_id, timeout) in self.timers, (
-                        "only an existing timer is cancelled"
+                        "the cancelled timer does not exist"
                     )
                     self.timers.cancel((group_id, timeout))
                 case _:
                     self.events.append(effect)
-        while self.stores and not self.holds:
-            self.disk()
+        while self.stores and not self.holds_writes:
+            self.finish_write()
 
-    def disk(self) -> None:
+    def finish_write(self) -> None:
         """Finish the write of the first waiting records, or fail it with `disk_error`."""
         effect = self.stores.pop(0)
         if self.disk_error is None:
@@ -177,8 +177,8 @@ class CoordinatorSimulation:
         may_omit_member_id: bool = False,
         **more: Any,
     ) -> int:
-        """Send a heartbeat and return its waiter. With epoch 0 it contains the fields
-        that a joining member must send.
+        """Send a heartbeat, and return its waiter. With epoch 0, the heartbeat contains
+        the fields that a joining member must send.
         """
         if epoch == 0:
             more.setdefault("rebalance_timeout_ms", REBALANCE_MS)
@@ -240,8 +240,8 @@ class CoordinatorSimulation:
     def heartbeat(
         self, member_id: str, epoch: int, **more: Any
     ) -> tuple[int, list[int] | None]:
-        """Return the member epoch and the assigned numbers of topic t of the response.
-        The numbers are None if the response contains no assignment.
+        """Send a heartbeat. Return the member epoch in the response, and the numbers of
+        the assigned partitions of topic t, or None if the response has no assignment.
         """
         result = self.replies[self.send(member_id, epoch, **more)]
         assert isinstance(result, HeartbeatAccepted), result
@@ -254,7 +254,7 @@ class CoordinatorSimulation:
         return result.member_epoch, numbers
 
     def refused(self, member_id: str, epoch: int, **more: Any) -> str:
-        """Return the name of the error in the response to a heartbeat."""
+        """Send a heartbeat, and return the name of the error in the response."""
         result = self.replies[self.send(member_id, epoch, **more)]
         assert isinstance(result, HeartbeatRefused), result
         assert result.text

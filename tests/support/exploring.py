@@ -1,4 +1,6 @@
-"""Explore programs of calls on a log, and let single operations of the disk fail."""
+"""Run programs of calls on a log: with an explorer of crashes, or with a disk of which
+single operations fail.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,21 @@ from support.programs import (
     Recoveries,
 )
 
-LARGE = (
+#: Actions of random programs. A repeated action is chosen more often.
+PLAIN_ACTIONS = (
     *("append",) * 4, "append_two", *("append_big",) * 2, "append_os", "append_os", "append_disk", "flush", "roll",
     "delete", "delete_all", "truncate", "truncate_all", "tick", "reopen", "kill", "append_in_sync", "write_back",
 )  # fmt: skip
 
 
 #: Actions of programs with transactions, compaction, kills and reopenings.
-LIVES = (
+TRANSACTION_ACTIONS = (
     "append", "append_big", "transact", "commit", "abort", "compact", "retain", "idempotent", "again", "truncate",
     "reopen", "kill",
 )  # fmt: skip
 
 
-def explored(actions: Sequence[str], durability: str, **options: Any) -> Report:
+def explore_program(actions: Sequence[str], durability: str, **options: Any) -> Report:
     program = Program(durability, **options)
     try:
         return program.run(actions)
@@ -58,9 +61,9 @@ SCRIPT = (
 )
 
 
-def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
-    """Run the script with a fault on a disk that works again afterwards. Return whether
-    the fault occurred.
+def run_with_fault(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
+    """Run SCRIPT on a disk with one fault. Then check the log, with crashes and kills, on
+    a disk without faults. Return whether the fault occurred.
     """
     plan = FaultPlan(fault)
     program = Program(durability, explore=False, disk=SimulatedDisk(faults=plan))
@@ -93,7 +96,7 @@ def failing(fault: Fault, durability: str, recoveries: Recoveries) -> bool:
             )
     except BaseException as error:
         program.disk.crash()
-        error.add_note(f"repeat with failing({fault!r}, {durability!r})")
+        error.add_note(f"repeat with run_with_fault({fault!r}, {durability!r})")
         raise
     return bool(plan.hits)
 

@@ -216,7 +216,7 @@ async def _aiokafka_consumes(address: str, request_ms: int) -> str:
 
 def java(address: str, job: str, request_ms: int) -> str:
     program = str(kafka_jvm.SOURCES / "FaultedClient.java")
-    jars = f"{kafka_jvm.classes()}/*"
+    jars = f"{kafka_jvm.kafka_jars()}/*"
     return _output(["java", "-cp", jars, program, address, job, str(request_ms)])
 
 

@@ -1,8 +1,8 @@
 """A broker's groups without sockets. The test sets the time, and decides when a sync of
 the disk ends.
 
-Requests and responses are encoded and decoded in the version of a client, so a value that
-the version cannot encode fails the test.
+Each request and response is encoded and decoded in a version of the protocol, so a value
+that this version cannot represent fails the test.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ REBALANCE_MS = 20_000
 
 #: Runs a test with an exclusive directory, and with a directory that other processes may
 #: write.
-in_both_homes = pytest.mark.parametrize(
+with_each_kind_of_directory = pytest.mark.parametrize(
     "group_harness", [False, True], ids=["alone", "shared"], indirect=True
 )
 
 
-class _Steered:
+class _ClockedFS:
     """The real disk, with the clock of a group_harness."""
 
     def __init__(self, group_harness: GroupHarness) -> None:
-        self._rig = group_harness
+        self._group_harness = group_harness
 
     def __getattr__(self, name: str) -> Any:
         return getattr(OS, name)
 
     def now_ms(self) -> int:
-        return self._rig.now_ms
+        return self._group_harness.now_ms
 
     def monotonic_ms(self) -> int:
-        return self._rig.now_ms - T0
+        return self._group_harness.now_ms - T0
 
 
 class GroupHarness:
     """A broker's groups over a directory.
 
     With holds_disk set, syncs complete when finish_disk() is called. With `is_shared`,
-    other processes may write the directory too. A session may then end up to `late_ms`
-    later, because its time is measured between two checks.
+    other processes may write the directory too. In that case a session may expire up to
+    `max_expiry_delay_ms` late, because inactivity is measured from one check to another.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, **settings: Any) -> None:
         self.path = path
         self.is_shared = is_shared
-        self.late_ms = 100 if is_shared else 0
+        self.max_expiry_delay_ms = 100 if is_shared else 0
         self.settings = settings
         self.now_ms = T0
         self.session = ClientSession("broker", 9092, "10.0.0.1")
@@ -76,7 +76,7 @@ class GroupHarness:
         self.start()
 
     def start(self) -> None:
-        fs: Any = _Steered(self) if self.is_shared else OS
+        fs: Any = _ClockedFS(self) if self.is_shared else OS
         self.logdir: LogDir = logcore.open_dir(
             self.path, create=True, shared=self.is_shared, fs=fs
         )
@@ -167,9 +167,9 @@ class GroupHarness:
         return reply
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        """Return the response to a request that does not have to wait."""
+        """Return the response to a request. It must be available at once."""
         answer = self.send(api, version, api.Request(**fields))
-        assert answer.is_set, f"{api.name} waits"
+        assert answer.is_set, f"{api.name} has no response yet"
         return answer.value
 
     # -- requests of clients
@@ -320,15 +320,15 @@ class GroupHarness:
             ids.append(newcomer.value.member_id)
             first = others[0].value
         generation = first.generation_id
-        parked = [
+        follower_syncs = [
             self.sync(member_id, generation, group=group) for member_id in ids[1:]
         ]
-        lead = self.sync(
+        leader_sync = self.sync(
             ids[0], generation, {name: name.encode() for name in ids}, group=group
         )
-        assert [answer.value.assignment for answer in (lead, *parked)] == [
-            name.encode() for name in ids
-        ]
+        assert [
+            answer.value.assignment for answer in (leader_sync, *follower_syncs)
+        ] == [name.encode() for name in ids]
         return ids, generation
 
     def records(self, partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:

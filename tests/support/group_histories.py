@@ -149,7 +149,7 @@ class RandomHistory:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.simulation = CoordinatorSimulation(consumer_session_timeout_ms=SESSION_MS)
-        self.simulation.holds = True
+        self.simulation.holds_writes = True
         self.clients: list[Client] = []
         self.number = 0
 
@@ -223,14 +223,14 @@ class RandomHistory:
 
     def disk(self) -> None:
         if self.simulation.stores:
-            self.simulation.disk()
+            self.simulation.finish_write()
 
     def disk_fails(self) -> None:
         """Let the store of the records fail. They may be on disk nevertheless."""
         if self.simulation.stores:
             records = self.simulation.stores[0].records
             self.simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-            self.simulation.disk()
+            self.simulation.finish_write()
             self.simulation.disk_error = None
             if self.chance.random() < 0.7:
                 self.simulation.batches.append(records)
@@ -355,12 +355,12 @@ class RandomHistory:
         for _ in range(60):
             self.simulation.sleep(SESSION_MS // 10)
             while self.simulation.stores:
-                self.simulation.disk()
+                self.simulation.finish_write()
             for client in [*self.clients]:
                 if client.waiter is None:
                     client.take_next_step()
                 while self.simulation.stores:
-                    self.simulation.disk()
+                    self.simulation.finish_write()
                 client.handle_response()
                 client.use_assignment()
                 self.check()

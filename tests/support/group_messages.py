@@ -1,8 +1,8 @@
-"""The records of `__consumer_offsets` as tables of the wire codec, which check
-logcore.format.group_records.
+"""The records of `__consumer_offsets` as tables of the wire codec: a second
+implementation, with which tests compare logcore.format.group_records.
 
-The tests of the wire compare the tables with records that Kafka and other clients have
-written. The tests of group_records compare that module with the tables.
+Tests of the wire codec compare the tables with records that Kafka and other clients have
+written.
 """
 
 from netshim.wire.codec import Message, data

@@ -15,8 +15,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-#: CPython handles no signal between such a line and the line before it.
+#: The beginnings of some lines. CPython handles no signal between such a line and the
+#: line before it.
 _EDGES: Final = ("with ", "try:", "finally:", "except ", "pass", "async with ")
+#: A return, a yield or a condition without a call.
 _BARE: Final = re.compile(r"((return|yield)( [\w.]+)?|if [\w. !=<>]+:)( +#.*)?")
 #: An assignment without a call.
 _PLAIN: Final = re.compile(r"[\w.]+ [|+-]?= [^()]*")
@@ -31,12 +33,12 @@ class Interrupt:
 
     def __init__(self, nth: int, *files: str | None) -> None:
         self.left = nth
-        self.place = ""  # file and line at which it raised
+        self.place = ""  # file and line of the interrupt
         self._files = files
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
         code = frame.f_code
-        # Python only prints exceptions of a finalizer.
+        # weakref calls finalizers, and Python only prints their exceptions.
         if (
             event == "call"
             and frame.f_back is not None
@@ -54,8 +56,8 @@ class Interrupt:
 
 
 def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Interrupt:
-    """Make a call, and interrupt it at its nth line. Other exceptions of the call are
-    raised.
+    """Make a call, and interrupt it at its nth line. Exceptions of the call, except
+    KeyboardInterrupt, are raised.
     """
     tracer = Interrupt(nth, *files)
     before = sys.gettrace()  # a coverage run has one
@@ -101,10 +103,10 @@ def is_edge(path: str, line: int) -> bool:
         before = linecache.getline(path, line - 2).strip()
     if before.startswith(("finally:", "except ")):
         return True
-    is_behind_plain = _PLAIN.fullmatch(before) is not None and indent(
+    follows_plain = _PLAIN.fullmatch(before) is not None and indent(
         path, line
     ) == indent(path, line - 1)
-    return is_behind_plain or (
+    return follows_plain or (
         _BARE.fullmatch(before) is not None
         and is_edge(path, line - 1)
         and (_BARE.fullmatch(text) or _PLAIN.fullmatch(text)) is not None

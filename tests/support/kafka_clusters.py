@@ -54,7 +54,7 @@ class KafkaCluster(Cluster):
     def begin(self, number: int) -> None:
         folder = self.path / str(number)
         file = folder / "server.properties"
-        java = ["java", *self._java_options, "-cp", f"{kafka_jvm.classes()}/*"]
+        java = ["java", *self._java_options, "-cp", f"{kafka_jvm.kafka_jars()}/*"]
         if not file.exists():
             folder.mkdir()
             settings = self._settings(number)

@@ -1,8 +1,8 @@
 """Apache Kafka in a Java process of its own, for the tests that are marked interop.
 
-classes() lets Maven fetch Kafka's jars once. Storage communicates with
+kafka_jars() lets Maven fetch Kafka's jars once. Storage communicates with
 tests/data/kafka/Storage.java, which uses Kafka's own log, loader and cleaner. If Java
-or Maven is missing, every test is skipped with the name of the missing program.
+or Maven is missing, the test is skipped, and the reason names the missing program.
 """
 
 from __future__ import annotations
@@ -27,39 +27,49 @@ import pytest
 from support.vectors import DATA
 
 SOURCES = DATA / "kafka"
-#: Options of Java for a process that starts fast and need not run fast.
+#: Options of Java for a process that starts fast. Its throughput does not matter.
 QUICK_START: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
-def classes() -> Path:
-    """Return a folder of jars: Kafka, in the version of pom.xml, and its dependencies."""
-    return jars("pom.xml", "kafka", "kafka_2.13")
+def kafka_jars() -> Path:
+    """Fetch Kafka in the version of pom.xml, and return the folder of jars."""
+    return fetch_jars("pom.xml", "kafka", "kafka_2.13")
 
 
-def tools() -> Path:
+def tool_jars() -> Path:
     """Fetch Kafka's command-line tools, and return the folder of jars."""
-    return jars("tools.xml", "tools", "kafka-tools")
+    return fetch_jars("tools.xml", "tools", "kafka-tools")
 
 
-def tool(program: str, *arguments: str) -> str:
+def run_tool(program: str, *arguments: str) -> str:
     """Run one of Kafka's command-line tools, and return its output."""
-    folders = f"{tools()}/*:{classes()}/*"
+    folders = f"{tool_jars()}/*:{kafka_jars()}/*"
     command = ["java", *QUICK_START, "-cp", folders, program, *arguments]
     done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     assert not done.returncode, (done.stdout + done.stderr).decode()[-2_000:]
     return done.stdout.decode()
 
 
-def frameworks() -> Path:
+def framework_jars() -> Path:
     """Fetch Kafka Streams and Kafka Connect, and return the folder of jars."""
-    return jars("streams.xml", "frameworks", "kafka-streams")
+    return fetch_jars("streams.xml", "frameworks", "kafka-streams")
 
 
 @contextlib.contextmanager
-def streams(address: str, state: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+def run_streams(
+    address: str, state: Path, name: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run tests/data/kafka/Streams.java. Its output is in the file {name}.txt."""
     program = str(SOURCES / "Streams.java")
-    command = ["java", "-cp", f"{frameworks()}/*", program, address, str(state), name]
+    command = [
+        "java",
+        "-cp",
+        f"{framework_jars()}/*",
+        program,
+        address,
+        str(state),
+        name,
+    ]
     with (state.parent / f"{name}.txt").open("ab") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=output
@@ -73,19 +83,20 @@ def streams(address: str, state: Path, name: str) -> Iterator[subprocess.Popen[b
             process.stdin.close()
 
 
-def clients(version: str) -> Path:
+def client_jars(version: str) -> Path:
     """Fetch kafka-clients of one version, with its dependencies, and return the folder
     of jars.
     """
-    return jars("clients.xml", "clients", "kafka-clients", version)
+    return fetch_jars("clients.xml", "clients", "kafka-clients", version)
 
 
 @functools.cache
-def jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
-    """Return a folder of the jars that a pom of tests/data/kafka names, with their
-    dependencies.
+def fetch_jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
+    """Fetch the jars that a pom of tests/data/kafka lists, with their dependencies, and
+    return the folder of jars.
 
-    The folder has the version of `artifact`. `version` replaces VERSION in the pom.
+    The name of the folder ends with the version of `artifact`. `version` replaces
+    VERSION in the pom.
     """
     for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
@@ -97,7 +108,7 @@ def jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
     )
     folder = Path(__file__).parents[2] / "build" / f"{name}-{versions[0]}"
     if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=_made(folder.parent)) as scratch:
+        with tempfile.TemporaryDirectory(dir=_create(folder.parent)) as scratch:
             (Path(scratch) / "pom.xml").write_text(text)
             fetched = Path(scratch) / "jars"
             goal = [
@@ -115,28 +126,28 @@ def jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
                 )
             try:
                 fetched.rename(folder)
-            except OSError:  # another process of this run was first
+            except OSError:  # another process of this run has fetched the jars too
                 if not folder.is_dir():
                     raise
     return folder
 
 
-def _made(folder: Path) -> Path:
+def _create(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def small_transactions(
+def measure_small_transactions(
     address: str, transactional_id: str, warm: int, count: int
 ) -> dict[str, float]:
-    """Let Kafka's Java producer make transactions of one record each. Return the number
-    of requests for each, and p50 in microseconds.
+    """Measure transactions of one record each by Kafka's Java producer. Return the
+    requests per transaction, and p50 of the duration in microseconds.
     """
     program = str(SOURCES / "SmallTransactions.java")
     command = [
         "java",
         "-cp",
-        f"{classes()}/*",
+        f"{kafka_jars()}/*",
         program,
         address,
         transactional_id,
@@ -155,12 +166,12 @@ def small_transactions(
     return found
 
 
-def dump(path: Path, *options: str) -> str:
+def run_dump_tool(path: Path, *options: str) -> str:
     """Run the dump tool in a process of its own, and return its output."""
     command = [
         "java",
         "-cp",
-        f"{classes()}/*",
+        f"{kafka_jars()}/*",
         "kafka.tools.DumpLogSegments",
         "--files",
         str(path),
@@ -188,7 +199,7 @@ class Storage:
     def __init__(self, *options: str) -> None:
         options = options or QUICK_START
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = ["java", *options, "-cp", f"{classes()}/*"]
+        command = ["java", *options, "-cp", f"{kafka_jars()}/*"]
         self.process = subprocess.Popen(
             [*command, str(SOURCES / "Storage.java")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
@@ -254,8 +265,8 @@ class Broker:
         options: Sequence[str] = QUICK_START,
         more: Mapping[str, object] | None = None,
     ) -> None:
-        """`more` are further settings of the broker. {address} and {controller} in them
-        are replaced.
+        """`more` are further settings of the broker. In their values, {address} and
+        {controller} are replaced with the addresses of the two listeners.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.data = folder / "data"
@@ -285,13 +296,13 @@ class Broker:
                 address=self.address, controller=controller
             )
         file = folder / "server.properties"
-        is_new = not file.exists()
+        is_formatted = file.exists()
         file.write_text(
             "".join(f"{name}={value}\n" for name, value in settings.items())
         )
-        java = ["java", *options, "-cp", f"{classes()}/*"]
-        if is_new:
-            format_it = [
+        java = ["java", *options, "-cp", f"{kafka_jars()}/*"]
+        if not is_formatted:
+            format_storage = [
                 "kafka.tools.StorageTool",
                 "format",
                 "-t",
@@ -300,7 +311,7 @@ class Broker:
                 str(file),
             ]
             subprocess.run(
-                [*java, *format_it], check=True, capture_output=True, timeout=60
+                [*java, *format_storage], check=True, capture_output=True, timeout=60
             )
         self._output = (folder / "output").open("a+")
         self.process = subprocess.Popen(
@@ -310,14 +321,14 @@ class Broker:
             stdin=subprocess.DEVNULL,
         )
         host, port = self.address.split(":")
-        until = time.monotonic() + 60
+        end_s = time.monotonic() + 60
         while True:
             with socket.socket() as sock:
                 if sock.connect_ex((host, int(port))) == 0:
                     break
-            if self.process.poll() is not None or time.monotonic() > until:
+            if self.process.poll() is not None or time.monotonic() > end_s:
                 self.kill()
-                pytest.fail(f"the broker does not start: {self.output()[-2000:]}")
+                pytest.fail(f"the broker did not start: {self.output()[-2000:]}")
             time.sleep(0.1)
 
     def __enter__(self) -> Self:

@@ -1,5 +1,5 @@
-"""Tables of both formats for the tests of logcore.lake, and exports in processes of
-their own that are killed.
+"""Tables of both formats for the tests of logcore.lake, and exports in processes that
+are killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def target(kind: str, place: Path, name: str = "orders") -> Any:
 
 def rows_of(kind: str, place: Path, name: str = "orders") -> Any:
     """Return all rows of a table as an Arrow table, in the order of partition and
-    offset. The library of its format reads them.
+    offset. The rows are read by the library of the format.
     """
     if kind == "delta":
         import deltalake
@@ -85,11 +85,10 @@ def fill(logdir: logcore.LogDir, count: int, first: int = 0) -> None:
 
 
 def export(kind: str, data: Path, place: Path, die_at: int = 0) -> None:
-    """Run an export in this process, which kills itself at the given call of a
-    function.
+    """Run an export in this process, and kill the process at a call of a function.
 
-    With die_at=0 it does not. A conflict with another export ends the process with
-    status 3.
+    `die_at` is the number of that call, or 0 if the process is not killed. A conflict
+    with another export ends the process with status 3.
     """
     if die_at:
         left = die_at

@@ -28,8 +28,8 @@ def segments(partition: Path) -> list[int]:
 
 
 def done(operations: Sequence[Operation]) -> str:
-    """Return operations as text, without the directory and most zeros of names. A file
-    that is written to a temporary file and renamed durably is shown as replaced.
+    """Return operations as text, without the directory and most zeros of names. The
+    steps of an atomic replacement are shown as one `replace`.
     """
     text = "; ".join(map(str, operations)).replace("/t-0/", "").replace("0" * 17, "")
     return re.sub(

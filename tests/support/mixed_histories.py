@@ -284,7 +284,7 @@ class MixedHistory(RandomHistory):
         self.simulation = type(self.simulation)(
             consumer_session_timeout_ms=SESSION_MS, may_upgrade=True, may_downgrade=True
         )
-        self.simulation.holds = True
+        self.simulation.holds_writes = True
         self.simulation.set_topic("u", 3)
         self.remaining = remaining
         self.classic_share = self.chance.choice([0.5, 1.0])

@@ -39,8 +39,8 @@ def blocks(page: Path) -> list[Block]:
             opened = number, line[3:].split()
             continue
         start, words = opened
-        # Preceded by the number of lines above it, so that a traceback contains the
-        # line number of the page.
+        # Preceded by one empty line for each line above it, so that line numbers in a
+        # traceback match the page.
         text = "\n" * start + "\n".join(lines[start : number - 1]) + "\n"
         found.append(Block(words[0] if words else "", words[1:], text, start))
         opened = None
@@ -51,8 +51,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def shell(text: str, directory: Path) -> None:
-    """Run the lines one after the other. A block with a command of several lines is
-    passed to sh as a whole.
+    """Run the lines of a block in order. If a command has several lines, the whole block
+    is passed to sh.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if re.search(r"\\\n|<<|\bdo\b|\bthen\b|^\w+=", text, flags=re.MULTILINE):

@@ -1,5 +1,5 @@
-"""Programs of calls on one log on a simulated disk, each with the history by which its
-disks are checked.
+"""Programs that make calls on one log on a simulated disk. Each program has a history,
+with which the log is compared after a crash.
 """
 
 from __future__ import annotations
@@ -43,22 +43,24 @@ COMPACTED: dict[str, Any] = {
     "cleanup.policy": "compact,delete",
     "delete.retention.ms": 0,
 }
-# producer ids, and those that follow them
+# The first producer ids. After a truncation of its batches, a producer gets the next id.
 IDEMPOTENT = 100
 TRANSACTIONAL = 200
 
 
 @attrs.define
-class Met:
-    """Cached results for disks, shared by programs with equal policy, settings and seed."""
+class SharedCaches:
+    """Caches of the results for disks. Programs share them if their policies, settings
+    and seeds are equal.
+    """
 
     seen: Seen[FoundLog] = attrs.field(factory=Seen)
     cache: RecoveredLogCache = attrs.field(factory=RecoveredLogCache)
 
 
 class Program:
-    """Calls on one log, with its history and its explorer. Values identify the calls:
-    the same calls leave equal disks, and other calls do not.
+    """A program that makes calls on one log, with its history and its explorer. Each
+    call appends other values, so only equal sequences of calls leave equal disks.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Program:
         *,
         config: dict[str, Any] = CONFIG,
         disk: SimulatedDisk | None = None,
-        met: Met | None = None,
+        caches: SharedCaches | None = None,
         seed: int = 0,
         limit: int | None = 200,
         explore: bool = True,
@@ -87,9 +89,9 @@ class Program:
         }
         self.disk = SimulatedDisk(seed=seed) if disk is None else disk
         self.count = seed * 1000
-        met = Met() if met is None else met
+        caches = SharedCaches() if caches is None else caches
         recover = functools.partial(
-            recover_log, config=config, durability=durability, cache=met.cache
+            recover_log, config=config, durability=durability, cache=caches.cache
         )
         self.explorer = Explorer(
             recover,
@@ -103,7 +105,7 @@ class Program:
             seed=seed,
             limit=limit,
             again_every=20,
-            seen=met.seen,
+            seen=caches.seen,
         )
         if explore:
             self.explorer.attach(self.disk)
@@ -201,8 +203,8 @@ class Program:
         self.opened().roll()
 
     def tick(self) -> None:
-        """Run the maintenance. Every third call in a run does retention; all of these
-        records are expired.
+        """Run the maintenance. The third call after an opening runs retention, by which
+        all records are expired.
         """
         self.disk.advance(10_000)
         log = self.opened()
@@ -242,7 +244,7 @@ class Program:
         self.history.truncated()
         for role, producer_id in self.producers.items():
             if producer_id in self.sent and self.sent[producer_id][1] >= offset:
-                # The producer has not learned that its records are deleted.
+                # The next sequence number of this producer would be refused.
                 self.producers[role] += 1
 
     def retain(self) -> None:
@@ -305,7 +307,9 @@ class Program:
         self._send(IDEMPOTENT, 35)
 
     def again(self) -> None:
-        """Send the last batch again; while the batch exists, it is not stored twice."""
+        """Send the last batch again. While the log has the batch, it is not stored
+        twice.
+        """
         log = self.opened()
         _, offset, data = self.sent.get(self.producers[IDEMPOTENT], (0, -1, b""))
         if offset >= log.log_start_offset:
@@ -348,7 +352,7 @@ class Program:
         )  # records that are served after an opening are durable
 
     def append_in_sync(self) -> None:
-        """Make another append while the disk runs the sync of the first; then flush."""
+        """Append while the disk runs the sync of another append, then flush."""
         log = self.opened()
         before = self.disk.observer
         if log.durability.kind not in ("group", "os"):
@@ -357,11 +361,11 @@ class Program:
         def observe(operation: str, is_done: bool) -> None:
             if before is not None:
                 before(operation, is_done)
-            if operation == "fdatasync" and is_done and not went:
-                went.append(True)
+            if operation == "fdatasync" and is_done and not appended:
+                appended.append(True)
                 self._append([20], "os")
 
-        went: list[bool] = []
+        appended: list[bool] = []
         self.disk.observer = observe
         try:
             self._append([45], "disk")
@@ -403,5 +407,5 @@ class Recoveries:
         )
 
     def find(self, disk: SimulatedDisk) -> FoundLog:
-        """Return the recovered log of a disk that is not examined afterwards."""
+        """Return the recovered log of a disk. The disk must not be used afterwards."""
         return self.known.run(disk, self.run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.environments import ROOT, environment
-from support.kafka_jvm import jars
+from support.kafka_jvm import fetch_jars
 
 #: The newest pyspark with a Kafka connector on Maven Central: the version in
 #: tests/data/kafka/connector.xml.
@@ -32,7 +32,7 @@ def connector_jars() -> str:
     """Return Spark's Kafka connector and its dependencies outside Spark, as the setting
     spark.jars.
     """
-    folder = jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
+    folder = fetch_jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
     names = (
         "spark-sql-kafka",
         "spark-token-provider",

@@ -14,7 +14,7 @@ SECRET = "hush-hush"
 
 @contextlib.contextmanager
 def serving() -> Iterator[dict[str, str]]:
-    """Yield the options with which Spark reads from the server."""
+    """Run the server, and yield the options with which Spark reads from it."""
     moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

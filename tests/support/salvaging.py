@@ -1,4 +1,4 @@
-"""Damaged logs for logcore recover, and checks of the saved records."""
+"""Damaged logs for `logcore recover`, and checks of the saved records."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def batches_of(files: dict[str, bytes], directory: str = SOURCE) -> dict[int, by
 def recover(
     files: dict[str, Any], faults: FaultPlan | None = None, *, quick: bool = False
 ) -> tuple[PartitionReport, dict[int, bytes]]:
-    """Salvage SOURCE, and return the report and the saved batches. The source must be
-    unchanged and, unless `quick`, the result sound.
+    """Salvage SOURCE, and return the report and the saved batches. Check that the source
+    is unchanged and, unless `quick`, that the saved log is valid.
     """
     disk = SimulatedDisk({"/data": None, SOURCE: None, **files}, faults=faults)
     before = disk.files()
@@ -84,7 +84,7 @@ def lost_offsets(parts: Iterable[Part]) -> set[int]:
 def log_of(
     *batches: tuple[int, bytes], codec: str = "uncompressed", size: int = 1
 ) -> bytes:
-    """Return a log of batches with `size` records each, at these offsets."""
+    """Return the bytes of a log of batches with `size` records each, at these offsets."""
     return b"".join(
         encode(
             [(b"k", value, (), T0)] * size,
@@ -100,15 +100,14 @@ def path_of(base: int, suffix: str = ".log") -> str:
     return f"{SOURCE}/{file_name(base, suffix)}"
 
 
-#: The metadata of a log that logcore has written, in which offsets have no gap; and its
-#: durable end.
+#: The metadata of a log that logcore has written, in which offsets have no gap.
 DENSE = {
     f"{SOURCE}/logcore.policy": b'{"durability": "group", "max_bytes": 1048576, "dense_from": 0}\n'
 }
 
 
 def tree(path: Path) -> dict[str, tuple[str, int]]:
-    """Return content and modification time of every file."""
+    """Return the checksum and the modification time of every file."""
     return {
         str(file.relative_to(path)): (
             hashlib.sha256(file.read_bytes()).hexdigest(),

@@ -140,7 +140,7 @@ class Pair:
         batch = batch_of(1) if records is None else records
 
         def request(side: Side) -> Any:
-            asked = BrokerHarness.produces(batch, topic, acks=acks)
+            asked = BrokerHarness.produce_request(batch, topic, acks=acks)
             asked.topic_data[0].topic_id = side.topic_id(topic)
             asked.topic_data[0].partition_data[0].index = partition
             return asked
@@ -168,7 +168,7 @@ class Pair:
         """
 
         def request(side: Side) -> Any:
-            asked = BrokerHarness.fetches(range(1), topic)
+            asked = BrokerHarness.fetch_request(range(1), topic)
             asked.session_epoch = epoch
             if epoch > 0:
                 asked.session_id = side.session_id

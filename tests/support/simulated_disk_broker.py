@@ -1,5 +1,5 @@
-"""A broker without sockets on a simulated disk. Submitted work runs in order, once the
-broker can do nothing else.
+"""A broker without sockets on a simulated disk. Submitted work runs in order, after the
+broker has handled a request or a tick.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class SimulatedDiskBroker:
         self.start()
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run work later, once the broker has done all that it can do without it. So a
-        missing wait for the disk is detected.
+        """Queue work for run(). A handler that does not wait for its work then responds
+        too early, and a test detects this.
         """
         self.submitted.append((work, done))
 
@@ -67,8 +67,8 @@ class SimulatedDiskBroker:
         self.run()
 
     def ask(self, api: Any, version: int, **fields: Any) -> Any:
-        """Return the response, which must be available at once. The response and the
-        request pass through their wire forms.
+        """Send a request, and return the response, which must be available at once. Both
+        are encoded and decoded.
         """
         frame = memoryview(
             wire.encode_request(api, version, 1, "me", api.Request(**fields))
@@ -76,7 +76,7 @@ class SimulatedDiskBroker:
         reply = self.broker.handle(self.session, frame, self.now_ms)
         self.run()
         if isinstance(reply, PendingResponse):
-            assert reply.is_set, f"{api.name} waits"
+            assert reply.is_set, f"{api.name} has no response yet"
             reply = reply.value
         assert isinstance(reply, list), reply
         return wire.decode_response(api, version, b"".join(reply)[4:])[1]

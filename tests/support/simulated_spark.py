@@ -53,8 +53,8 @@ def spark_types(batch: Any) -> sql.StructType:
 
 
 def write(path: Path, *tasks: Any, **given: object) -> Any:
-    """Simulate a write of one batch for each task; values that cross processes are
-    pickled.
+    """Simulate a write in which each task gets one batch. As in Spark, values are pickled
+    if they pass from one process to another.
     """
     writer = source(path, **given).writer(spark_types(tasks[0]), False)
     messages = []

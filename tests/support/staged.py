@@ -1,4 +1,4 @@
-"""Staged writes for tests: the work of the tasks and the driver of a host."""
+"""Staged writes for tests: the work that the tasks and the driver of a Spark job do."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def stage(
     config: dict[str, str] | None = None,
     carries: bool = False,
 ) -> list[StagedFile]:
-    """Do the work of the tasks: each writes its share of rows() to each partition. With
-    `carries`, the rows are in messages that the driver stores.
+    """Do the work of the tasks: each task writes its share of rows() to each partition.
+    With `carries`, tasks send their rows in messages, and the driver stores the rows.
     """
     Staging(fs, str(path)).begin(txid)
     files = []
@@ -100,7 +100,7 @@ def publish(
 
 
 def values(path: Path, partition: int, *, fs: FS = OS) -> list[bytes | None]:
-    """Return all values of a partition of topic t. The offsets must have no gap."""
+    """Return all values of a partition of topic t, whose offsets must have no gap."""
     with open_log(path / f"t-{partition}", read_only=True, fs=fs) as log:
         records = list(log.read(log.log_start_offset))
     assert [record.offset for record in records] == list(range(len(records)))

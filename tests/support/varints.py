@@ -1,4 +1,4 @@
-"""Varints for tests that build records by hand or take them apart."""
+"""Varints for tests that encode or decode records by hand."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from support.kafka_jvm import free_port, jars
+from support.kafka_jvm import fetch_jars, free_port
 
 #: The servers end sessions in steps of this time.
 TICK_MS = 200
@@ -36,7 +36,7 @@ class ZooKeeper:
         members: Sequence[str] = (),
         number: int = 0,
     ) -> None:
-        folder = jars("zookeeper.xml", "zookeeper", "zookeeper")
+        folder = fetch_jars("zookeeper.xml", "zookeeper", "zookeeper")
         self._place = place
         self.host, self.port = address, port or free_port()
         data = place / "data"

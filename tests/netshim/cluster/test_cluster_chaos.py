@@ -20,7 +20,7 @@ import pytest
 
 from netshim import wire
 from netshim.wire import codes
-from support.cluster_load import Load, Offsets, check_load, check_replica_files
+from support.cluster_load import Load, OffsetLoad, check_load, check_replica_files
 from support.clusters import FAST, Cluster, until
 
 SECONDS = float(os.environ.get("LOGCORE_CLUSTER_SECONDS", "60"))
@@ -60,7 +60,7 @@ def test_random_failures_lose_nothing(tmp_path: Path) -> None:
         cluster.create("t", PARTITIONS)
         load = Load(cluster, "t")
         load.until_more()
-        offsets = Offsets(cluster)
+        offsets = OffsetLoad(cluster)
         until(lambda: offsets.commits and offsets.reads, "the first commits")
         steps = []
         end_s = time.monotonic() + SECONDS

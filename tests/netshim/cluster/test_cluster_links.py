@@ -100,7 +100,7 @@ def test_leader_without_followers_acknowledges_nothing(
         "the leader is alone in sync",
     )
     assert error_of_send(cluster, "t") == "NOT_ENOUGH_REPLICAS"
-    until(lambda: not load.is_moving(), "the load gets no more responses")
+    until(lambda: not load.makes_progress(), "the load gets no more responses")
     leader.heal()
     cluster.until_in_sync("t", 3)
     load.until_more()

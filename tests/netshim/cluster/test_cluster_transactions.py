@@ -12,7 +12,7 @@ import pytest
 
 from netshim import wire
 from netshim.wire import codes
-from support.cluster_load import QUICK, confluent_kafka
+from support.cluster_load import FAST_RETRIES, confluent_kafka
 from support.clusters import Cluster, until
 
 PARTITIONS = 3
@@ -24,7 +24,7 @@ def producer(cluster: Cluster, name: str, **settings: Any) -> Any:
             "bootstrap.servers": cluster.bootstrap_servers,
             "transactional.id": name,
             "linger.ms": 0,
-            **QUICK,
+            **FAST_RETRIES,
             "message.timeout.ms": 60_000,
             **settings,
         }

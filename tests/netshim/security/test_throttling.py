@@ -36,7 +36,7 @@ def limit(broker_harness: BrokerHarness, key: str, bound: float) -> None:
 
 
 def produce(broker_harness: BrokerHarness) -> Any:
-    return broker_harness.ask(wire.PRODUCE, 9, broker_harness.produces(RECORDS))
+    return broker_harness.ask(wire.PRODUCE, 9, broker_harness.produce_request(RECORDS))
 
 
 def test_producer_above_its_quota_is_delayed_and_muted(
