@@ -1,7 +1,7 @@
 """Bugs that can be seeded into the rules of replication and into the simulated broker.
 
 A bug is a list of replacements of source text in functions. Each text must occur exactly
-once in its function, so a bug does not survive the line that it changes.
+once in its function, so a bug whose line was changed is an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Bug:
     #: The number of schedules within which it must be found.
     within: int
     changes: tuple[Replacement, ...]
-    #: The parameters of the schedules; None: drawn at random.
+    #: The parameters of the schedules. If None, each schedule chooses random parameters.
     options: Any = None
     #: run_schedule(seed, options) of one of the simulations.
     run: Callable[..., object] = run_schedule
@@ -110,7 +110,7 @@ def find(bug: Bug, schedules: int | None = None) -> tuple[int, str] | None:
     return None
 
 
-#: Faults that make the rare states of one kind of bug frequent.
+# Faults that make the rare states of one kind of bug frequent.
 LEADER_MOVES = Options(
     faults=(
         "move_leader",
@@ -124,19 +124,26 @@ LEADER_MOVES = Options(
 LEADER_MOVES_ONLY = Options(
     faults=("move_leader", "move_leader", "lossy_network"), fault_count=14
 )
-LOST_ANSWERS = Options(
-    faults=("cut_answers@leader", "cut", "cut_one_way", "kill@leader"), fault_count=12
+LOST_RESPONSES = Options(
+    faults=("lose_responses@leader", "cut", "cut_one_way", "kill@leader"),
+    fault_count=12,
 )
-LOST_ANSWERS_OFTEN = Options(
-    faults=("cut_answers@leader", "cut_answers@leader", "cut", "pause", "kill@leader"),
+LOST_RESPONSES_OFTEN = Options(
+    faults=(
+        "lose_responses@leader",
+        "lose_responses@leader",
+        "cut",
+        "pause",
+        "kill@leader",
+    ),
     fault_count=16,
 )
 #: The leader moves only after its session has expired.
 EXPIRED_SESSIONS = Options(
-    faults=("long_pause@leader", "cut_answers@leader", "cut"), fault_count=14
+    faults=("long_pause@leader", "lose_responses@leader", "cut"), fault_count=14
 )
 MOVES_AND_CUTS = Options(faults=("move_leader", "cut"), fault_count=10)
-LEAVING = Options(faults=("leave@leader", "cut_answers@leader"), fault_count=10)
+LEAVING = Options(faults=("leave@leader", "lose_responses@leader"), fault_count=10)
 POWER_CUTS = Options(faults=("kill", "kill", "power_all"), fault_count=10, sync_ms=200)
 ELECTIONS = Options(faults=("power", "kill@leader", "move_leader"), fault_count=12)
 ONE_IN_SYNC = Options(faults=("kill", "kill", "wipe"), fault_count=10, min_isr=1)
@@ -150,11 +157,17 @@ DELETIONS = Options(faults=("delete_records", "delete_records", "kill"), fault_c
 
 REASSIGNED = Options(
     brokers=4,
-    faults=("reassign", "reassign", "cut_answers@leader", "kill@leader", "power_all"),
+    faults=(
+        "reassign",
+        "reassign",
+        "lose_responses@leader",
+        "kill@leader",
+        "power_all",
+    ),
     fault_count=10,
 )
 
-#: A broker is unassigned and assigned again while the leader is paused.
+#: A broker loses its replica and gets it back while the leader is paused.
 ASSIGNED_AGAIN = Options(
     brokers=3,
     replicas=2,
@@ -173,7 +186,7 @@ RECREATED_TOPICS = Options(
 
 BUGS = [
     Bug(
-        "acks=all is answered at the append",
+        "acks=all is acknowledged at the append",
         "R01",
         10,
         (
@@ -185,7 +198,7 @@ BUGS = [
         ),
     ),
     Bug(
-        "a commit is answered at the append",
+        "a commit is acknowledged at the append",
         "R13",
         20,
         (
@@ -225,11 +238,11 @@ BUGS = [
         "the controller's state is written without version",
         "R01 R02 R04 R07 R08",
         200,
-        ((World.control, "new, process.version", "new, None"),),
+        ((World.run_controller, "new, process.version", "new, None"),),
         LEADER_MOVES,
     ),
     Bug(
-        "the session is not checked at a write, and the version neither",
+        "neither the session nor the version is checked at a write",
         "R01 R02 R04 R07 R08",
         200,
         (
@@ -326,7 +339,7 @@ BUGS = [
         ),
     ),
     Bug(
-        "a diverging fetch counts",
+        "a diverging fetch moves the high watermark",
         "R01 R02 R07",
         100,
         (
@@ -355,7 +368,7 @@ BUGS = [
         ),
     ),
     Bug(
-        "a late answer is taken",
+        "a late response is applied",
         "R02 R03 R05 R07 error",
         50,
         (
@@ -377,10 +390,10 @@ BUGS = [
                 "members = set(leader.proposal.state.isr)",
             ),
         ),
-        LOST_ANSWERS,
+        LOST_RESPONSES,
     ),
     Bug(
-        "a proposed member does not count",
+        "a proposed member does not count for the high watermark",
         "R01 R02 R07",
         200,
         (
@@ -390,7 +403,7 @@ BUGS = [
                 "if False:",
             ),
         ),
-        LOST_ANSWERS_OFTEN,
+        LOST_RESPONSES_OFTEN,
     ),
     Bug(
         "a follower joins the ISR below the epoch start (KAFKA-7128)",
@@ -465,7 +478,7 @@ BUGS = [
         ((state.replace_isr, "if len(isr) < min_isr:", "if True:"),),
     ),
     Bug(
-        "the ELR is kept when one of its members is elected and is enough",
+        "the ELR is kept although its elected member satisfies min.insync.replicas",
         "R01 R02 R07",
         150,
         (
@@ -541,10 +554,16 @@ BUGS = [
         LEAVING,
     ),
     Bug(
-        "a coordinator answers after its lease",
+        "a coordinator returns offsets after its lease",
         "R13",
         100,
-        ((World.fetch_offset, "if self.now_ms >= process.lease_until:", "if False:"),),
+        (
+            (
+                World.fetch_offset,
+                "if self.now_ms >= process.lease_until_ms:",
+                "if False:",
+            ),
+        ),
         LEAVING,
     ),
     Bug(
@@ -555,7 +574,7 @@ BUGS = [
             (
                 World.read_registry,
                 "process.state, process.version = found, version",
-                "if process.leader is None or self.chance.random() < 0.1:\n"
+                "if process.leader is None or self.rng.random() < 0.1:\n"
                 "        process.state, process.version = found, version",
             ),
         ),
@@ -574,13 +593,13 @@ BUGS = [
         ),
     ),
     Bug(
-        "a coordinator shows commits above the high watermark",
+        "a coordinator returns commits above the high watermark",
         "R13",
         50,
         ((World.fetch_offset, "if end <= process.high_watermark:", "if True:"),),
     ),
     Bug(
-        "a coordinator answers before its epoch start is committed",
+        "a coordinator returns offsets before its epoch start is committed",
         "R13",
         20,
         (
@@ -598,19 +617,19 @@ BUGS = [
         (
             (
                 World.propose,
-                "self.at(150, process, self.propose, process)",
+                "self.call_later(150, process, self.propose, process)",
                 "def forget():\n"
                 "        process.is_proposing = False\n"
                 "        now = process.leader\n"
                 "        if now is not None and now.proposal is leader.proposal:\n"
                 "            process.leader = now._replace(proposal=None)\n"
-                "    self.at(150, process, forget)",
+                "    self.call_later(150, process, forget)",
             ),
         ),
-        LOST_ANSWERS_OFTEN,
+        LOST_RESPONSES_OFTEN,
     ),
     Bug(
-        "the first fetch of a life is sent without a sync",
+        "the first fetch after a start is sent without a sync",
         "R01 R02 R07",
         500,
         (
@@ -672,8 +691,8 @@ BUGS = [
         (
             (
                 World.registry_loses_power,
-                '"""Each write of the registry was synced, so it loses nothing."""',
-                "self.registry.forget_writes(self.chance)",
+                '"""Do nothing, because the registry has synced each write."""',
+                "self.registry.forget_writes(self.rng)",
             ),
         ),
     ),
@@ -784,7 +803,7 @@ BUGS = [
         ),
     ),
     Bug(
-        "a follower does not take over the log start",
+        "a follower does not adopt the log start",
         "R02 R15",
         100,
         (
@@ -797,7 +816,7 @@ BUGS = [
         DELETIONS,
     ),
     Bug(
-        "an answer with records lacks the log start",
+        "a response with records lacks the log start",
         "R02 R15",
         100,
         (
@@ -827,14 +846,14 @@ BUGS = [
         ),
     ),
     Bug(
-        "a marker is answered at the append",
+        "a marker is acknowledged at the append",
         "R12",
         100,
         (
             (
                 DataWorld.on_marker,
-                "if not self.produce(process, waits=True, content=marker, done=done):",
-                "if self.produce(process, waits=True, content=marker):\n"
+                "if not self.produce(process, acks_all=True, content=marker, done=done):",
+                "if self.produce(process, acks_all=True, content=marker):\n"
                 "        done()\n"
                 "    else:",
             ),
@@ -842,14 +861,14 @@ BUGS = [
         run=run_transactions,
     ),
     Bug(
-        "a record of the coordinator counts at the append",
+        "a record of the coordinator counts as stored at the append",
         "R12",
         100,
         (
             (
                 StatePartitionWorld.store,
-                "if not self.produce(process, waits=True, content=content, done=done):",
-                "if self.produce(process, waits=True, content=content):\n"
+                "if not self.produce(process, acks_all=True, content=content, done=done):",
+                "if self.produce(process, acks_all=True, content=content):\n"
                 "        done()\n"
                 "    else:",
             ),
@@ -942,7 +961,7 @@ BUGS = [
         run=run_transactions,
     ),
     Bug(
-        "a leader does not ask the coordinator (KIP-890)",
+        "a leader does not verify a transaction (KIP-890)",
         "R12",
         20,
         (
@@ -960,7 +979,7 @@ BUGS = [
         run=run_transactions,
     ),
     Bug(
-        "the end of a transaction is answered before it is stored",
+        "the end of a transaction is acknowledged before it is stored",
         "R12",
         300,
         (
@@ -1021,7 +1040,7 @@ BUGS = [
         run=run_topics,
     ),
     Bug(
-        "a leader answers the fetch of another topic",
+        "a leader serves the fetch of another topic",
         "R01 R03 R07 R14",
         100,
         (

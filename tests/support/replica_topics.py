@@ -3,13 +3,13 @@
 The world is that of replica_world, with topic ids. A client requests the deletion of the
 topic, the controller removes its nodes in steps, and a client creates a topic of the
 same name, whose leader epochs begin again. Brokers that are paused, cut off or restarted
-read some of this late, or in one step. They drive logcore.replication.identity.
+read some of these changes late, or all at once. They call logcore.replication.identity.
 
     run_topics(seed)                   # raises InvariantBroken, with the seed and steps
 
 Each topic has its own records, and the invariants of replica_world are checked for each.
-The path of a state contains the id of its topic, so the registry refuses a write if the
-topic of its writer does not exist any more.
+The path of a state contains the id of its topic, so the registry refuses the write of a
+broker that has read an earlier topic.
 
 Invariant, besides those of replica_world:
     R14  a topic that was created again contains no record of the former one
@@ -49,7 +49,7 @@ from support.replica_world import (
     require,
 )
 
-#: The deletion, and other faults that make a broker miss it.
+#: The deletion of the topic, and faults because of which a broker reads it late.
 FAULTS = (
     "delete_topic", "delete_topic", "delete_topic", "kill", "kill@leader", "power",
     "pause", "pause@leader", "long_pause", "long_pause@leader", "cut", "cut_registry",
@@ -71,7 +71,7 @@ class CheckedTopic:
 
 
 def _checked_topic_field(name: str) -> Any:
-    """Return a property of a world that is a field of its present topic."""
+    """Return a property of a world that reads and writes a field of its CheckedTopic."""
 
     def read(world: TopicsWorld) -> Any:
         return getattr(world.checked_topic(), name)
@@ -89,7 +89,7 @@ class TopicsRegistry(SimulatedRegistry):
         super().__init__()
         self.topic_id: int | None = 1
         self.last_id = 1
-        #: The time of each change of the topic, and its id since then.
+        #: The time of each creation or deletion, and the id since then.
         self.ids: list[tuple[int, int | None]] = [(0, 1)]
         self.is_deleting = False
         #: Each deleted id, and the time of its deletion record.
@@ -122,17 +122,17 @@ class TopicDisk(Disk):
 
 
 class TopicView:
-    """The topic as a process has read it. Its role is one in `topic_id`."""
+    """The topic as a process has read it from the registry."""
 
     def __init__(self) -> None:
         self.topic_id: int | None = None
         self.deleted_ids: frozenset[int] = frozenset()
-        self.is_placing = False
+        self.is_update_scheduled = False
         self.is_deleting = False
 
 
 class TopicsWorld(World):
-    """One topic name, its topics one after the other, and the checks of R14."""
+    """Topics of one name, each created after the deletion of the last; checks R14."""
 
     visible_records = _checked_topic_field("visible_records")
     visible_epoch = _checked_topic_field("visible_epoch")
@@ -146,8 +146,8 @@ class TopicsWorld(World):
         options: Options | None = None,
         steps: list[str] | None = None,
     ) -> None:
-        chance = random.Random(seed)
-        #: The topic whose records are checked now, and the state of the checks for each.
+        rng = random.Random(seed)
+        #: The topic whose records are checked now.
         self.topic_id: int | None = 1
         self._checked_topics: dict[int | None, CheckedTopic] = {}
         self._views: dict[Process, TopicView] = {}
@@ -159,8 +159,8 @@ class TopicsWorld(World):
             options
             or Options(
                 faults=FAULTS,
-                fault_count=chance.randint(3, 9),
-                loss=chance.choice([0.0, 0.02, 0.1]),
+                fault_count=rng.randint(3, 9),
+                loss=rng.choice([0.0, 0.02, 0.1]),
             ),
             steps,
         )
@@ -188,25 +188,25 @@ class TopicsWorld(World):
         if registry.is_deleting or registry.parsed is None:
             return
         registry.is_deleting = True
-        self.changed_registry()
-        self.at(1, None, self.create_topic)
+        self.notify_watches()
+        self.call_later(1, None, self.create_topic)
 
     def create_topic(self) -> None:
         registry = self.registry
         if registry.is_deleting or registry.topic_id is not None:
-            self.at(1 + int(self.chance.random() * 30), None, self.create_topic)
+            self.call_later(1 + int(self.rng.random() * 30), None, self.create_topic)
             return
         registry.last_id += 1
         registry.set_topic(registry.last_id, self.now_ms)
         self.creations += 1
         self.trace("topic {} is created", registry.last_id)
-        self.changed_registry()
+        self.notify_watches()
 
-    def control(self, process: Process) -> None:
+    def run_controller(self, process: Process) -> None:
         registry, view = self.registry, self.view_of(process)
         if not registry.is_deleting:
             if view.topic_id is not None:
-                super().control(process)
+                super().run_controller(process)
             return
         if process.session is None or view.is_deleting:
             return
@@ -226,15 +226,17 @@ class TopicsWorld(World):
             with self.call_registry(process):
                 registry.check_session(session)
                 self.delete_node(step)
-                self.changed_registry()
+                self.notify_watches()
         except (RegistryUnavailableError, SessionExpiredError):
             view.is_deleting = False
             return
         if step == 3:
             view.is_deleting = False
         else:
-            delay_ms = 1 + int(self.chance.random() * _READ_MS)
-            self.at(delay_ms, process, self.delete_next, process, session, step + 1)
+            delay_ms = 1 + int(self.rng.random() * _READ_MS)
+            self.call_later(
+                delay_ms, process, self.delete_next, process, session, step + 1
+            )
 
     def delete_node(self, step: int) -> None:
         registry = self.registry
@@ -252,14 +254,14 @@ class TopicsWorld(World):
 
     def read_registry(self, process: Process) -> None:
         """Read the deletion records, the topic and its state, one after the other."""
-        sent_ms = self.now_ms - int(self.chance.random() * 60)
+        sent_ms = self.now_ms - int(self.rng.random() * 60)
         registry = self.registry
         with self.call_registry(process):
             if process.session is not None:
                 registry.renew(process.session, self.now_ms)
             live = registry.live()
-            topic_ms = self.now_ms - int(self.chance.random() * _READ_MS)
-            deletions_ms = topic_ms - int(self.chance.random() * _READ_MS)
+            topic_ms = self.now_ms - int(self.rng.random() * _READ_MS)
+            deletions_ms = topic_ms - int(self.rng.random() * _READ_MS)
             topic_id = registry.topic_at(max(0, topic_ms))
             found, version = None, -1
             if topic_id == registry.topic_id:
@@ -274,7 +276,7 @@ class TopicsWorld(World):
         view.topic_id = topic_id
         process.state, process.version = found, version
         if process.session is not None:
-            process.lease_until = sent_ms + SESSION_MS
+            process.lease_until_ms = sent_ms + SESSION_MS
         self.evaluate(process)
 
     def evaluate(self, process: Process) -> None:
@@ -289,22 +291,22 @@ class TopicsWorld(World):
         process.leader = process.follower = process.taking_over = None
         process.waiters = []
         process.commits = None
-        if disk.topic_id != view.topic_id and not view.is_placing:
-            view.is_placing = True
-            delay_ms = 1 + int(self.chance.random() * 20)
-            self.at(delay_ms, process, self.place, process)
+        if disk.topic_id != view.topic_id and not view.is_update_scheduled:
+            view.is_update_scheduled = True
+            delay_ms = 1 + int(self.rng.random() * 20)
+            self.call_later(delay_ms, process, self.update_replica, process)
 
-    def place(self, process: Process) -> None:
-        """Make the replica on the disk one of the topic in the view."""
+    def update_replica(self, process: Process) -> None:
+        """Replace the replica on the disk by a replica of the topic in the view."""
         view, disk = self.view_of(process), self.disk_of(process)
-        view.is_placing = False
+        view.is_update_scheduled = False
         if disk.topic_id is not None:
             treatment = replica_treatment(
                 disk.topic_id, view.topic_id, view.deleted_ids
             )
             if treatment is not ReplicaTreatment.KEEP:
                 self.trace("broker {} removes topic {}", process.broker, disk.topic_id)
-                process.cuts += 1
+                process.truncations += 1
                 process.high_watermark = 0
                 disk.restart_at(0)
                 disk.topic_id = None
@@ -336,14 +338,25 @@ class TopicsWorld(World):
         super().send(source, target, call, *args, **options)
 
     def on_fetch_of(
-        self, process: Process, fetch: FollowerFetch, life: int, topic_id: int | None
+        self,
+        process: Process,
+        fetch: FollowerFetch,
+        incarnation: int,
+        topic_id: int | None,
     ) -> None:
         if topic_id == self.view_of(process).topic_id:
-            self.on_fetch(process, fetch, life)
+            self.on_fetch(process, fetch, incarnation)
             return
         # UNKNOWN_TOPIC_ID, which a follower handles like this error.
         answer = LeaderResponse(ReplicationError.NOT_LEADER_OR_FOLLOWER)
-        self.send(process.broker, fetch.replica, self.on_answer, fetch, life, answer)
+        self.send(
+            process.broker,
+            fetch.replica,
+            self.on_fetch_response,
+            fetch,
+            incarnation,
+            answer,
+        )
 
     def set_state_of(
         self,
@@ -359,18 +372,18 @@ class TopicsWorld(World):
     def on_written_of(
         self,
         process: Process,
-        life: int,
+        incarnation: int,
         new: LeaderAndIsr | None,
         version: int,
         topic_id: int | None,
     ) -> None:
         if topic_id == self.view_of(process).topic_id:
-            self.on_written(process, life, new, version)
+            self.on_written(process, incarnation, new, version)
 
     # -- checks ------------------------------------------------------------------------
 
     def idempotent_client(self, producer: IdempotentProducer) -> None:
-        """Do nothing: sequences of a former topic are unknown in the next one."""
+        """Do nothing, because brokers forget the sequences of a deleted topic."""
 
     def produce(self, process: Process, **fields: Any) -> bool:
         self.topic_id = self.view_of(process).topic_id
@@ -394,16 +407,16 @@ class TopicsWorld(World):
             topic_id,
         )
 
-    def check_high_watermark(self, process: Process, high_watermark: int) -> None:
+    def set_high_watermark(self, process: Process, high_watermark: int) -> None:
         self.topic_id = self.view_of(process).topic_id
         before = max(process.high_watermark, process.disk.start)
         for record in process.disk.records[before:high_watermark]:
             self.check_topic(process, record)
-        super().check_high_watermark(process, high_watermark)
+        super().set_high_watermark(process, high_watermark)
 
-    def answer_waiters(self, process: Process) -> None:
+    def complete_waiters(self, process: Process) -> None:
         self.topic_id = self.view_of(process).topic_id
-        super().answer_waiters(process)
+        super().complete_waiters(process)
 
     def acknowledge(self, waiter: Waiter) -> None:
         super().acknowledge(waiter)

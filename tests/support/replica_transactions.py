@@ -1,24 +1,24 @@
 """Transactions over two replicated partitions on three simulated brokers.
 
-The log of the coordinator and the two partitions with data are a World of replica_world
-each, with one clock and one network. A broker that fails does so in all of them. The
-world drives the code of the brokers:
+The log of the coordinator and the two partitions with data are three Worlds of
+replica_world, with one clock and one network. A broker fails in all three at once. They
+call the code of the brokers:
 - logcore.coordination.transactions: the coordinator;
-- netshim.cluster.transaction_shards: which leader gets a marker, which answers end it,
-  and the question of a leader whether a producer may write;
+- netshim.cluster.transaction_shards: the distribution of markers to leaders, and the
+  verification that a producer may write;
 - logcore.partition.producers: sequences, epochs and markers of a partition.
 
-It simulates their environment: records of the coordinator that are stored once they are
-committed, messages, timers, and clients that repeat their requests.
+They simulate its environment: records of the coordinator that are stored once they are
+committed, messages, timers, and clients that send their requests again.
 
     run_transactions(seed)             # raises InvariantBroken, with the seed and steps
 
-A broker has a session of its own for each partition here, and one for all in reality.
-So the model contains more schedules than a cluster.
+In the model, a broker has one session for each partition; in a cluster, it has one for
+all. So the model contains more schedules than a cluster.
 
 Invariant, besides those of replica_world:
-    R12  the batches of a transaction are committed in both partitions or in none, as its
-         client was answered, and no transaction remains open
+    R12  the batches of a transaction are committed in both partitions or in none, the
+         response to its client agrees with that, and no transaction remains open
 """
 
 from __future__ import annotations
@@ -76,21 +76,21 @@ from support.replica_world import (
 )
 
 #: Short, so that the coordinator often aborts a transaction while its client writes.
-TIMEOUT_MS = 900
+TRANSACTION_TIMEOUT_MS = 900
 ENDED_BY_MS = FAULTS_END_MS + 8_000
-ANSWER_MS = 250
+REQUEST_TIMEOUT_MS = 250
 LOAD_AGAIN_MS = 100
 FAULTS = (
     "kill", "kill@leader", "kill@leader", "power", "power@leader", "power_all", "pause",
     "pause@leader", "long_pause@leader", "cut", "cut_one_way", "cut_registry@leader",
-    "cut_answers@leader", "move_leader", "move_leader", "move_leader", "leave@leader",
+    "lose_responses@leader", "move_leader", "move_leader", "move_leader", "leave@leader",
     "lossy_network",
 )  # fmt: skip
-#: Faults of one partition; the others happen to a broker in all its partitions.
-_FAULTS_OF_ONE = frozenset(
-    ("move_leader", "cut", "cut_one_way", "cut_registry", "cut_answers")
+#: Faults that affect a broker in one partition only.
+_SINGLE_PARTITION_FAULTS = frozenset(
+    ("move_leader", "cut", "cut_one_way", "cut_registry", "lose_responses")
 )
-_AGAIN = frozenset(
+_RETRIABLE = frozenset(
     (
         TransactionError.CONCURRENT_TRANSACTIONS,
         TransactionError.COORDINATOR_NOT_AVAILABLE,
@@ -101,7 +101,7 @@ _AGAIN = frozenset(
 
 
 @attrs.frozen
-class Stored:
+class StateRecord:
     """A record of `__transaction_state`."""
 
     transactional_id: str
@@ -109,13 +109,13 @@ class Stored:
 
 
 class PartitionWorld(World):
-    """One of the partitions. `name` is its topic and number."""
+    """One of the three partitions. `name` is its topic and number."""
 
-    def __init__(self, all_of: TransactionWorld, name: Partition) -> None:
-        self.all_of = all_of
+    def __init__(self, transaction_world: TransactionWorld, name: Partition) -> None:
+        self.transaction_world = transaction_world
         self.name = name
-        beside = next(iter(all_of.partitions()), None)
-        super().__init__(0, all_of.options, all_of.steps, beside)
+        beside = next(iter(transaction_world.partitions()), None)
+        super().__init__(0, transaction_world.options, transaction_world.steps, beside)
 
     def trace(self, text: str, *values: object) -> None:
         if self.steps is not None:
@@ -136,14 +136,14 @@ class PartitionWorld(World):
 
 
 class CoordinatorMemory:
-    """The coordinator in one process, while it leads the state partition."""
+    """The state of the coordinator in a process that leads the state partition."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.machine: TransactionMachine | None = None
         self.effects: deque[Effect] = deque()
         self.is_executing = False
-        #: The latest timer of each id.
+        #: The latest timer of each transactional id.
         self.timers: dict[str, object] = {}
 
 
@@ -161,8 +161,8 @@ class StatePartitionWorld(PartitionWorld):
             vars(process)["memory"] = memory
             self.load(process, memory)
 
-    def update(self, process: Process, leader: LeaderState) -> None:
-        super().update(process, leader)
+    def set_leader_state(self, process: Process, leader: LeaderState) -> None:
+        super().set_leader_state(process, leader)
         memory = self.memory_of(process)
         if memory is not None and memory.machine is None:
             self.load(process, memory)
@@ -185,7 +185,7 @@ class StatePartitionWorld(PartitionWorld):
             return
         values: dict[str, bytes | None] = {}
         for record in process.disk.records:
-            if record is not None and isinstance(record.content, Stored):
+            if record is not None and isinstance(record.content, StateRecord):
                 values[record.content.transactional_id] = record.content.value
         found: dict[str, StoredTransaction] = {
             name: read_transaction(value)
@@ -196,10 +196,12 @@ class StatePartitionWorld(PartitionWorld):
         memory.machine = TransactionMachine()
         self.act(process, memory, memory.machine.load(found, self.now_ms))
 
-    def ask(self, process: Process, request: Any, done: Callable[[Any], None]) -> None:
+    def handle_request(
+        self, process: Process, request: Any, done: Callable[[Any], None]
+    ) -> None:
         """Handle a request of a client or of a leader."""
         memory = self.memory_of(process)
-        if memory is None or self.now_ms >= process.lease_until:
+        if memory is None or self.now_ms >= process.lease_until_ms:
             done(TransactionError.NOT_COORDINATOR)
         elif memory.machine is None:
             done(TransactionError.COORDINATOR_LOAD_IN_PROGRESS)
@@ -209,7 +211,7 @@ class StatePartitionWorld(PartitionWorld):
     def act(
         self, process: Process, memory: CoordinatorMemory, effects: Iterable[Effect]
     ) -> None:
-        """Carry out effects in their order, also those of nested transitions."""
+        """Execute effects in their order, also the effects of nested transitions."""
         memory.effects.extend(effects)
         if memory.is_executing:
             return
@@ -219,7 +221,7 @@ class StatePartitionWorld(PartitionWorld):
         memory.is_executing = False
         if memory.machine is not None and memory.machine.is_over:
             memory.machine = None
-            self.at(LOAD_AGAIN_MS, process, self.load, process, memory)
+            self.call_later(LOAD_AGAIN_MS, process, self.load, process, memory)
 
     def execute(
         self, process: Process, memory: CoordinatorMemory, effect: Effect
@@ -235,18 +237,20 @@ class StatePartitionWorld(PartitionWorld):
             case WriteMarkers():
                 self.write_markers(process, memory, effect)
             case AllocateProducerId():
-                self.all_of.last_producer_id += 1
+                self.transaction_world.last_producer_id += 1
                 self.act(
                     process,
                     memory,
                     machine.producer_id_allocated(
-                        effect, self.all_of.last_producer_id, self.now_ms
+                        effect, self.transaction_world.last_producer_id, self.now_ms
                     ),
                 )
             case SetTransactionTimer(name, at_ms):
                 token = memory.timers[name] = object()
                 delay_ms = max(0, at_ms - self.now_ms)
-                self.at(delay_ms, process, self.time_out, process, memory, name, token)
+                self.call_later(
+                    delay_ms, process, self.time_out, process, memory, name, token
+                )
             case CancelTransactionTimer(name):
                 memory.timers.pop(name, None)
             case _:
@@ -273,15 +277,15 @@ class StatePartitionWorld(PartitionWorld):
                     process, memory, machine.stored(effect, self.now_ms, failed=failed)
                 )
 
-        content = Stored(effect.transactional_id, value)
+        content = StateRecord(effect.transactional_id, value)
         self.trace("broker {} stores {}", process.broker, effect.stored)
-        if not self.produce(process, waits=True, content=content, done=done):
+        if not self.produce(process, acks_all=True, content=content, done=done):
             done(failed=True)
 
     def write_markers(
         self, process: Process, memory: CoordinatorMemory, effect: WriteMarkers
     ) -> None:
-        # Only the distribution of the markers is used; it needs no broker.
+        # A shard without a broker, of which only the distribution of markers is used.
         shard: Any = object.__new__(TransactionShard)
         shard._epoch = memory.epoch
         shard._peers = SimulatedPeers(self, process)
@@ -296,12 +300,12 @@ class StatePartitionWorld(PartitionWorld):
         ordered = attrs.evolve(effect, partitions=SortedPartitions(effect.partitions))
         TransactionShard._write_markers(shard, memory.machine, ordered, marked)
 
-    def on_question(
+    def on_verification(
         self, process: Process, question: Any, reply: Callable[[int, Any], None]
     ) -> None:
-        """Handle the question of a leader whether a producer may write."""
+        """Handle the request of a leader to verify that a producer may write."""
         service: Any = SimpleNamespace(
-            request=lambda request, _, done: self.ask(process, request, done)
+            request=lambda request, _, done: self.handle_request(process, request, done)
         )
         add_or_verify(
             service,
@@ -314,16 +318,18 @@ class StatePartitionWorld(PartitionWorld):
 
 
 class SortedPartitions(frozenset[Partition]):
-    """Partitions in their order: the order of a set differs between processes."""
+    """A set that is iterated in sorted order. The order of a plain set differs between
+    processes, so a schedule would not repeat exactly.
+    """
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(sorted(super().__iter__()))
 
 
 class SimulatedPeers:
-    """The other brokers as TransactionPeers has them, in one process of a world."""
+    """The part of TransactionPeers that sends requests of one process to brokers."""
 
-    #: The number of no broker, so that a broker sends messages also to itself.
+    #: No broker has this id, so a broker sends messages also to itself.
     own_node_id = 0
 
     def __init__(self, world: PartitionWorld, process: Process) -> None:
@@ -332,7 +338,7 @@ class SimulatedPeers:
 
     def leader_of(self, partition: Partition) -> int:
         """Return the leader in the view of this broker."""
-        world = self.world.all_of.world_of(partition)
+        world = self.world.transaction_world.world_of(partition)
         found = world.processes[self.process.broker].state
         return NO_NODE if found is None else found.leader
 
@@ -344,10 +350,10 @@ class SimulatedPeers:
         message: Any,
         done: Callable[[Any], None],
     ) -> None:
-        """Send a request, and call done() with its answer or with a LogcoreError.
+        """Send a request, and call done() with the response or with a LogcoreError.
 
-        As with SourceConnection.close(), a request that was given up does not arrive
-        later.
+        After a timeout, the request does not arrive any more, as after
+        SourceConnection.close().
         """
         world, process = self.world, self.process
         is_answered = False
@@ -373,11 +379,15 @@ class SimulatedPeers:
             reply,
             is_open=lambda: not is_answered,
         )
-        world.at(ANSWER_MS, process, finish, LogcoreError("no answer"))
+        world.call_later(
+            REQUEST_TIMEOUT_MS, process, finish, LogcoreError("no response")
+        )
 
     def request(self, broker: int, question: Any, done: Callable[[Any], None]) -> None:
-        state_partition = self.world.all_of.state_partition
-        self.call(state_partition, broker, state_partition.on_question, question, done)
+        state_partition = self.world.transaction_world.state_partition
+        self.call(
+            state_partition, broker, state_partition.on_verification, question, done
+        )
 
     def send_markers(
         self, broker: int, markers: Any, done: Callable[[Any], None]
@@ -393,7 +403,7 @@ class SimulatedPeers:
                 done(found_codes)
 
         for partition in sorted(markers.partitions):
-            world = self.world.all_of.world_of(partition)
+            world = self.world.transaction_world.world_of(partition)
             assert isinstance(world, DataWorld)
             self.call(
                 world, broker, world.on_marker, markers, partial(answered, partition)
@@ -407,7 +417,7 @@ class DataWorld(PartitionWorld):
     """A partition that transactions write to."""
 
     def verifier_of(self, process: Process) -> TransactionShards:
-        """Return the questions of this process about producers."""
+        """Return the code by which this process verifies producers."""
         found: TransactionShards | None = vars(process).get("verifier")
         if found is None:
             state: Any = SimpleNamespace(
@@ -481,7 +491,7 @@ class DataWorld(PartitionWorld):
             answer(codes.TRANSACTION_COORDINATOR_FENCED)
             return
         done = partial(answer, codes.NONE)
-        if not self.produce(process, waits=True, content=marker, done=done):
+        if not self.produce(process, acks_all=True, content=marker, done=done):
             answer(codes.NOT_ENOUGH_REPLICAS)
 
 
@@ -489,7 +499,7 @@ class DataWorld(PartitionWorld):
 
 
 class TransactionalClient:
-    """A producer with transactions. Version 2 gets a new epoch with each end."""
+    """A producer with transactions. With version 2, the epoch rises with each end."""
 
     def __init__(self, world: TransactionWorld, name: str, version: int) -> None:
         self.world = world
@@ -497,15 +507,17 @@ class TransactionalClient:
         self.version = version
         self.identity: ProducerIdAndEpoch | None = None
         self.sequences: dict[Partition, int] = {}
+        #: The number of the current transaction.
         self.attempt: int | None = None
-        #: Partitions of this transaction that the coordinator has confirmed.
+        #: True if the coordinator has added the partitions to the transaction.
         self.is_added = False
         self.unacknowledged: dict[Partition, list[Batch]] = {}
-        #: The request that is repeated until it is answered, and its present try.
+        #: The request that is sent again until it gets a response.
         self.request: Initialize | AddPartitions | End | None = None
+        #: The number of requests sent so far. Responses to earlier requests are ignored.
         self.tries = 0
         self.is_waiting = False
-        #: True if batches were given up: their sequences may be used or not.
+        #: True if the client has given up batches, which may be stored or not.
         self.has_given_up = False
         self.resumes_ms = 0
 
@@ -515,7 +527,7 @@ class TransactionalClient:
 
     def step(self) -> None:
         world = self.world
-        world.at(5 + int(world.chance.random() * 25), self.step)
+        world.call_later(5 + int(world.rng.random() * 25), self.step)
         if world.now_ms < self.resumes_ms:
             return
         if self.request is None:
@@ -524,12 +536,12 @@ class TransactionalClient:
             self.send()
 
     def decide(self) -> None:
-        """Choose the next request to the coordinator, or write."""
-        chance = self.world.chance
+        """Choose the next request to the coordinator, or send batches."""
+        rng = self.world.rng
         if self.identity is None:
             if not self.world.is_healed or self.attempt is not None:
                 self.request = Initialize(
-                    transactional_id=self.name, timeout_ms=TIMEOUT_MS
+                    transactional_id=self.name, timeout_ms=TRANSACTION_TIMEOUT_MS
                 )
         elif self.attempt is None:
             if not self.world.is_healed:
@@ -539,14 +551,14 @@ class TransactionalClient:
                 partitions=frozenset(self.unacknowledged), **self.producer_fields()
             )
         elif any(self.unacknowledged.values()):
-            if chance.random() < 0.04:
-                # Its delivery timeout is over.
+            if rng.random() < 0.04:
+                # The delivery timeout of the batches is over.
                 self.has_given_up = True
                 self.request = End(commit=False, **self.producer_fields())
             else:
                 self.write()
         else:
-            self.request = End(commit=chance.random() < 0.8, **self.producer_fields())
+            self.request = End(commit=rng.random() < 0.8, **self.producer_fields())
 
     def producer_fields(self) -> dict[str, Any]:
         assert self.identity is not None
@@ -564,10 +576,10 @@ class TransactionalClient:
         self.attempt = world.attempts
         self.is_added = False
         self.unacknowledged = {}
-        chosen = world.data if world.chance.random() < 0.8 else [world.data[0]]
+        chosen = world.data if world.rng.random() < 0.8 else [world.data[0]]
         for data in chosen:
             batches = []
-            for index in range(world.chance.randint(1, 2)):
+            for index in range(world.rng.randint(1, 2)):
                 sequence = self.sequences.get(data.name, 0)
                 self.sequences[data.name] = sequence + 1
                 batches.append(
@@ -582,8 +594,8 @@ class TransactionalClient:
             self.unacknowledged[data.name] = batches
 
     def write(self) -> None:
-        """Send the batches that are not acknowledged to the leaders."""
-        chance = self.world.chance
+        """Send the unacknowledged batches to the leaders."""
+        rng = self.world.rng
         for partition, batches in self.unacknowledged.items():
             data = self.world.world_of(partition)
             assert isinstance(data, DataWorld)
@@ -598,21 +610,21 @@ class TransactionalClient:
                 self.version == 2,
                 self.acknowledge,
             )
-            if chance.random() < 0.85:
+            if rng.random() < 0.85:
                 call()
-            if chance.random() < 0.25:
-                # An earlier connection, in which the requests arrive later.
-                data.at(int(chance.random() * 900), process, call)
+            if rng.random() < 0.25:
+                # Another connection, on which the requests arrive late.
+                data.call_later(int(rng.random() * 900), process, call)
 
     def acknowledge(self, batch: Batch) -> None:
-        if self.world.chance.random() < 0.2:
-            return  # the answer is lost
+        if self.world.rng.random() < 0.2:
+            return  # the response is lost
         for batches in self.unacknowledged.values():
             if batch in batches:
                 batches.remove(batch)
 
     def send(self) -> None:
-        """Send the request to the coordinator, and repeat it after a while."""
+        """Send the request to the coordinator, with a timeout."""
         world = self.world
         process = world.state_partition.pick_process()
         if process is None:
@@ -620,30 +632,30 @@ class TransactionalClient:
         self.tries += 1
         self.is_waiting = True
         answered = partial(self.answered, self.tries)
-        world.at(150, answered, TransactionError.COORDINATOR_NOT_AVAILABLE)
+        world.call_later(150, answered, TransactionError.COORDINATOR_NOT_AVAILABLE)
 
         def reply(result: Any) -> None:
-            if world.chance.random() >= 0.1:  # else the answer is lost
-                world.at(1 + int(world.chance.random() * 10), answered, result)
+            if world.rng.random() >= 0.1:  # else the response is lost
+                world.call_later(1 + int(world.rng.random() * 10), answered, result)
 
         assert self.request is not None
-        world.state_partition.ask(process, self.request, reply)
+        world.state_partition.handle_request(process, self.request, reply)
 
     def answered(self, tried: int, result: Any) -> None:
         if tried != self.tries or not self.is_waiting:
             return
         self.is_waiting = False
-        if result in _AGAIN:
+        if result in _RETRIABLE:
             return
         request, self.request = self.request, None
         self.world.state_partition.trace(
-            "{} answers {} with {}", self.name, request, result
+            "client {}: the response to {} is {}", self.name, request, result
         )
         if isinstance(result, TransactionError):
-            # A fatal error of a client. Another one begins in its place.
+            # A fatal error of the client. Another client takes its place.
             self.identity = None
             self.attempt = None
-            self.resumes_ms = self.world.now_ms + self.world.chance.randint(50, 600)
+            self.resumes_ms = self.world.now_ms + self.world.rng.randint(50, 600)
             return
         match request:
             case Initialize():
@@ -661,7 +673,7 @@ class TransactionalClient:
                     assert self.identity is not None
                     self.request = Initialize(
                         transactional_id=self.name,
-                        timeout_ms=TIMEOUT_MS,
+                        timeout_ms=TRANSACTION_TIMEOUT_MS,
                         producer_id=self.identity.producer_id,
                         producer_epoch=self.identity.producer_epoch,
                     )
@@ -688,8 +700,8 @@ class TransactionWorld:
         self.steps = steps
         self._worlds: list[PartitionWorld] = []
         self.state_partition = StatePartitionWorld(self, ("__transaction_state", 0))
-        self.chance = self.state_partition.chance
-        self.chance.seed(seed)
+        self.rng = self.state_partition.rng
+        self.rng.seed(seed)
         self._worlds.append(self.state_partition)
         self.data: list[DataWorld] = []
         for number in range(2):
@@ -701,15 +713,15 @@ class TransactionWorld:
         self.is_healed = False
         self.last_producer_id = 100
         self.attempts = 0
-        #: The answer to the end of each transaction: whether it was committed.
+        #: For each ended transaction, whether the response was that it is committed.
         self.outcomes: dict[int, bool] = {}
         self.clients = [
             TransactionalClient(self, "a", 1),
             TransactionalClient(self, "a", 2),
             TransactionalClient(self, "b", 1 + seed % 2),
         ]
-        # The second user of the id fences the first one.
-        self.clients[1].resumes_ms = self.chance.randint(500, 3_500)
+        # The second client with the id fences the first one.
+        self.clients[1].resumes_ms = self.rng.randint(500, 3_500)
 
     def partitions(self) -> Iterator[PartitionWorld]:
         return iter(self._worlds)
@@ -717,11 +729,11 @@ class TransactionWorld:
     def world_of(self, partition: Partition) -> PartitionWorld:
         return next(each for each in self._worlds if each.name == partition)
 
-    def at(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
-        self.state_partition.at(delay_ms, None, call, *args)
+    def call_later(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
+        self.state_partition.call_later(delay_ms, None, call, *args)
 
     def run(self) -> TransactionWorld:
-        self.plan()
+        self.schedule_events()
         events = self.state_partition.events
         try:
             while not self.is_done():
@@ -737,28 +749,28 @@ class TransactionWorld:
         self.check()
         return self
 
-    def plan(self) -> None:
-        chance = self.chance
+    def schedule_events(self) -> None:
+        rng = self.rng
         for client in self.clients:
-            self.at(150, client.step)
+            self.call_later(150, client.step)
         at_ms = 0
         for _ in range(self.options.fault_count):
-            if at_ms and chance.random() < 0.4:
-                at_ms += chance.randint(1, 120)
+            if at_ms and rng.random() < 0.4:
+                at_ms += rng.randint(1, 120)
             else:
-                at_ms = chance.randint(250, FAULTS_END_MS - 200)
-            name = chance.choice(self.options.faults)
-            self.at(min(at_ms, FAULTS_END_MS - 1), self.fault, name)
-        self.at(FAULTS_END_MS, self.heal)
+                at_ms = rng.randint(250, FAULTS_END_MS - 200)
+            name = rng.choice(self.options.faults)
+            self.call_later(min(at_ms, FAULTS_END_MS - 1), self.fault, name)
+        self.call_later(FAULTS_END_MS, self.heal)
 
     def fault(self, name: str) -> None:
         name, _, of_leader = name.partition("@")
-        chosen = self.chance.choice(self._worlds)
-        victim = self.chance.choice(list(chosen.processes.values()))
+        chosen = self.rng.choice(self._worlds)
+        victim = self.rng.choice(list(chosen.processes.values()))
         if of_leader:
             victim = chosen.pick_process() or victim
         chosen.trace("fault {} of broker {}", name, victim.broker)
-        for world in [chosen] if name in _FAULTS_OF_ONE else self._worlds:
+        for world in [chosen] if name in _SINGLE_PARTITION_FAULTS else self._worlds:
             process = world.processes[victim.broker]
             if process.is_up:
                 getattr(world, f"fault_{name}")(process)
@@ -787,7 +799,7 @@ class TransactionWorld:
         return False
 
     def check(self) -> None:
-        """Check R12 by the records below the high watermarks."""
+        """Check R12 with the records below the high watermarks."""
         found: dict[int, set[bool]] = {}
         for data in self.data:
             for batch, commit in ended_in(data):
@@ -833,7 +845,7 @@ def open_in(data: DataWorld) -> set[int]:
 
 
 def ended_in(data: DataWorld) -> Iterator[tuple[Any, bool]]:
-    """Yield each batch, and whether the marker after it commits."""
+    """Yield each batch of an ended transaction, and whether it was committed."""
     batches: dict[int, list[Batch]] = {}
     for record in data.visible_records:
         match record.content:

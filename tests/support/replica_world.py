@@ -1,19 +1,21 @@
 """One replicated partition on three to five simulated brokers.
 
-The world drives the modules of logcore.replication; it contains no copy of their rules.
-It simulates everything around them: disks whose unsynced tail can vanish, a registry
-with sessions, ephemeral nodes and compare-and-set whose answers can be lost, messages
-that are late, lost or doubled, cut links, pauses, kills, power cuts, wiped disks and
-reassignments.
-Producers, a client that commits offsets and a client that reads them use the partition.
-Idempotent producers send batches with sequences, and repeat them after lost answers.
-The brokers remember refused batches with netshim.refused_batches.
+The world calls the modules of logcore.replication, and contains no copy of their rules.
+It simulates their environment:
+- disks that can lose their unsynced tail, or all files;
+- a registry with sessions, ephemeral nodes and compare-and-set, whose responses can be
+  lost;
+- messages that are late, lost or duplicated, and links that are cut;
+- pauses, kills, power cuts and reassignments;
+- producers, a client that commits offsets, and a client that reads them.
+
+Idempotent producers send batches with sequences, and send them again if the response is
+lost. The brokers remember refused batches with netshim.refused_batches.
 
     run_schedule(seed)                 # raises InvariantBroken, with the seed and steps
-    with seeded(function, old, new):   # the same with a bug
-        run_schedule(seed)
 
-All chance comes from the seed and all time is simulated, so a schedule repeats exactly.
+All random numbers come from the seed, and time is simulated, so a schedule repeats
+exactly.
 The model uses these simplifications: a truncation is durable at once, as in
 Log.truncate(), and so are leader epochs and checkpoints of the high watermark.
 
@@ -21,20 +23,20 @@ Invariants (the numbers are those of docs/replication.md):
     R01  a record acknowledged with acks=all is in the log of every later leader
     R02  an offset below a high watermark has one value, always and on every broker
     R03  the high watermark is at most the log end, and never falls while a broker runs
-    R04  one broker in one life appends in a leader epoch
+    R04  only one process of one broker appends in a leader epoch
     R05  logs that have the same epoch at an offset are equal up to it
     R07  no log is truncated below its high watermark, except after an unclean election
     R08  leader epochs of the state only rise
-    R09  after the faults the partition gets a leader and takes writes
+    R09  after the faults the partition gets a leader and accepts writes
     R10  after the faults all replicas join the ISR
-    R11  a batch that an idempotent producer sends again is stored once, and a producer
-         that sends its batches in order is not refused because one is missing
-    R13  an answer about a committed offset is never older than a commit that was
-         acknowledged, or than another answer, before the question
+    R11  a batch that an idempotent producer sends again is stored once, and no batch is
+         refused as out of order if its producer sends all batches in order
+    R13  a read of the committed offset returns no less than a commit that was
+         acknowledged, or than another read that ended, before it began
     R15  replicas that are in sync and idle have the same records, and followers have
-         deleted what their leader has
-    R16  a partition has as many replicas as the latest reassignment named, also if it was
-         cancelled
+         deleted the records that their leader has deleted
+    R16  a partition has as many replicas as its latest reassignment requested, also if
+         the reassignment was cancelled
 """
 
 from __future__ import annotations
@@ -77,13 +79,13 @@ from netshim.wire import codes
 SESSION_MS = 500
 LAG_MS = 1_000
 POLL_MS = 160
-#: The time in which faults happen. Afterwards the world heals.
+#: Faults happen until this time. Then heal() ends all of them.
 FAULTS_END_MS = 2_600
-#: R09 and R10 allow the session timeout and one second, and the lag and two seconds. A
-#: restarted broker first waits for the end of its own old session.
+#: R09 allows the session timeout and one second. R10 allows the lag and two seconds, and
+#: a session timeout, because a restarted broker waits for the end of its old session.
 LEADER_BY_MS = FAULTS_END_MS + SESSION_MS + 1_000
 IN_SYNC_BY_MS = FAULTS_END_MS + LAG_MS + 2_000 + SESSION_MS
-#: R15: the time in which idle replicas become equal, several fetches.
+#: R15: idle replicas become equal in this time, which is enough for several fetches.
 EQUAL_WITHIN_MS = 1_000
 #: The address of the registry in the network.
 REGISTRY = 0
@@ -154,7 +156,7 @@ class Disk:
 
     @property
     def producers(self) -> Producers:
-        """The producers as of the log end, read from the log if they were dropped."""
+        """The states of the producers at the log end."""
         if self._producers is None:
             self._producers = Producers()
             for offset, record in enumerate(self.records):
@@ -220,9 +222,9 @@ class Disk:
         self.epochs = []
         self.start = self.durable_end = self.checkpoint = offset
 
-    def lose_power(self, chance: random.Random) -> None:
-        """Keep the durable records, and a part of the others."""
-        self.truncate(chance.randint(self.durable_end, self.end))
+    def lose_power(self, rng: random.Random) -> None:
+        """Keep the durable records, and a random number of the later records."""
+        self.truncate(rng.randint(self.durable_end, self.end))
 
 
 # -- the registry ----------------------------------------------------------------------
@@ -315,10 +317,10 @@ class SimulatedRegistry:
         self.version += 1
         return self.version
 
-    def forget_writes(self, chance: random.Random) -> None:
+    def forget_writes(self, rng: random.Random) -> None:
         """Lose the last writes of the state, as an unsynced registry would."""
         if len(self.history) > 1:
-            del self.history[max(1, len(self.history) - chance.randint(1, 3)) :]
+            del self.history[max(1, len(self.history) - rng.randint(1, 3)) :]
             self.value = self.history[-1]
             self.parsed = state.unpack_state(self.value, PATH)
             self.version = len(self.history) - 1
@@ -331,7 +333,7 @@ class SimulatedRegistry:
 
 
 class Waiter:
-    """A request that is answered when the high watermark reaches `end`."""
+    """A request that gets its response when the high watermark reaches `end`."""
 
     def __init__(
         self, end: int, record: Record, done: Callable[[], None] | None = None
@@ -347,14 +349,14 @@ class IdempotentProducer:
     def __init__(self, producer_id: int) -> None:
         self.producer_id = producer_id
         self.next_sequence = 0
-        #: The batches in flight, in their order.
+        #: The batches in flight, in the order of their sequences.
         self.unacknowledged: list[Batch] = []
-        #: The time until which it waits for answers, and sends nothing else.
+        #: Until this time, the producer waits for responses and sends no batch.
         self.waits_until_ms = 0
-        #: Number of the connection that has batches in flight.
+        #: The number of the connection that has batches in flight.
         self.connection = 0
-        #: The latest leader epoch that acknowledged a batch. Clients ignore metadata
-        #: with an earlier one.
+        #: The latest leader epoch in which a batch was acknowledged. Clients ignore
+        #: metadata with an earlier epoch.
         self.leader_epoch = -1
 
     def begin_batch(self) -> None:
@@ -364,63 +366,63 @@ class IdempotentProducer:
         self.unacknowledged.append(Batch(self.producer_id, 0, sequence, name))
 
     def acknowledge(self, batch: Batch, leader_epoch: int) -> None:
-        """Remove the batch and those before it, whose answers were lost."""
+        """Remove the batch and the batches before it, whose responses were lost."""
         self.leader_epoch = max(self.leader_epoch, leader_epoch)
         if batch in self.unacknowledged:
             del self.unacknowledged[: self.unacknowledged.index(batch) + 1]
 
 
 class Process:
-    """One life of one broker."""
+    """The process of a broker. A restarted broker has a new incarnation."""
 
-    def __init__(self, broker: int, life: int, disk: Disk) -> None:
+    def __init__(self, broker: int, incarnation: int, disk: Disk) -> None:
         self.broker = broker
-        self.life = life
+        self.incarnation = incarnation
         self.disk = disk
         self.is_up = True
-        self.paused_until = 0
+        self.paused_until_ms = 0
         self.was_clean = disk.is_clean
         disk.is_clean = False
         self.session: int | None = None
         self.epoch: int | None = None
-        #: The lease: until then this process answers questions about offsets.
-        self.lease_until = 0
+        #: The end of the lease. After it, this process returns no committed offsets.
+        self.lease_until_ms = 0
         self.live: dict[int, LiveBroker] = {}
         self.state: LeaderAndIsr | None = None
         self.version = -1
         self.leader: LeaderState | None = None
-        #: (leader epoch, broker epoch) of the leadership that waits for a sync.
+        #: The leader epoch and broker epoch of the leadership that begins after a sync.
         self.taking_over: tuple[int, int] | None = None
         self.follower: FollowerState | None = None
         self.high_watermark = min(max(disk.checkpoint, disk.start), disk.end)
         self.is_syncing = False
-        #: Rises with each truncation, which makes a running sync irrelevant.
-        self.cuts = 0
+        #: The number of truncations. The result of a sync that began before the last
+        #: truncation is ignored.
+        self.truncations = 0
         self.waiters: list[Waiter] = []
         self.refused = RefusedBatches()
-        #: The coordinator's memory: end and value of each commit in the log.
+        #: The state of the coordinator: log end and offset of each commit in the log.
         self.commits: list[tuple[int, int]] | None = None
         self.is_proposing = False
-        self.is_controlling = False
         self.is_leaving = False
-        #: The facts for the answer to the last fetch of each follower, if it had no
-        #: news. A fetch session does not handle such a fetch again.
+        #: For each follower whose last fetch got no records: all that determined the
+        #: response. A fetch session does not handle the same fetch again.
         self.idle_fetches: dict[int, object] = {}
 
 
 @attrs.frozen
 class Options:
-    """The parameters of a schedule; random_options() draws them."""
+    """The parameters of a schedule, which random_options() chooses."""
 
     brokers: int = 3
     replicas: int = 3
     min_isr: int = 2
     is_durable_first: bool = True
     is_unclean_allowed: bool = False
-    #: Names of the faults that may happen.
+    #: The names of the faults that may happen.
     faults: tuple[str, ...] = ()
     fault_count: int = 4
-    #: The part of the messages that is lost, doubled or late.
+    #: The fractions of messages that are lost, duplicated and late; all three are equal.
     loss: float = 0.02
     #: The longest time of a sync.
     sync_ms: int = 12
@@ -429,21 +431,21 @@ class Options:
 FAULTS = (
     "kill", "kill", "kill@leader", "power", "power@leader", "power_all", "wipe", "pause",
     "pause", "pause@leader", "long_pause@leader", "cut", "cut_one_way",
-    "cut_registry", "cut_registry@leader", "cut_answers@leader", "move_leader", "move_leader",
+    "cut_registry", "cut_registry@leader", "lose_responses@leader", "move_leader", "move_leader",
     "leave", "leave@leader", "lossy_network", "delete_records",
 )  # fmt: skip
-#: Without syncs a power cut loses records by design.
+#: The faults of schedules without syncs, in which a power cut loses records by design.
 WITHOUT_SYNCS = tuple(
     each for each in FAULTS if not each.startswith("power") and each != "wipe"
 )
 
 
-def random_options(chance: random.Random) -> Options:
-    brokers, replicas, min_isr = chance.choice(
+def random_options(rng: random.Random) -> Options:
+    brokers, replicas, min_isr = rng.choice(
         [(3, 3, 2)] * 6
         + [(3, 3, 1), (3, 3, 3), (4, 3, 2), (4, 3, 2), (5, 5, 3), (3, 2, 1)]
     )
-    is_durable_first = chance.random() < 0.85
+    is_durable_first = rng.random() < 0.85
     faults = FAULTS if is_durable_first else WITHOUT_SYNCS
     if brokers > replicas:
         faults += ("reassign",) * 4
@@ -452,16 +454,16 @@ def random_options(chance: random.Random) -> Options:
         replicas=replicas,
         min_isr=min_isr,
         is_durable_first=is_durable_first,
-        is_unclean_allowed=chance.random() < 0.05,
+        is_unclean_allowed=rng.random() < 0.05,
         faults=faults,
-        fault_count=chance.randint(2, 9),
-        loss=chance.choice([0.0, 0.02, 0.02, 0.1]),
-        sync_ms=chance.choice([12, 12, 120]),
+        fault_count=rng.randint(2, 9),
+        loss=rng.choice([0.0, 0.02, 0.02, 0.1]),
+        sync_ms=rng.choice([12, 12, 120]),
     )
 
 
-#: Time in milliseconds, number, process of the call (None: the world itself), call and
-#: arguments.
+#: The time in milliseconds, a number, the process of the call (None if it belongs to no
+#: process), the call, and its arguments.
 Event = tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]
 
 
@@ -478,8 +480,8 @@ def pop_event(
         return at_ms, call, args
     if not process.is_up:
         return at_ms, None, ()
-    if process.paused_until > at_ms:
-        heapq.heappush(events, (process.paused_until, number, process, call, args))
+    if process.paused_until_ms > at_ms:
+        heapq.heappush(events, (process.paused_until_ms, number, process, call, args))
         return at_ms, None, ()
     return at_ms, call, args
 
@@ -494,13 +496,13 @@ class World:
         steps: list[str] | None = None,
         beside: World | None = None,
     ) -> None:
-        """Create a world. One beside another world has its clock, chance and network."""
-        self.chance: random.Random = (
-            random.Random(seed) if beside is None else beside.chance
-        )
-        #: Whether leaders skip fetches that repeat a position without news.
+        """Create a world. It shares the events, the random numbers and the network of
+        the world `beside` it.
+        """
+        self.rng: random.Random = random.Random(seed) if beside is None else beside.rng
+        #: True if leaders use fetch sessions: they skip a fetch that equals the last one.
         self.has_sessions = bool(seed % 2)
-        self.options = options or random_options(self.chance)
+        self.options = options or random_options(self.rng)
         self.steps = steps
         self.now_ms = 0
         self.events: list[Event] = [] if beside is None else beside.events
@@ -513,7 +515,9 @@ class World:
             is_unclean_allowed=self.options.is_unclean_allowed,
             is_durable_first=self.options.is_durable_first,
         )
-        self.cuts: set[tuple[int, int]] = set() if beside is None else beside.cuts
+        self.broken_links: set[tuple[int, int]] = (
+            set() if beside is None else beside.broken_links
+        )
         self.loss = self.options.loss
         self.is_healed = False
         self.disks = 0
@@ -528,7 +532,7 @@ class World:
         self.acknowledged = 0
         self.offset_answers = 0
         self.is_acknowledged_since_heal = False
-        #: Leader epoch and the process that appends in it.
+        #: For each leader epoch, the broker and incarnation that append in it.
         self.appenders: dict[int, tuple[int, int]] = {}
         #: The highest committed offset that a client has seen.
         self.committed_floor = -1
@@ -540,9 +544,9 @@ class World:
         self.producers = [IdempotentProducer(1), IdempotentProducer(2)]
         #: The offset of each batch below a high watermark.
         self.visible_batches: dict[Hashable, int] = {}
-        #: The highest log start: batches below it may be forgotten.
+        #: The highest log start. Brokers may have forgotten batches below it.
         self.deleted_below = 0
-        #: R15: whether the clients are idle, and the time by which replicas are equal.
+        #: R15: whether the clients are idle, and when the replicas must be equal.
         self.is_idle = False
         self.equal_by_ms: int | None = None
         for broker in range(1, self.options.brokers + 1):
@@ -550,20 +554,20 @@ class World:
 
     # -- time and messages -------------------------------------------------------------
 
-    def at(
+    def call_later(
         self,
         delay_ms: int,
         process: Process | None,
         call: Callable[..., None],
         *args: Any,
     ) -> None:
-        """Call later, in `process` if it is alive then; None is the world itself."""
+        """Call after a delay. The call is dropped if `process` is not alive then."""
         heapq.heappush(
             self.events, (self.now_ms + delay_ms, next(self.order), process, call, args)
         )
 
     def run(self) -> World:
-        self.plan()
+        self.schedule_events()
         try:
             while not self.is_done():
                 self.now_ms, call, args = pop_event(self.events)
@@ -588,24 +592,24 @@ class World:
         *args: Any,
         is_open: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Deliver a message to the process that runs on `target` at that time.
+        """Send a message to the process that runs on `target` when the message arrives.
 
-        It is dropped if `is_open` is false when it arrives: its connection was aborted.
+        The message is dropped if `is_open` is false then: its connection was aborted.
         """
-        if (source, target) in self.cuts:
+        if (source, target) in self.broken_links:
             return
-        chance = self.chance
+        rng = self.rng
         copies = 1
         if self.loss:
-            drawn = chance.random()
+            drawn = rng.random()
             if drawn < self.loss:
                 return
             copies += drawn > 1 - self.loss
         for _ in range(copies):
-            delay_ms = 1 + int(chance.random() * 8)
-            if self.loss and chance.random() < self.loss:
-                delay_ms += int(chance.random() * 1_200)
-            self.at(delay_ms, None, self.deliver, target, call, args, is_open)
+            delay_ms = 1 + int(rng.random() * 8)
+            if self.loss and rng.random() < self.loss:
+                delay_ms += int(rng.random() * 1_200)
+            self.call_later(delay_ms, None, self.deliver, target, call, args, is_open)
 
     def deliver(
         self,
@@ -622,21 +626,23 @@ class World:
         process = self.processes[target]
         if not process.is_up:
             return
-        if process.paused_until > self.now_ms:
-            self.at(process.paused_until - self.now_ms, process, call, process, *args)
+        if process.paused_until_ms > self.now_ms:
+            self.call_later(
+                process.paused_until_ms - self.now_ms, process, call, process, *args
+            )
         else:
             call(process, *args)
 
     @contextlib.contextmanager
     def call_registry(self, process: Process) -> Generator[None, None, None]:
-        """Wrap a call whose request or answer may be lost."""
+        """Wrap a call whose request or response may be lost."""
         self.check_link(process.broker, REGISTRY)
         yield
         self.check_link(REGISTRY, process.broker)
 
     def check_link(self, source: int, target: int) -> None:
-        if (source, target) in self.cuts or (
-            self.loss and self.chance.random() < self.loss
+        if (source, target) in self.broken_links or (
+            self.loss and self.rng.random() < self.loss
         ):
             raise RegistryUnavailableError("the registry does not answer")
 
@@ -648,10 +654,10 @@ class World:
 
     def start(self, broker: int, disk: Disk) -> None:
         before = self.processes.get(broker)
-        process = Process(broker, before.life + 1 if before else 1, disk)
+        process = Process(broker, before.incarnation + 1 if before else 1, disk)
         self.processes[broker] = process
         self.trace("broker {} starts, end {}", broker, disk.end)
-        self.at(self.chance.randint(1, 60), process, self.poll, process)
+        self.call_later(self.rng.randint(1, 60), process, self.poll, process)
 
     def kill(
         self, process: Process, *, power: bool = False, wipe: bool = False
@@ -661,7 +667,7 @@ class World:
         process.is_up = False
         disk = process.disk
         if power:
-            disk.lose_power(self.chance)
+            disk.lose_power(self.rng)
         self.trace(
             "broker {} dies, end {}, power cut {}, wiped {}",
             process.broker,
@@ -671,32 +677,32 @@ class World:
         )
         if wipe:
             process.disk = self.new_disk(process.broker)
-        delay_ms = 20 if self.is_healed else self.chance.choice([20, 300, 900])
-        self.at(delay_ms, None, self.restart, process)
+        delay_ms = 20 if self.is_healed else self.rng.choice([20, 300, 900])
+        self.call_later(delay_ms, None, self.restart, process)
 
     def restart(self, process: Process) -> None:
         if self.processes[process.broker] is process:
             self.start(process.broker, process.disk)
 
     def poll(self, process: Process) -> None:
-        """Everything that a broker does by the clock."""
-        self.at(
+        """Do the periodic work of a broker."""
+        self.call_later(
             POLL_MS // 2
             if self.is_healed
-            else POLL_MS - 40 + int(self.chance.random() * 80),
+            else POLL_MS - 40 + int(self.rng.random() * 80),
             process,
             self.poll,
             process,
         )
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             process.disk.checkpoint = process.high_watermark
-        if not self.is_current(process, is_poll=True):
+        if not self.refresh_view(process, is_poll=True):
             return
         if process.leader is not None:
-            self.update(
+            self.set_leader_state(
                 process, leading.review_isr(process.leader, process.live, self.now_ms)
             )
-        self.control(process)
+        self.run_controller(process)
         if process.follower is not None:
             self.follow(process)
 
@@ -717,26 +723,26 @@ class World:
         try:
             with self.call_registry(process):
                 self.registry.create_broker(session, process.broker, value)
-                self.changed_registry()
+                self.notify_watches()
         except NodeExistsError:
             found, owner = self.registry.brokers[process.broker]
             if owner != session:
                 raise
-            # The answer to an earlier create was lost. The epoch in the node counts.
+            # The response to an earlier create was lost. The epoch in the node is valid.
             epoch = found.epoch
         process.epoch = epoch
         self.trace("broker {} registered with epoch {}", process.broker, epoch)
 
     def expire_sessions(self, process: Process) -> None:
-        """Every broker does this, also before it registers: the session that its own
-        registration waits for may be one that no other broker ends.
+        """Expire overdue sessions. Every broker does this, also before it registers: its
+        registration may wait for a session that no other broker expires.
         """
         with self.call_registry(process):
             if self.registry.expire(self.now_ms):
-                self.changed_registry()
+                self.notify_watches()
 
-    def is_current(self, process: Process, *, is_poll: bool) -> bool:
-        """Register if necessary and read the registry; return whether that succeeded."""
+    def refresh_view(self, process: Process, *, is_poll: bool) -> bool:
+        """Register if necessary, and read the registry. Return whether that succeeded."""
         try:
             if is_poll:
                 self.expire_sessions(process)
@@ -754,17 +760,17 @@ class World:
     def read_registry(self, process: Process) -> None:
         """Renew the session, read the brokers and the state, and extend the lease."""
         # The call was sent some time before the registry handled it.
-        sent_ms = self.now_ms - int(self.chance.random() * 60)
+        sent_ms = self.now_ms - int(self.rng.random() * 60)
         with self.call_registry(process):
             if process.session is not None:
                 self.registry.renew(process.session, self.now_ms)
             live, found = self.registry.live(), self.registry.parsed
             version = self.registry.version
-        # Only an answer that arrived changes the view of the broker.
+        # A lost response does not change the view of the broker.
         process.live = live
         process.state, process.version = found, version
         if process.session is not None:
-            process.lease_until = sent_ms + SESSION_MS
+            process.lease_until_ms = sent_ms + SESSION_MS
         self.evaluate(process)
 
     def remove_replica(self, process: Process) -> None:
@@ -774,26 +780,26 @@ class World:
         process.commits = None
         if process.disk.end:
             self.trace("broker {} removes its replica", process.broker)
-            process.cuts += 1
+            process.truncations += 1
             process.disk.restart_at(0)
             process.high_watermark = 0
 
     def on_watch(self, process: Process) -> None:
-        if self.is_current(process, is_poll=False):
-            self.control(process)
+        if self.refresh_view(process, is_poll=False):
+            self.run_controller(process)
 
-    def changed_registry(self) -> None:
+    def notify_watches(self) -> None:
         """Report a change to the watches. A report can be late or lost."""
         for process in self.processes.values():
-            if not process.is_up or (process.broker, REGISTRY) in self.cuts:
+            if not process.is_up or (process.broker, REGISTRY) in self.broken_links:
                 continue
-            if self.chance.random() >= 0.05 + self.loss:
-                delay_ms = 1 + int(self.chance.random() * 30)
-                self.at(delay_ms, process, self.on_watch, process)
+            if self.rng.random() >= 0.05 + self.loss:
+                delay_ms = 1 + int(self.rng.random() * 30)
+                self.call_later(delay_ms, process, self.on_watch, process)
 
     # -- the controller ----------------------------------------------------------------
 
-    def control(self, process: Process) -> None:
+    def run_controller(self, process: Process) -> None:
         if process.session is None or process.is_leaving:
             return
         try:
@@ -838,14 +844,16 @@ class World:
         new: LeaderAndIsr,
         expected: int | None,
     ) -> None:
-        """Handle a write in the registry, and answer it."""
+        """Handle a write in the registry, and send the response."""
         try:
             version = self.registry.set_state(session, new, expected)
         except (SessionExpiredError, BadVersionError) as error:
             self.trace(
                 "the registry refuses a write of broker {}: {!r}", process.broker, error
             )
-            self.send(REGISTRY, process.broker, self.on_written, process.life, None, -1)
+            self.send(
+                REGISTRY, process.broker, self.on_written, process.incarnation, None, -1
+            )
             return
         self.may_lose_records |= new.is_recovering
         self.trace(
@@ -854,13 +862,15 @@ class World:
             version,
             self.registry.value.decode(),
         )
-        self.changed_registry()
-        self.send(REGISTRY, process.broker, self.on_written, process.life, new, version)
+        self.notify_watches()
+        self.send(
+            REGISTRY, process.broker, self.on_written, process.incarnation, new, version
+        )
 
     def on_written(
-        self, process: Process, life: int, new: LeaderAndIsr | None, version: int
+        self, process: Process, incarnation: int, new: LeaderAndIsr | None, version: int
     ) -> None:
-        if process.life != life:
+        if process.incarnation != incarnation:
             return
         if new is None:
             # An earlier attempt may have succeeded: read the node.
@@ -872,7 +882,7 @@ class World:
     # -- roles -------------------------------------------------------------------------
 
     def evaluate(self, process: Process) -> None:
-        """Compare the role of a broker with the state and its epoch."""
+        """Change the role of a broker to its role in the state it has read."""
         found = process.state
         broker, epoch = process.broker, process.epoch
         if found is None:
@@ -884,7 +894,7 @@ class World:
         key = (found.leader_epoch, epoch)
         if process.leader is not None:
             if role is Role.LEADER and key == self.leader_key(process.leader):
-                self.update(
+                self.set_leader_state(
                     process, leading.read_state(process.leader, found, process.version)
                 )
                 return
@@ -904,8 +914,8 @@ class World:
             if process.taking_over != key:
                 assert epoch is not None
                 process.taking_over = (found.leader_epoch, epoch)
-                self.at(
-                    1 + int(self.chance.random() * 15),
+                self.call_later(
+                    1 + int(self.rng.random() * 15),
                     process,
                     self.take_over,
                     process,
@@ -933,7 +943,7 @@ class World:
         return follower.state.leader_epoch, follower.broker_epoch
 
     def take_over(self, process: Process, key: tuple[int, int]) -> None:
-        """Begin to lead, after the sync of the log."""
+        """Become the leader, after the sync of the log."""
         found = process.state
         if process.taking_over != key or found is None:
             return
@@ -961,31 +971,31 @@ class World:
             now_ms=self.now_ms,
         )
         self.load_coordinator(process)
-        self.check_high_watermark(process, process.leader.high_watermark)
+        self.set_high_watermark(process, process.leader.high_watermark)
 
     # -- the leader --------------------------------------------------------------------
 
-    def update(self, process: Process, leader: LeaderState) -> None:
-        """Take the next leader of a leader and carry out its effects."""
+    def set_leader_state(self, process: Process, leader: LeaderState) -> None:
+        """Replace the leader state of a broker, and execute its effects."""
         process.leader = leader
         if leader.high_watermark != process.high_watermark:
-            self.check_high_watermark(process, leader.high_watermark)
-            self.answer_waiters(process)
+            self.set_high_watermark(process, leader.high_watermark)
+            self.complete_waiters(process)
         if leader.proposal is not None and not process.is_proposing:
             process.is_proposing = True
             self.propose(process)
 
     def propose(self, process: Process) -> None:
-        """Write the proposal, and repeat that until its outcome is known."""
+        """Write the proposal, again and again until its outcome is known."""
         leader = process.leader
         if leader is None or leader.proposal is None:
             process.is_proposing = False
             return
         if process.session is not None:
             self.write_state(process, leader.proposal.state, leader.proposal.version)
-        self.at(150, process, self.propose, process)
+        self.call_later(150, process, self.propose, process)
 
-    def answer_waiters(self, process: Process) -> None:
+    def complete_waiters(self, process: Process) -> None:
         end = process.high_watermark
         while process.waiters and process.waiters[0].end <= end:
             self.acknowledge(process.waiters.pop(0))
@@ -1013,24 +1023,24 @@ class World:
         self,
         process: Process,
         *,
-        waits: bool,
+        acks_all: bool,
         commit: int = -1,
         content: object = None,
         done: Callable[[], None] | None = None,
     ) -> bool:
         """Handle a produce request, or the commit of an offset.
 
-        Returns False if the request is refused. Calls done() at the acknowledgement.
+        Return False if the request is refused. Call done() at the acknowledgement.
         """
         leader = process.leader
-        if leader is None or (waits and not leader.has_min_isr):
+        if leader is None or (acks_all and not leader.has_min_isr):
             return False
         self.last_number += 1
         epoch = leader.state.leader_epoch
         record = Record(epoch, self.last_number, commit, content)
-        owner = self.appenders.setdefault(epoch, (process.broker, process.life))
+        owner = self.appenders.setdefault(epoch, (process.broker, process.incarnation))
         require(
-            owner == (process.broker, process.life),
+            owner == (process.broker, process.incarnation),
             "R04",
             "broker {} appends in epoch {}, which is the epoch of {}",
             process.broker,
@@ -1042,9 +1052,9 @@ class World:
         self.trace("broker {} appends {} at {}", process.broker, record, disk.end - 1)
         if commit >= 0 and process.commits is not None:
             process.commits.append((disk.end, commit))
-        if waits:
+        if acks_all:
             process.waiters.append(Waiter(disk.end, record, done))
-        self.update(
+        self.set_leader_state(
             process,
             leading.appended(
                 leader,
@@ -1062,7 +1072,7 @@ class World:
     ) -> bool:
         """Handle a produce request of an idempotent producer, with acks=all.
 
-        Returns False if the request is refused. Calls done() at the acknowledgement.
+        Return False if the request is refused. Call done() at the acknowledgement.
         """
         return self.code_of_batch(process, batch, done) == codes.NONE
 
@@ -1097,42 +1107,46 @@ class World:
         except (InvalidProducerEpochError, InvalidTransactionStateError):
             return codes.INVALID_PRODUCER_EPOCH
         if duplicate is None:
-            self.produce(process, waits=True, content=batch, done=done)
+            self.produce(process, acks_all=True, content=batch, done=done)
             return codes.NONE
         # The log has the batch already. It is acknowledged when it is committed.
         end = duplicate.last_offset + 1
         waiter = Waiter(end, disk.records[end - 1], done)
         bisect.insort(process.waiters, waiter, key=lambda each: each.end)
-        self.answer_waiters(process)
+        self.complete_waiters(process)
         return codes.NONE
 
     def sync(self, process: Process) -> None:
         if not process.is_syncing:
             process.is_syncing = True
-            self.at(
-                1 + int(self.chance.random() * self.options.sync_ms),
+            self.call_later(
+                1 + int(self.rng.random() * self.options.sync_ms),
                 process,
                 self.on_synced,
                 process,
                 process.disk.end,
-                process.cuts,
+                process.truncations,
             )
 
-    def on_synced(self, process: Process, end: int, cuts: int) -> None:
+    def on_synced(self, process: Process, end: int, truncations: int) -> None:
         process.is_syncing = False
         disk = process.disk
-        if cuts == process.cuts:
+        if truncations == process.truncations:
             disk.durable_end = max(disk.durable_end, end)
         if process.leader is not None:
-            self.update(process, leading.synced(process.leader, disk.durable_end))
+            self.set_leader_state(
+                process, leading.synced(process.leader, disk.durable_end)
+            )
             if disk.durable_end < disk.end and self.options.is_durable_first:
                 self.sync(process)
         elif process.follower is not None:
             process.follower = following.synced(process.follower, disk.durable_end)
-            self.check_high_watermark(process, process.follower.high_watermark)
+            self.set_high_watermark(process, process.follower.high_watermark)
             self.follow(process)
 
-    def on_fetch(self, process: Process, fetch: FollowerFetch, life: int) -> None:
+    def on_fetch(
+        self, process: Process, fetch: FollowerFetch, incarnation: int
+    ) -> None:
         """Handle a fetch request of a follower."""
         leader = process.leader
         disk = process.disk
@@ -1154,7 +1168,7 @@ class World:
                 )
                 if refusal is None and process.session is not None:
                     leader = leading.expand_isr(leader, fetch, process.live)
-                self.update(process, leader)
+                self.set_leader_state(process, leader)
                 is_idle_fetch = (
                     fetch.offset >= disk.end and fetch.replica in leader.state.isr
                 )
@@ -1165,14 +1179,22 @@ class World:
                     refusal.error, refusal.diverging, log_start=disk.start
                 )
             else:
-                # R10 allows for an empty disk, which small answers would fill slowly.
+                # With 6 records for each fetch, a new replica would miss the limit of
+                # R10.
                 size = 60 if self.is_healed else 6
                 answer = LeaderResponse(
                     records=disk.records[fetch.offset : fetch.offset + size],
                     high_watermark=process.high_watermark,
                     log_start=disk.start,
                 )
-        self.send(process.broker, fetch.replica, self.on_answer, fetch, life, answer)
+        self.send(
+            process.broker,
+            fetch.replica,
+            self.on_fetch_response,
+            fetch,
+            incarnation,
+            answer,
+        )
 
     # -- the follower ------------------------------------------------------------------
 
@@ -1191,9 +1213,9 @@ class World:
                 follower.state.leader,
                 self.on_fetch,
                 fetch,
-                process.life,
+                process.incarnation,
             )
-            self.at(250, process, self.give_up, process, fetch)
+            self.call_later(250, process, self.give_up, process, fetch)
 
     def give_up(self, process: Process, fetch: FollowerFetch) -> None:
         follower = process.follower
@@ -1201,11 +1223,15 @@ class World:
             process.follower = following.gave_up(follower)
             self.follow(process)
 
-    def on_answer(
-        self, process: Process, fetch: FollowerFetch, life: int, answer: LeaderResponse
+    def on_fetch_response(
+        self,
+        process: Process,
+        fetch: FollowerFetch,
+        incarnation: int,
+        answer: LeaderResponse,
     ) -> None:
         follower = process.follower
-        if follower is None or process.life != life:
+        if follower is None or process.incarnation != incarnation:
             return
         disk = process.disk
         own = disk.end_of_epoch(answer.diverging[0]) if answer.diverging else (-1, -1)
@@ -1220,12 +1246,12 @@ class World:
                 case following.AppendFetched(records):
                     self.append_records(process, records)
                 case following.TruncateToEpoch(epoch, end):
-                    process.cuts += 1
+                    process.truncations += 1
                     disk.truncate_to_epoch(epoch, end)
                     self.trace("broker {} truncates to {}", process.broker, disk.end)
                     self.check_truncation(process)
                 case following.RestartLog(offset):
-                    process.cuts += 1
+                    process.truncations += 1
                     disk.restart_at(offset)
                     self.trace(
                         "broker {} restarts its log at {}", process.broker, offset
@@ -1249,11 +1275,11 @@ class World:
                 process.follower, disk.start, disk.end, disk.last_epoch
             )
             process.follower = follower
-        self.check_high_watermark(process, follower.high_watermark)
+        self.set_high_watermark(process, follower.high_watermark)
         if follower.durable_end < follower.log_end:
             self.follow(process)
         else:
-            self.at(delay_ms, process, self.follow, process)
+            self.call_later(delay_ms, process, self.follow, process)
 
     def append_records(self, process: Process, records: Any) -> None:
         disk = process.disk
@@ -1263,7 +1289,7 @@ class World:
     # -- the coordinator ---------------------------------------------------------------
 
     def load_coordinator(self, process: Process) -> None:
-        """Read the commits up to the log end, as a coordinator does at take-over."""
+        """Read the commits up to the log end, as a new coordinator does."""
         end = process.disk.end
         process.commits = [
             (offset, record.commit)
@@ -1272,11 +1298,11 @@ class World:
         ]
 
     def fetch_offset(self, process: Process) -> int | None:
-        """Return the committed offset, or None for an error."""
+        """Return the committed offset, or None if the response is an error."""
         leader = process.leader
         if leader is None or process.commits is None:
             return None
-        if self.now_ms >= process.lease_until:
+        if self.now_ms >= process.lease_until_ms:
             return None
         if process.high_watermark < leader.epoch_start:
             return None
@@ -1288,27 +1314,27 @@ class World:
     # -- clients -----------------------------------------------------------------------
 
     def pick_process(self) -> Process | None:
-        """Return a process that believes that it leads, if there is one."""
+        """Return a process that acts as the leader, if there is one."""
         leaders = [
             each
             for each in self.processes.values()
             if each.leader is not None
             and each.is_up
-            and each.paused_until <= self.now_ms
+            and each.paused_until_ms <= self.now_ms
         ]
-        return self.chance.choice(leaders) if leaders else None
+        return self.rng.choice(leaders) if leaders else None
 
     def client(self) -> None:
-        drawn = self.chance.random()
+        drawn = self.rng.random()
         process = self.pick_process()
-        self.at(4 + int(self.chance.random() * 30), None, self.client)
+        self.call_later(4 + int(self.rng.random() * 30), None, self.client)
         if process is None or self.is_idle:
             return
         if drawn < 0.4:
-            self.produce(process, waits=drawn < 0.34)
+            self.produce(process, acks_all=drawn < 0.34)
         elif drawn < 0.65:
             self.last_commit += 1
-            self.produce(process, waits=True, commit=self.last_commit)
+            self.produce(process, acks_all=True, commit=self.last_commit)
         else:
             found = self.fetch_offset(process)
             if found is not None:
@@ -1324,26 +1350,26 @@ class World:
                 self.committed_floor = found
 
     def idempotent_client(self, producer: IdempotentProducer) -> None:
-        """Send the batches in flight again, perhaps with a new one."""
-        chance = self.chance
-        delay_ms = 20 + int(chance.random() * 80)
-        self.at(delay_ms, None, self.idempotent_client, producer)
+        """Send the batches in flight again, perhaps with a new batch."""
+        rng = self.rng
+        delay_ms = 20 + int(rng.random() * 80)
+        self.call_later(delay_ms, None, self.idempotent_client, producer)
         if producer.waits_until_ms > self.now_ms:
             return
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             self.send_in_flight(producer)
             return
         process = self.pick_process()
         if process is None or self.is_idle:
             return
-        if chance.random() < 0.6 and len(producer.unacknowledged) < KNOWN_BATCHES:
+        if rng.random() < 0.6 and len(producer.unacknowledged) < KNOWN_BATCHES:
             producer.begin_batch()
         batches = tuple(producer.unacknowledged)
         self.send_batches(process, producer, batches)
-        if chance.random() < 0.1:
-            # The same requests on an earlier connection, in which they arrive later.
-            self.at(
-                int(chance.random() * 900),
+        if rng.random() < 0.1:
+            # The same requests on another connection, on which they arrive late.
+            self.call_later(
+                int(rng.random() * 900),
                 process,
                 self.send_batches,
                 process,
@@ -1354,12 +1380,12 @@ class World:
     def send_batches(
         self, process: Process, producer: IdempotentProducer, batches: Sequence[Batch]
     ) -> None:
-        """Send batches in one connection: the first refusal ends it."""
+        """Send batches on one connection, which ends at the first refused batch."""
         if self.is_idle:
             return
         for batch in batches:
-            # A third of the answers is lost.
-            is_lost = self.chance.random() < 0.3
+            # A third of the responses is lost.
+            is_lost = self.rng.random() < 0.3
 
             def done(batch: Batch = batch, is_lost: bool = is_lost) -> None:
                 if not is_lost:
@@ -1375,13 +1401,13 @@ class World:
         producer.acknowledge(batch, process.leader.state.leader_epoch)
 
     def send_in_flight(self, producer: IdempotentProducer) -> None:
-        """Send all batches in one connection without waiting for the answers.
+        """Send all batches on one connection without waiting for responses.
 
-        The broker may not lead yet, or lead no longer.
+        The broker may not be the leader yet, or not any more.
         """
-        chance = self.chance
-        process = chance.choice(list(self.processes.values()))
-        if self.is_idle or not process.is_up or process.paused_until > self.now_ms:
+        rng = self.rng
+        process = rng.choice(list(self.processes.values()))
+        if self.is_idle or not process.is_up or process.paused_until_ms > self.now_ms:
             return
         found = process.state
         if found is None or found.leader_epoch < producer.leader_epoch:
@@ -1393,23 +1419,23 @@ class World:
         number = producer.connection
         at_ms = 0
         for batch in producer.unacknowledged:
-            at_ms += int(chance.random() * 12)
-            self.at(
+            at_ms += int(rng.random() * 12)
+            self.call_later(
                 at_ms, process, self.receive_in_flight, process, producer, number, batch
             )
 
     def receive_in_flight(
         self, process: Process, producer: IdempotentProducer, number: int, batch: Batch
     ) -> None:
-        """Handle a batch, also if those before it were refused."""
-        # Requests of a closed connection are dropped. After a pause, the broker may know
-        # later batches of the producer, and no client gets its responses.
+        """Handle a batch, also if the batches before it were refused."""
+        # Requests of a closed connection are dropped. After a pause, the broker may
+        # already have later batches of the producer, and no client gets its responses.
         is_closed = (
             number != producer.connection or producer.waits_until_ms <= self.now_ms
         )
         if self.is_idle or is_closed:
             return
-        is_lost = self.chance.random() < 0.3
+        is_lost = self.rng.random() < 0.3
 
         def done() -> None:
             if not is_lost:
@@ -1426,27 +1452,27 @@ class World:
 
     # -- faults ------------------------------------------------------------------------
 
-    def plan(self) -> None:
-        self.at(100, None, self.client)
+    def schedule_events(self) -> None:
+        self.call_later(100, None, self.client)
         for producer in self.producers:
-            self.at(100, None, self.idempotent_client, producer)
+            self.call_later(100, None, self.idempotent_client, producer)
         at_ms = 0
         for _ in range(self.options.fault_count):
             # Many bugs need two faults at nearly the same time.
-            if at_ms and self.chance.random() < 0.4:
-                at_ms += self.chance.randint(1, 120)
+            if at_ms and self.rng.random() < 0.4:
+                at_ms += self.rng.randint(1, 120)
             else:
-                at_ms = self.chance.randint(250, FAULTS_END_MS - 200)
-            name = self.chance.choice(self.options.faults)
-            self.at(min(at_ms, FAULTS_END_MS - 1), None, self.fault, name)
-        self.at(FAULTS_END_MS, None, self.heal)
+                at_ms = self.rng.randint(250, FAULTS_END_MS - 200)
+            name = self.rng.choice(self.options.faults)
+            self.call_later(min(at_ms, FAULTS_END_MS - 1), None, self.fault, name)
+        self.call_later(FAULTS_END_MS, None, self.heal)
 
     def fault(self, name: str) -> None:
         self.trace("fault {}", name)
         running = [each for each in self.processes.values() if each.is_up]
         if not running:
             return
-        victim = self.chance.choice(running)
+        victim = self.rng.choice(running)
         name, _, of_leader = name.partition("@")
         if of_leader:
             victim = self.pick_process() or victim
@@ -1464,7 +1490,7 @@ class World:
         self.registry_loses_power()
 
     def registry_loses_power(self) -> None:
-        """Each write of the registry was synced, so it loses nothing."""
+        """Do nothing, because the registry has synced each write."""
 
     def fault_wipe(self, victim: Process) -> None:
         """Replace the disk, unless no other member of the ISR and ELR would remain."""
@@ -1481,48 +1507,48 @@ class World:
             self.kill(victim, wipe=True)
 
     def fault_pause(self, victim: Process) -> None:
-        self.pause(victim, self.chance.randint(50, SESSION_MS - 20))
+        self.pause(victim, self.rng.randint(50, SESSION_MS - 20))
 
     def fault_long_pause(self, victim: Process) -> None:
-        self.pause(victim, self.chance.randint(SESSION_MS, 3 * SESSION_MS))
+        self.pause(victim, self.rng.randint(SESSION_MS, 3 * SESSION_MS))
 
     def pause(self, victim: Process, time_ms: int) -> None:
-        # Its events wait until then, so a pause must not outlast the faults.
-        victim.paused_until = min(self.now_ms + time_ms, FAULTS_END_MS)
+        # The events of a paused broker wait, so a pause must end with the faults.
+        victim.paused_until_ms = min(self.now_ms + time_ms, FAULTS_END_MS)
 
     def cut_links(self, links: set[tuple[int, int]]) -> None:
-        self.cuts |= links
-        self.at(
-            self.chance.choice([100, 600, 1_400]),
+        self.broken_links |= links
+        self.call_later(
+            self.rng.choice([100, 600, 1_400]),
             None,
-            self.cuts.difference_update,
+            self.broken_links.difference_update,
             links,
         )
 
     def fault_cut(self, victim: Process) -> None:
-        other = self.chance.choice(
+        other = self.rng.choice(
             [each for each in self.processes if each != victim.broker]
         )
         self.cut_links({(victim.broker, other), (other, victim.broker)})
 
     def fault_cut_one_way(self, victim: Process) -> None:
         nodes = [REGISTRY, *(each for each in self.processes if each != victim.broker)]
-        link = (victim.broker, self.chance.choice(nodes))
-        self.cut_links({link if self.chance.random() < 0.5 else (link[1], link[0])})
+        link = (victim.broker, self.rng.choice(nodes))
+        self.cut_links({link if self.rng.random() < 0.5 else (link[1], link[0])})
 
     def fault_cut_registry(self, victim: Process) -> None:
         self.cut_links({(victim.broker, REGISTRY), (REGISTRY, victim.broker)})
 
-    def fault_cut_answers(self, victim: Process) -> None:
-        """The registry carries out the calls of a broker, which gets no answer."""
+    def fault_lose_responses(self, victim: Process) -> None:
+        """Lose the registry's responses to a broker. The calls are executed."""
         self.cut_links({(REGISTRY, victim.broker)})
 
     def fault_lossy_network(self, victim: Process) -> None:
-        """Lose, delay and double a third of the messages for a while."""
+        """Lose, delay and duplicate a third of the messages for a while."""
         self.loss = 0.3
-        self.at(400, None, self.calm)
+        self.call_later(400, None, self.end_loss)
 
-    def calm(self) -> None:
+    def end_loss(self) -> None:
         self.loss = 0.0 if self.is_healed else self.options.loss
 
     def fault_move_leader(self, victim: Process) -> None:
@@ -1537,18 +1563,18 @@ class World:
             if each != found.leader
         ]
         if others and found.leader != NO_LEADER:
-            new = electing.move_leader(found, self.chance.choice(others))
+            new = electing.move_leader(found, self.rng.choice(others))
             self.write_state(victim, new, self.registry.version)
 
     def fault_reassign(self, victim: Process) -> None:
-        """Move replicas to other brokers, or cancel that."""
+        """Move replicas to other brokers, or cancel the reassignment."""
         found = victim.state
         if found is None or victim.session is None:
             return
         target: tuple[int, ...] | None = tuple(
-            self.chance.sample(sorted(self.processes), self.options.replicas)
+            self.rng.sample(sorted(self.processes), self.options.replicas)
         )
-        if found.removing and self.chance.random() < 0.3:
+        if found.removing and self.rng.random() < 0.3:
             target = None
         changed = electing.reassign(found, target, set(self.processes))
         assert isinstance(changed, LeaderAndIsr)
@@ -1556,15 +1582,15 @@ class World:
         self.write_state(victim, changed, victim.version)
 
     def fault_leave(self, victim: Process) -> None:
-        """Shut a broker down in order: it hands over its partitions first."""
+        """Shut down a broker cleanly: another broker becomes the leader first."""
         with contextlib.suppress(RegistryUnavailableError, SessionExpiredError):
             if victim.session is None or victim.epoch is None:
                 return
             with self.call_registry(victim):
                 victim.is_leaving = True
                 self.registry.set_leaving(victim.session, victim.broker)
-            self.changed_registry()
-        self.at(400, victim, self.leave, victim)
+            self.notify_watches()
+        self.call_later(400, victim, self.leave, victim)
 
     def leave(self, process: Process) -> None:
         process.disk.durable_end = process.disk.end
@@ -1576,14 +1602,14 @@ class World:
     def fault_delete_records(self, victim: Process) -> None:
         process = self.pick_process()
         if process is not None and process.leader is not None:
-            start = self.chance.randint(process.disk.start, process.high_watermark)
+            start = self.rng.randint(process.disk.start, process.high_watermark)
             process.disk.delete_below(start)
             process.leader = process.leader._replace(log_start=process.disk.start)
 
     def heal(self) -> None:
         self.trace("all faults end")
         self.is_healed = True
-        self.cuts.clear()
+        self.broken_links.clear()
         self.loss = 0.0
         for process in self.processes.values():
             if process.is_leaving:
@@ -1593,8 +1619,8 @@ class World:
 
     # -- checks ------------------------------------------------------------------------
 
-    def check_high_watermark(self, process: Process, high_watermark: int) -> None:
-        """Take a new high watermark of a broker, and check the records below it."""
+    def set_high_watermark(self, process: Process, high_watermark: int) -> None:
+        """Set the high watermark of a broker, and check the records below it."""
         before = process.high_watermark
         if high_watermark == before:
             return
@@ -1638,7 +1664,7 @@ class World:
             )
 
     def check_batch(self, offset: int, record: Record) -> None:
-        """Check R11, except for batches that were deleted before they came again."""
+        """Check R11, except for batches that were deleted before they were sent again."""
         batch = record.content
         if not isinstance(batch, Batch):
             return
@@ -1660,7 +1686,7 @@ class World:
         visible_records = self.visible_records
         self.check_logs()
         if self.may_lose_records or epoch < self.visible_epoch:
-            # A broker that was paused may begin an epoch which is already over.
+            # A broker that was paused may begin an epoch that is already over.
             return
         require(
             disk.end >= self.acknowledged_end,
@@ -1705,7 +1731,7 @@ class World:
                 check_pair(disk, other)
 
     def is_done(self) -> bool:
-        """Whether the schedule is over; checks R09 and R10."""
+        """Return whether the schedule is over. Check R09, R10 and R16."""
         if not self.is_healed:
             return False
         found = self.registry.parsed
@@ -1719,7 +1745,7 @@ class World:
             require(
                 not is_complete or len(found.replicas) == self.options.replicas,
                 "R16",
-                "{} is settled with another number of replicas",
+                "{} has another number of replicas after its reassignments",
                 found,
             )
             if is_complete and found.isr.keys() == set(found.replicas):
@@ -1732,20 +1758,21 @@ class World:
             require(
                 self.now_ms < LEADER_BY_MS or self.stopped > 0,
                 "R09",
-                "no leader takes writes: {}",
+                "no leader accepts writes: {}",
                 found,
             )
         return self.now_ms >= IN_SYNC_BY_MS
 
     def is_equal(self) -> bool:
-        """Whether all replicas are equal; checks R15. The clients are idle from now on."""
+        """Return whether all replicas are equal. Make the clients idle, and check R15."""
         self.is_idle = True
         if self.equal_by_ms is None:
             self.equal_by_ms = self.now_ms + EQUAL_WITHIN_MS
         found = self.registry.parsed
         assert found is not None
         disks = [self.processes[each].disk for each in found.replicas]
-        # A follower may have deleted more, if its leader died before the others fetched.
+        # A follower may have deleted more records than another follower, if the leader
+        # was killed between their fetches.
         start = max(each.start for each in disks)
         least = 0
         if found.leader != NO_LEADER:
