@@ -54,7 +54,7 @@ def data(disk: SimulatedDisk) -> Iterator[logcore.LogDir]:
 @pytest.fixture
 def source(disk: SimulatedDisk) -> ModelSource:
     made = ModelSource(random.Random(1), disk)
-    made.make("orders")
+    made.create_topic("orders")
     fill(made, 10)
     return made
 
@@ -94,7 +94,7 @@ def test_offsets_gaps_and_epochs_are_kept(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     log = source.logs[ORDERS]
-    log.mark()
+    log.append_marker()
     log.append(b"behind a marker")
     log.epoch = 4
     log.append(b"behind a gap, of another leader", gap=3)
@@ -104,7 +104,7 @@ def test_offsets_gaps_and_epochs_are_kept(
     assert epochs(data)[-1] == 4
     assert data.partition(*ORDERS).leader_epoch == 4
     fill(source, 3)
-    log.mark()
+    log.append_marker()
     found = run_mirror(data, source)
     assert (found.record_count, found.lag_records) == (3, 0), (
         "a marker at the end does not count as a waiting record"
@@ -221,7 +221,7 @@ def test_lost_record_with_a_marker_at_its_offset_is_detected(
     run_mirror(data, source)
     log = source.logs[ORDERS]
     log.lose_records_from(9)
-    log.mark()
+    log.append_marker()
     fill(source, 3)
     with pytest.raises(DivergedError, match="the two logs differ at offset 9"):
         run_mirror(data, source)
@@ -265,7 +265,7 @@ def test_recreated_topic_stops_the_mirror(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
     run_mirror(data, source)
-    source.make("orders")
+    source.create_topic("orders")
     fill(source, 20)
     with pytest.raises(DivergedError, match="deleted and created again"):
         run_mirror(data, source, on_divergence="truncate")
@@ -310,7 +310,7 @@ def test_records_and_progress_are_one_transaction(
         (record.value, record.timestamp_ms) for record in remote_records(source)
     ]
     assert data.committed_offsets(*ORDERS) == {"logcore-mirror-model-default": 15}
-    source.make("orders")
+    source.create_topic("orders")
     with pytest.raises(DivergedError, match="was deleted and created again"):
         run_mirror(data, source, offsets="new")
 
@@ -318,7 +318,7 @@ def test_records_and_progress_are_one_transaction(
 def test_several_topics_are_mirrored_to_one(
     data: logcore.LogDir, source: ModelSource
 ) -> None:
-    source.make("more")
+    source.create_topic("more")
     source.logs["more", 0].append(b"more")
     options: dict[str, Any] = {
         "topics": ["orders", "more"],
@@ -452,7 +452,7 @@ def mirror_despite_interruptions(seed: int, offsets: str) -> None:
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)
     source = ModelSource(chance, disk, faults=Faults(kill=0.03, lose=0.03))
-    source.make("orders", 2)
+    source.create_topic("orders", 2)
     options: dict[str, Any] = {"topics": ["orders"], "offsets": offsets, "fs": disk}
     with logcore.open_dir(PATH, create=True, durability="os", fs=disk) as data:
         for _ in range(5):
@@ -462,7 +462,7 @@ def mirror_despite_interruptions(seed: int, offsets: str) -> None:
                         b"%d" % chance.randrange(1000), gap=chance.choice([0, 0, 0, 2])
                     )
                 if chance.random() < 0.3:
-                    log.mark()
+                    log.append_marker()
             mirror = Mirror(data, source, **options)
             try:
                 for _ in range(chance.randrange(1, 12)):
@@ -508,7 +508,7 @@ def mirror_a_log_that_loses_records(seed: int) -> None:
     chance = random.Random(seed)
     disk = SimulatedDisk({"copy": None}, seed=seed)
     source = ModelSource(chance, disk, faults=Faults(kill=0.01, lose=0.03))
-    source.make("orders")
+    source.create_topic("orders")
     log = source.logs[ORDERS]
     options: dict[str, Any] = {
         "topics": ["orders"],

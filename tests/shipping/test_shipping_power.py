@@ -39,7 +39,7 @@ def mirror_through_power_cuts(seed: int, offsets: str) -> None:
     chance = random.Random(seed)
     disk = SimulatedDisk({"place": None}, seed=seed)
     source = ModelSource(chance, disk)
-    source.make("orders")
+    source.create_topic("orders")
     log = source.logs[ORDERS]
     for _ in range(4):
         for _ in range(chance.randrange(8)):

@@ -495,7 +495,7 @@ class MirrorScenario:
 
     def __init__(self) -> None:
         self.source = ModelSource(random.Random(1), SimulatedDisk())
-        self.source.make("orders")
+        self.source.create_topic("orders")
         for number in range(20):
             self.source.logs["orders", 0].append(b"%d" % number)
         self.runs = 0

@@ -1,14 +1,14 @@
-"""A cluster without a network: topics, transactions, groups, and all interruptions of a
-step that ships records to it.
+"""A cluster without a network: topics, transactions and groups, and faults in each step
+of a client that ships records to it.
 
 ModelCluster.client() creates clients, and all of them use the same cluster. At random,
 one of these faults occurs in a step of a sender:
-    kill        the process ends there (Killed), before the effect, half-way or after it
-    lose        the response is lost (RemoteUnavailableError), before or after the effect
-    wait        the step is not done yet (None)
+    kill        the process ends (Killed) before, during or after the effect
+    lose        the request or the response is lost (RemoteUnavailableError)
+    wait        the step has not ended yet, and returns None
 
-The cluster keeps Kafka's rules. No reader sees records of an open transaction. The next
-producer of a transactional id aborts the open transaction and fences the earlier
+The cluster follows Kafka's rules. No reader sees records of an open transaction. The
+next producer of a transactional id aborts the open transaction and fences the earlier
 producer. Offsets in a transaction are committed together with its records.
 """
 
@@ -35,19 +35,21 @@ from logcore.testing import SimulatedDisk
 
 
 class Killed(BaseException):
-    """The process has ended here. No `except Exception` catches it."""
+    """Ends the simulated process. It is a BaseException, so that code of the library does
+    not catch it.
+    """
 
 
 @attrs.frozen
 class Faults:
-    """The probability of each fault at each step."""
+    """The probability of each fault in a step."""
 
     kill: float = 0.0
     lose: float = 0.0
     wait: float = 0.0
 
 
-QUIET = Faults()
+NO_FAULTS = Faults()
 
 
 @attrs.define
@@ -60,7 +62,7 @@ class Transaction:
 class ModelCluster:
     """The state of the cluster."""
 
-    chance: random.Random
+    rng: random.Random
     disk: SimulatedDisk
     counts: dict[str, int] = attrs.Factory(dict)
     #: The records that read_committed readers see, by partition.
@@ -70,7 +72,7 @@ class ModelCluster:
     epochs: dict[str, int] = attrs.Factory(dict)
     open: dict[str, Transaction] = attrs.Factory(dict)
     refuses: Callable[[Record], bool] = lambda record: False
-    faults: Faults = QUIET
+    faults: Faults = NO_FAULTS
     is_unavailable: bool = False
     #: Called after each response about progress, for actions of other clients before
     #: the next request.
@@ -89,15 +91,15 @@ class ModelCluster:
     # -- faults ------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Let a fault occur, at random."""
-        drawn = self.chance.random()
+        """Raise an error of a fault, or of none, at random."""
+        drawn = self.rng.random()
         if drawn < self.faults.kill:
             raise Killed
         if self.is_unavailable or drawn < self.faults.kill + self.faults.lose:
             raise RemoteUnavailableError("the model is unavailable")
 
     def is_slow(self) -> bool:
-        return self.chance.random() < self.faults.wait
+        return self.rng.random() < self.faults.wait
 
     # -- transactions ------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class ModelCluster:
         self.epochs[transactional_id] = self.epochs.get(transactional_id, -1) + 1
         return self.epochs[transactional_id]
 
-    def of(self, transactional_id: str, epoch: int) -> Transaction:
+    def transaction_of(self, transactional_id: str, epoch: int) -> Transaction:
         if self.epochs[transactional_id] != epoch:
             raise ProducerFencedError("the model has a newer producer")
         return self.open.setdefault(transactional_id, Transaction())
@@ -121,7 +123,7 @@ class ModelCluster:
 
 @attrs.define(eq=False)
 class ModelClient:
-    """A TargetCluster."""
+    """Implements TargetCluster."""
 
     cluster: ModelCluster
 
@@ -206,11 +208,11 @@ class ModelSender:
             if self.cluster.refuses(record):
                 self.refused[partition] = "the model refuses it"
                 continue
-            self.take(partition, record)
+            self.store(partition, record)
             self.delivered[partition] = record.offset + 1
         return self.end()
 
-    def take(self, partition: Partition, record: Record) -> None:
+    def store(self, partition: Partition, record: Record) -> None:
         self.cluster.visible.setdefault(partition, []).append(record)
 
     def end(self) -> Outcome:
@@ -237,8 +239,8 @@ class ModelTransactionalSender(ModelSender):
             cluster, transactional_id=transactional_id, group_id=group_id, epoch=epoch
         )
 
-    def take(self, partition: Partition, record: Record) -> None:
-        self.cluster.of(self.transactional_id, self.epoch).records.append(
+    def store(self, partition: Partition, record: Record) -> None:
+        self.cluster.transaction_of(self.transactional_id, self.epoch).records.append(
             (partition, record)
         )
 
@@ -246,7 +248,7 @@ class ModelTransactionalSender(ModelSender):
         if self.refused:
             self.cluster.open.pop(self.transactional_id, None)
             return Outcome({}, self.refused)
-        transaction = self.cluster.of(self.transactional_id, self.epoch)
+        transaction = self.cluster.transaction_of(self.transactional_id, self.epoch)
         transaction.progress.update(self.batch.progress)
         self.cluster.step()
         self.cluster.commit(self.transactional_id, self.group_id)
@@ -270,7 +272,7 @@ class ModelLog:
     start: int = 0
     end: int = 0
     epoch: int = 0
-    #: With gaps instead of markers, aborted or compacted records.
+    #: Markers, aborted records and compacted records are missing, so offsets have gaps.
     records: list[RemoteRecord] = attrs.Factory(list)
 
     def append(self, value: bytes, *, gap: int = 0) -> None:
@@ -283,7 +285,7 @@ class ModelLog:
         )
         self.end = offset + 1
 
-    def mark(self) -> None:
+    def append_marker(self) -> None:
         """Append a marker, which no consumer sees."""
         self.end += 1
 
@@ -312,25 +314,25 @@ class ModelLog:
 
 @attrs.define(eq=False)
 class ModelSource:
-    """A cluster that is the source of a mirror: SourceCluster for one client at a time."""
+    """A cluster that is the source of a mirror. Implements SourceCluster for one client."""
 
-    chance: random.Random
+    rng: random.Random
     disk: SimulatedDisk
     logs: dict[Partition, ModelLog] = attrs.Factory(dict)
     ids: dict[str, str] = attrs.Factory(dict)
     compacted: set[str] = attrs.Factory(set)
     groups: dict[str, dict[Partition, int]] = attrs.Factory(dict)
-    faults: Faults = QUIET
+    faults: Faults = NO_FAULTS
     is_unavailable: bool = False
 
-    def make(self, topic: str, partitions: int = 1) -> None:
-        """Create a topic. It may replace a deleted one."""
-        self.ids[topic] = f"{topic}-{self.chance.randrange(10**9)}"
+    def create_topic(self, topic: str, partitions: int = 1) -> None:
+        """Create a topic, or replace it by a new topic with the same name."""
+        self.ids[topic] = f"{topic}-{self.rng.randrange(10**9)}"
         for number in range(partitions):
             self.logs[topic, number] = ModelLog()
 
     def step(self) -> None:
-        drawn = self.chance.random()
+        drawn = self.rng.random()
         if drawn < self.faults.kill:
             raise Killed
         if self.is_unavailable or drawn < self.faults.kill + self.faults.lose:
@@ -366,7 +368,7 @@ class ModelSource:
             left = [
                 record for record in log.records if record.record.offset >= position
             ]
-            some = left[: self.chance.randrange(1, 6)]
+            some = left[: self.rng.randrange(1, 6)]
             if some:
                 found[partition] = some
             if len(some) == len(left):

@@ -1,10 +1,10 @@
 """Brokers of a simulated cluster: their processes, files and connections.
 
-The code of a broker is that of `netshim serve`: ClusterNode, Broker, the threads of the
-member and of the fetchers, the files of logs and of the registry. The simulation
-replaces the rest: threads (simulated_threads.py), a SimulatedDisk for each broker and one
-for the registry, and connections, whose requests and responses are frames of Kafka's
-protocol. Clients and faults are in simulated_cluster.py.
+A broker runs the code of `netshim serve`: ClusterNode, Broker, the threads of the member
+and of the fetchers, the files of logs and of the registry. The simulation replaces threads
+(simulated_threads.py), disks (a SimulatedDisk for each broker and one for the registry)
+and connections, which carry frames of Kafka's protocol. Clients and faults are in
+simulated_cluster.py.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ SESSION_MS: Final = 1_000
 LAG_MS: Final = 2_000
 #: How often a broker runs the maintenance of its directory.
 _TICK_MS: Final = 1_000
-#: Added to the handles of the registry's disk.
+#: Added to handles of the registry's disk, so that they differ from handles of brokers.
 _HANDLES: Final = 1 << 20
 #: The operations of the registry after which its watches report.
 _REPORTED: Final = frozenset({"pwrite", "rename", "unlink", "mkdir", "rmdir"})
 _SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
-#: The milliseconds that a sync takes.
+#: The possible durations of a sync, in milliseconds.
 _SYNC_MS: Final = (0, 0, 0, 1, 2, 10)
-#: The milliseconds that work waits, because other threads are busy.
+#: The possible delays of a task, in milliseconds.
 _DELAY_MS: Final = (0, 0, 0, 0, 1, 20)
-#: Chance that another thread runs before an operation of the registry.
+#: The probability that another thread runs before an operation of the registry.
 _SWITCH: Final = 0.02
 
 
 class BrokerFiles:
-    """The files of one process: the disk of its broker, and the disk of the registry.
+    """The file system of one process: the disk of its broker, and the registry's disk.
 
-    It is an fs.SharedFS.
+    It implements fs.SharedFS.
     """
 
     def __init__(self, world: World, process: SimulatedProcess, disk: SimulatedDisk):
@@ -72,7 +72,8 @@ class BrokerFiles:
         #: Open handles of the registry, and whether they can write.
         self._handles: dict[int, tuple[str, bool]] = {}
         self.watches: list[RegistryWatch] = []
-        #: Pauses the process before it proposes the next state of a partition.
+        #: If not 0, the process is paused this long before its next proposal of the state
+        #: of a partition.
         self.pause_before_change_ms = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -138,11 +139,11 @@ class BrokerFiles:
         self.watches.clear()
 
     def random_bytes(self, size: int) -> bytes:
-        """Return bytes that no earlier disk has returned either."""
+        """Return random bytes. Two disks with one seed would return equal bytes."""
         return self._world.rng.randbytes(size)
 
     def boot(self) -> Boot:
-        """Return the ids of the boot of the one machine."""
+        """Return the boot of the machine on which all brokers run."""
         return self._registry.boot()
 
     def lock_byte(
@@ -216,7 +217,7 @@ class RegistryWatch:
         elif operation == "close" or place not in self._directories:
             return
         rng, threads = self._world.rng, self._world.threads
-        if rng.random() >= self._world.lost_reports:
+        if rng.random() >= self._world.report_loss:
             threads.at(threads.now_ms + rng.choice([0, 0, 1, 5, 20]), self.wake)
 
     def wait(self, timeout: float | None) -> bool:
@@ -234,7 +235,7 @@ class SimulatedNetwork:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.cut: set[tuple[int, int]] = set()
+        self.cut_links: set[tuple[int, int]] = set()
         self._held: list[tuple[tuple[int, int], Callable[[], None]]] = []
 
     def send(self, source: int, target: int, arrive: Callable[[], None]) -> None:
@@ -242,7 +243,7 @@ class SimulatedNetwork:
         delay_ms = self._world.rng.choice([0, 0, 0, 1, 1, 3, 20])
 
         def deliver() -> None:
-            if (source, target) in self.cut:
+            if (source, target) in self.cut_links:
                 self._held.append(((source, target), arrive))
             else:
                 arrive()
@@ -250,7 +251,7 @@ class SimulatedNetwork:
         threads.at(threads.now_ms + delay_ms, deliver)
 
     def heal(self) -> None:
-        self.cut.clear()
+        self.cut_links.clear()
         held, self._held = self._held, []
         for _, arrive in held:
             arrive()
@@ -261,20 +262,20 @@ class SimulatedConnection:
 
     def __init__(self, world: World, source: int, target: int) -> None:
         """Connect. Raises RemoteUnavailableError if the broker does not listen."""
-        life = world.brokers[target].life
-        if life is None or not life.is_listening:
+        instance = world.brokers[target].instance
+        if instance is None or not instance.is_listening:
             raise RemoteUnavailableError(f"broker {target} does not listen")
         self._world = world
         self._source = source
         self._target = target
-        self._life = life
+        self._life = instance
         self.session = ClientSession(f"broker-{target}", PORT, f"10.0.0.{source}")
         self.is_closed = False
         #: The response that the broker has not completed yet.
         self.pending: PendingResponse | None = None
         self._response: bytes | None = None
         self._numbers = itertools.count(1)
-        life.connections[self] = None
+        instance.connections[self] = None
 
     def request(
         self,
@@ -331,8 +332,8 @@ class SimulatedConnection:
             self.pending = None
 
 
-class BrokerLife:
-    """One process of a broker: its event loop, its workers and its parts."""
+class BrokerInstance:
+    """One process of a broker, with its event loop and its workers."""
 
     def __init__(self, world: World, broker: SimulatedBroker) -> None:
         self._world = world
@@ -343,13 +344,13 @@ class BrokerLife:
         self.connections: dict[SimulatedConnection, None] = {}
         self.is_listening = False
         self._inbox: deque[Callable[[], None]] = deque()
-        self._works: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
-        self._turns = 0
+        self._tasks: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._loop_iterations = 0
         self._is_ticking = False
         self.has_stopped = False
         self.has_failed = False
         #: The number of workers that are busy.
-        self._working = 0
+        self._busy_workers = 0
         self.logdir: LogDir
         self.node: ClusterNode
         self._broker: Broker
@@ -357,7 +358,7 @@ class BrokerLife:
 
     @property
     def view(self) -> ClusterView:
-        """The view of the cluster that this broker has."""
+        """The cluster as this broker has read it."""
         node = getattr(self, "node", None)
         return ClusterView() if node is None else node.member.view
 
@@ -389,7 +390,7 @@ class BrokerLife:
             new_id=lambda: self.files.random_bytes(8).hex(),
             broker_login=lambda: None,
             call_in_loop=self.call,
-            loop_iterations=lambda: self._turns,
+            loop_iterations=lambda: self._loop_iterations,
             on_failure=self._fail,
         )
         self.logdir = self.node.open()
@@ -400,7 +401,7 @@ class BrokerLife:
         self._broker = Broker(
             self.node.directory,
             settings,
-            lambda work, done: self._works.append((work, done)),
+            lambda work, done: self._tasks.append((work, done)),
             lambda: self.files.random_bytes(8).hex(),
             self.call,
             services=self.node.install,
@@ -436,12 +437,12 @@ class BrokerLife:
                 lambda: bool(self._inbox), self._threads.now_ms + max(1, delay_ms)
             )
             step = self._inbox.popleft() if has_work else self._tick
-            self._turns += 1
+            self._loop_iterations += 1
             self._guard(step)
             if self._threads.now_ms >= tick_ms and not self._is_ticking:
                 tick_ms = self._threads.now_ms + _TICK_MS
                 self._is_ticking = True
-                self._works.append((self._maintain, self._maintained))
+                self._tasks.append((self._maintain, self._maintained))
 
     def _tick(self) -> None:
         self._broker.tick(self.files.now_ms())
@@ -465,16 +466,16 @@ class BrokerLife:
 
     def _work(self) -> None:
         while True:
-            self._threads.wait(lambda: bool(self._works))
-            work, done = self._works.popleft()
-            self._working += 1
+            self._threads.wait(lambda: bool(self._tasks))
+            work, done = self._tasks.popleft()
+            self._busy_workers += 1
             self._threads.sleep_ms(self._world.rng.choice(_DELAY_MS))
             result: Any
             try:
                 result = work()
             except Exception as error:
                 result = error
-            self._working -= 1
+            self._busy_workers -= 1
             self.call(lambda done=done, result=result: self._deliver(done, result))  # type: ignore[misc]
             del work, done, result
 
@@ -511,14 +512,14 @@ class BrokerLife:
         self.call(stop_broker)
         self._threads.wait(lambda: bool(is_over))
         self.node.close()
-        # The works of the broker end before its logs are closed.
-        self._threads.wait(lambda: not self._works and not self._working)
+        # The tasks of the broker end before its logs are closed.
+        self._threads.wait(lambda: not self._tasks and not self._busy_workers)
         self.logdir.close()
         self.has_stopped = True
 
     def end(self) -> None:
         """Kill the process."""
-        self.files.forks += 1  # its objects are dropped without being closed
+        self.files.forks += 1  # so that objects of the process are not closed
         self._threads.kill(self.process)
         self.files.end()
         self.is_listening = False
@@ -527,30 +528,30 @@ class BrokerLife:
 
 
 class SimulatedBroker:
-    """A broker in all its processes, one after the other. Its disk survives them."""
+    """A broker with its disk. `instance` is its process while one runs."""
 
     def __init__(self, world: World, number: int) -> None:
         self._world = world
         self.number = number
         self.disk = SimulatedDisk(seed=world.rng.getrandbits(32))
-        self.life: BrokerLife | None = None
-        #: Whether operations of the disk have failed in this life.
+        self.instance: BrokerInstance | None = None
+        #: True if operations of the disk may fail, until the broker is restarted.
         self.has_bad_disk = False
 
     def start(self) -> None:
-        if self.life is None:
-            self.life = BrokerLife(self._world, self)
+        if self.instance is None:
+            self.instance = BrokerInstance(self._world, self)
 
     def kill(self) -> None:
-        if self.life is not None:
-            self.life.end()
-            self.life = None
+        if self.instance is not None:
+            self.instance.end()
+            self.instance = None
         self.disk.faults = None
         self.has_bad_disk = False
 
     def fail_disk(self, plan: FaultPlan) -> None:
         """Let operations on the disk fail until the broker is started again."""
-        if self.life is not None:
+        if self.instance is not None:
             self.disk.faults = plan
             self.has_bad_disk = True
 

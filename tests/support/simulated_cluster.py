@@ -5,8 +5,8 @@
 Clients produce with acks=all, with and without transactions, read, commit offsets and
 read them. While the clients run, brokers are killed, paused and stopped, lose their
 power alone or together with the registry, and get empty disks. Links are cut, leaders
-elected, replicas moved, and topics deleted and created again. Afterwards everything
-heals. The brokers are in simulated_brokers.py.
+elected, replicas moved, and topics deleted and created again. Then all faults end, and
+the cluster must recover. The brokers are in simulated_brokers.py.
 
 The seed determines the whole schedule, so it repeats exactly.
 
@@ -14,13 +14,13 @@ Invariants (the numbers are those of docs/replication.md):
     R00  brokers do not end without a fault, and log no internal error
     R01  a record that was acknowledged with acks=all remains at its offset
     R02  an offset that a consumer has read has one value
-    R09  after the faults each partition has a leader and takes writes
+    R09  after the faults each partition has a leader and accepts writes
     R10  after the faults all replicas are in the ISR
     R11  a batch that an idempotent producer sends again is stored once
-    R12  the records of a transaction are visible in all of its partitions or in none, as
-         its client was answered, and no transaction remains open
-    R13  an answer about a committed offset is never older than a commit that was
-         acknowledged, or than another answer, before the question
+    R12  the records of a transaction are visible in all of its partitions or in none, the
+         response to its client agrees with that, and no transaction remains open
+    R13  a read of the committed offset returns no less than a commit that was
+         acknowledged, or than another read that ended, before it began
     R14  a topic that was created again has no record of the former one
     R15  the logs of all replicas are equal
 """
@@ -51,7 +51,7 @@ from netshim.wire import codes
 from support.replica_world import InvariantBroken, require
 from support.simulated_brokers import (
     BROKERS,
-    BrokerLife,
+    BrokerInstance,
     SimulatedBroker,
     SimulatedConnection,
     SimulatedNetwork,
@@ -63,13 +63,13 @@ TOPIC: Final = "t"
 #: The topic of transactions and of committed offsets, which are deleted with it.
 PERMANENT_TOPIC: Final = "kept"
 GROUP: Final = "g"
-#: Of each topic.
+#: The number of partitions with which each topic is created.
 PARTITIONS: Final = 2
 MAX_PARTITIONS: Final = 4
 ALL_PARTITIONS: Final = tuple(
     itertools.product((TOPIC, PERMANENT_TOPIC), range(PARTITIONS))
 )
-#: The number of clients in the network.
+#: All clients have this number in the network. Brokers have numbers from 1 on.
 CLIENTS: Final = 0
 #: Time of the faults, and the limit for the recovery afterwards.
 FAULTS_MS: Final = 12_000
@@ -90,8 +90,8 @@ class World:
     def __init__(self, threads: SimulatedThreads) -> None:
         self.threads = threads
         self.rng: random.Random = threads.rng
-        #: Chance that a report of a watch is lost.
-        self.lost_reports = 0.02
+        #: The probability that a report of a watch is lost.
+        self.report_loss = 0.02
         self.registry_disk = SimulatedDisk({"/registry": None})
         self.network = SimulatedNetwork(self)
         self.brokers = {number: SimulatedBroker(self, number) for number in BROKERS}
@@ -108,7 +108,7 @@ class World:
         #: Values of transactions: True if committed, False if aborted, None if unknown.
         self.transactions: dict[bytes, bool | None] = {}
         #: The partitions of transactions whose commit was requested.
-        self.parts: dict[bytes, frozenset[int]] = {}
+        self.transaction_partitions: dict[bytes, frozenset[int]] = {}
         self.ended_transactions = 0
         #: Values that idempotent producers have sent, which may be stored once only.
         self.idempotent_values: set[bytes] = set()
@@ -122,7 +122,7 @@ class World:
             disk.advance(passed_ms)
 
     def report_violation(self, text: str) -> None:
-        """Report an event that no broker may cause."""
+        """Report an event that no broker may cause; it ends the schedule."""
         self.violations.append(text)
 
     def trace(self, text: str) -> None:
@@ -138,8 +138,8 @@ class World:
 
     def report(self, operation: str, path: str) -> None:
         """Let all watches of the registry report an operation."""
-        for life in self.running_brokers():
-            for watch in life.files.watches:
+        for instance in self.running_brokers():
+            for watch in instance.files.watches:
                 watch.report(operation, path)
 
     def check(self) -> None:
@@ -151,7 +151,9 @@ class World:
         for violation in self.violations:
             raise InvariantBroken("R00", violation)
 
-    def until(self, condition: Callable[[], bool], rule: str, failure: str) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], rule: str, failure: str
+    ) -> None:
         """Wait until a condition holds."""
         limit_ms = self.threads.now_ms + RECOVERY_MS
         while not condition():
@@ -162,8 +164,8 @@ class World:
 
     def is_recovered(self) -> bool:
         """Return whether all brokers see all replicas in sync."""
-        for life in self.running_brokers():
-            states = [state.state for state in life.view.states.values()]
+        for instance in self.running_brokers():
+            states = [state.state for state in instance.view.states.values()]
             if len(states) < 2 * PARTITIONS or not all(
                 state.leader in BROKERS
                 and {*state.replicas} == {*BROKERS} == {*state.isr}
@@ -172,16 +174,18 @@ class World:
                 return False
         return True
 
-    def ends(self) -> list[list[int]]:
-        """Return the ends of all logs by broker."""
+    def log_ends(self) -> list[list[int]]:
+        """Return the log ends of each broker."""
         return [
-            [life.logdir.partition(*key).log_end_offset for key in ALL_PARTITIONS]
-            for life in self.running_brokers()
+            [instance.logdir.partition(*key).log_end_offset for key in ALL_PARTITIONS]
+            for instance in self.running_brokers()
         ]
 
-    def running_brokers(self) -> list[BrokerLife]:
+    def running_brokers(self) -> list[BrokerInstance]:
         return [
-            broker.life for broker in self.brokers.values() if broker.life is not None
+            broker.instance
+            for broker in self.brokers.values()
+            if broker.instance is not None
         ]
 
     # -- stored values -------------------------------------------------------------------------
@@ -212,7 +216,7 @@ class Client:
         self.threads = world.threads
         self.rng = world.rng
         self._connections: dict[int, SimulatedConnection] = {}
-        #: The ids of topics that had a name, in order.
+        #: For each topic name, the ids that it has had, oldest first.
         self._topic_ids: dict[str, list[bytes]] = {}
 
     def ask(self, broker: int, api: Any, request: Any, max_version: int = 99) -> Any:
@@ -237,10 +241,10 @@ class Client:
         )
         (topic,) = found.topics
         topic_id = bytes(topic.topic_id)
-        # The latest id is the last one.
+        # A broker that returns an id before the last one has stale metadata.
         ids = self._topic_ids.setdefault(name, [])
         if not any(topic_id) or topic_id in ids[:-1]:
-            raise RemoteUnavailableError(f"the broker knows no present topic {name}")
+            raise RemoteUnavailableError(f"the broker has no current topic {name}")
         if topic_id not in ids:
             ids.append(topic_id)
         for part in topic.partitions:
@@ -271,7 +275,7 @@ class Client:
 
 
 class RepeatingClient(Client, ABC):
-    """A client that does one step after the other."""
+    """A client that repeats a step."""
 
     @abstractmethod
     def step(self) -> None:
@@ -297,7 +301,7 @@ class SimulatedProducer(RepeatingClient):
         self._producer: tuple[int, int] | None = None
         self._sequence = 0
         self._sent = 0
-        #: The values of a batch that has no answer yet, and may be sent again.
+        #: The values of the batch that is not acknowledged, and may be sent again.
         self._batch: list[bytes] = []
         self.acknowledged = 0
 
@@ -394,7 +398,8 @@ class SimulatedConsumer(RepeatingClient):
                 max_wait_ms=200,
                 min_bytes=1,
                 max_bytes=1 << 20,
-                # Version 13 and later have the id: another topic of the name is unknown.
+                # From version 13 on, a request has the id of the topic, so a broker does
+                # not read another topic of the same name.
                 topics=[kind.Topic(topic_id=topic_id, partitions=[part])],
             ),
             max_version=16,
@@ -405,7 +410,7 @@ class SimulatedConsumer(RepeatingClient):
         require(
             answer.error_code != codes.OFFSET_OUT_OF_RANGE,
             "R02",
-            "broker {} lacks offset {}, which was read up to there",
+            "broker {} refuses offset {}, although a consumer has read up to it",
             leader,
             self._offset,
         )
@@ -425,7 +430,7 @@ class SimulatedConsumer(RepeatingClient):
 
 
 class SimulatedCommitter(RepeatingClient):
-    """Commits greater and greater offsets of a group."""
+    """Commits increasing offsets of a group."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "committer")
@@ -481,7 +486,7 @@ class SimulatedOffsetReader(RepeatingClient):
         require(
             part.committed_offset >= least,
             "R13",
-            "broker {} answers {} after {}",
+            "broker {} returns the committed offset {} after {}",
             broker,
             part.committed_offset,
             least,
@@ -498,7 +503,7 @@ class TransactionalProducer(RepeatingClient):
         self._producer: tuple[int, int] | None = None
         self._sequences = [0] * PARTITIONS
         self._count = 0
-        #: The transaction whose end has no answer yet, and whether it commits.
+        #: The transaction whose end is not acknowledged, and whether it is a commit.
         self._ending: tuple[bytes, bool] | None = None
         #: From transaction version 2 on, the client adds no partitions, and the epoch
         #: changes with each end.
@@ -541,9 +546,9 @@ class TransactionalProducer(RepeatingClient):
         commits = is_written and self.rng.random() < 0.7
         self._ending = value, commits
         if commits:
-            # Unknown, until the commit is answered.
+            # Unknown until the commit is acknowledged.
             self.world.transactions[value] = None
-            self.world.parts[value] = frozenset(partitions)
+            self.world.transaction_partitions[value] = frozenset(partitions)
 
     def _add_partitions(self, partitions: list[int]) -> bool:
         assert self._producer is not None
@@ -620,7 +625,7 @@ class TransactionalProducer(RepeatingClient):
         self.world.ended_transactions += 1
         self._ending = None
         if not commits:
-            self._producer = None  # a batch without an answer may be stored late
+            self._producer = None  # a batch without a response may be stored late
         elif self._version == 2:
             if found.producer_epoch != self._producer[1]:
                 self._sequences = [0] * PARTITIONS
@@ -656,7 +661,7 @@ def run_schedule(seed: int, faults: Sequence[str] | None = None) -> World:
 
 @contextlib.contextmanager
 def _simulated_parts(world: World) -> Generator[None, None, None]:
-    """Let brokers connect by the simulated network."""
+    """Replace the connections, clocks and locks of brokers by simulated ones."""
     threads = world.threads
 
     def connect(host: str, port: int, settings: object) -> SimulatedConnection:
@@ -667,7 +672,8 @@ def _simulated_parts(world: World) -> Generator[None, None, None]:
         return SimulatedConnection(world, source, target)
 
     def followed(*arguments: Any) -> Any:
-        # The default of the field is a lock of the operating system.
+        # The default of the field is a lock of the operating system, which the
+        # simulation does not control.
         return FollowedPartition(*arguments, mutex=threading.Lock())  # type: ignore[arg-type]
 
     class Clock:
@@ -690,7 +696,7 @@ def _simulated_parts(world: World) -> Generator[None, None, None]:
 
 
 class _LoggedErrors(logging.Handler):
-    """Raises an error for each exception that code has logged."""
+    """Reports a violation for each exception that a broker logs."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -720,10 +726,10 @@ def _run(world: World, faults: Sequence[str] | None) -> None:
     for broker in world.brokers.values():
         broker.start()
     admin = Client(world, "admin")
-    world.until(
+    world.wait_until(
         lambda: (
             len(world.running_brokers()) == len(BROKERS)
-            and all(life.is_listening for life in world.running_brokers())
+            and all(instance.is_listening for instance in world.running_brokers())
         ),
         "R09",
         "the brokers do not start",
@@ -748,25 +754,27 @@ def _run(world: World, faults: Sequence[str] | None) -> None:
     ]
     Faults(world, admin).run(faults)
     world.trace("the faults are over")
-    world.until(world.is_recovered, "R10", "not all replicas are in sync")
+    world.wait_until(world.is_recovered, "R10", "not all replicas are in sync")
     before = [producer.acknowledged for producer in producers]
-    world.until(
+    world.wait_until(
         lambda: all(
             producer.acknowledged > count
             for producer, count in zip(producers, before, strict=True)
         ),
         "R09",
-        "a partition takes no writes",
+        "a partition accepts no writes",
     )
     world.is_over = True
-    world.until(
+    world.wait_until(
         lambda: all(thread.has_ended for thread in running),
         "R09",
-        "a client gets no answer",
+        "a client gets no response",
     )
     _check_transactions(world)
-    world.until(
-        lambda: len({*map(str, world.ends())}) == 1, "R15", "the ends of logs differ"
+    world.wait_until(
+        lambda: len({*map(str, world.log_ends())}) == 1,
+        "R15",
+        "the ends of logs differ",
     )
     _compare_logs(world)
     world.check()
@@ -795,7 +803,7 @@ FAULTS: Final = (
 
 
 class Faults:
-    """Chooses faults, and undoes them at the end."""
+    """Chooses faults, and ends them."""
 
     def __init__(self, world: World, admin: Client) -> None:
         self._world = world
@@ -803,7 +811,7 @@ class Faults:
         self._can_wipe = True
 
     def run(self, names: Sequence[str] | None) -> None:
-        """Let faults of these names happen, or of some that the seed chooses."""
+        """Cause faults with these names, or with names that the seed chooses."""
         world, threads, rng = self._world, self._world.threads, self._world.rng
         if names is None:
             names = rng.sample(FAULTS, rng.randint(3, len(FAULTS) - 2))
@@ -817,25 +825,25 @@ class Faults:
 
     def _heal(self) -> None:
         world = self._world
-        world.lost_reports = 0
+        world.report_loss = 0
         world.network.heal()
         for broker in world.brokers.values():
             if broker.has_bad_disk:
                 broker.kill()
-            if broker.life is not None:
-                broker.life.process.paused_until_ms = 0
+            if broker.instance is not None:
+                broker.instance.process.paused_until_ms = 0
             broker.start()
-        # A deletion that was requested before may still be carried out.
-        world.until(
+        # An earlier deletion of the topic may not have ended yet.
+        world.wait_until(
             lambda: self._has_topic() and self._reassign(list(BROKERS)),
             "R09",
             "the topic cannot be created and moved to all brokers",
         )
 
     def _restart_failed(self) -> None:
-        """Start brokers again that ended because a log has failed."""
+        """Restart the brokers that have ended because a log failed."""
         for broker in self._world.brokers.values():
-            if broker.life is not None and broker.life.has_failed:
+            if broker.instance is not None and broker.instance.has_failed:
                 self._world.trace(f"broker {broker.number} has ended")
                 broker.kill()
                 self._restart_later(broker)
@@ -879,25 +887,25 @@ class Faults:
     def pause(self) -> None:
         broker = self._any_broker()
         duration_ms = self._world.rng.choice([200, 800, 1_500, 4_000])
-        if broker.life is not None:
+        if broker.instance is not None:
             self._world.trace(f"broker {broker.number} is paused for {duration_ms} ms")
-            broker.life.process.paused_until_ms = (
+            broker.instance.process.paused_until_ms = (
                 self._world.threads.now_ms + duration_ms
             )
 
     def pause_before_change(self) -> None:
         """Pause a broker between a proposal and the change of the registry."""
-        life = self._any_broker().life
-        if life is not None:
+        instance = self._any_broker().instance
+        if instance is not None:
             self._world.trace(
-                f"broker {life.number} is paused before its next proposal"
+                f"broker {instance.number} is paused before its next proposal"
             )
-            life.files.pause_before_change_ms = self._world.rng.choice(
+            instance.files.pause_before_change_ms = self._world.rng.choice(
                 [800, 1_500, 4_000]
             )
 
     def move_back(self) -> None:
-        """Assign a replica again as soon as it was unassigned."""
+        """Remove a replica from a partition, and assign it again at once."""
         world, partition = self._world, self._world.rng.randrange(PARTITIONS)
         self._world.trace(f"partition {partition} is moved and moved back")
         if not self._reassign(world.rng.sample(BROKERS, 2), partition):
@@ -907,8 +915,8 @@ class Faults:
         def is_moved() -> bool:
             return any(
                 len(stored.state.replicas) == 2
-                for life in world.running_brokers()
-                if (stored := life.view.states.get((TOPIC, partition)))
+                for instance in world.running_brokers()
+                if (stored := instance.view.states.get((TOPIC, partition)))
             )
 
         world.threads.wait(is_moved, limit_ms)
@@ -921,7 +929,7 @@ class Faults:
         if world.rng.random() < 0.5:
             links.add((second, first))
         world.trace(f"cut links: {sorted(links)}")
-        world.network.cut |= links
+        world.network.cut_links |= links
         threads = world.threads
         threads.at(
             threads.now_ms + world.rng.choice([300, 1_500, 4_000]), world.network.heal
@@ -930,11 +938,13 @@ class Faults:
     def stop(self) -> None:
         """Stop a broker as `netshim serve` does, and start it again."""
         broker = self._any_broker()
-        life = broker.life
-        if life is not None and life.is_listening:
+        instance = broker.instance
+        if instance is not None and instance.is_listening:
             self._world.trace(f"broker {broker.number} stops")
-            life.stop()
-            self._world.until(lambda: life.has_stopped, "R00", "a broker does not stop")
+            instance.stop()
+            self._world.wait_until(
+                lambda: instance.has_stopped, "R00", "a broker does not stop"
+            )
             broker.kill()
             self._restart_later(broker)
 
@@ -969,7 +979,7 @@ class Faults:
             )
 
     def fail_disk(self) -> None:
-        """Let some writes or syncs of logs fail. The broker ends, and starts again."""
+        """Let some writes or syncs of logs fail. The broker ends and is restarted."""
         broker, rng = self._any_broker(), self._world.rng
         fault = Fault(
             rng.choice(["pwrite", "fdatasync"]),
@@ -1000,7 +1010,9 @@ class Faults:
     def _reassign(
         self, replicas: list[int] | None, partition: int | None = None
     ) -> bool:
-        """Assign replicas; None cancels. Return whether that was accepted."""
+        """Assign replicas, or cancel a reassignment if `replicas` is None. Return whether
+        the request was accepted.
+        """
         kind = wire.ALTER_PARTITION_REASSIGNMENTS.Request
         parts = [
             kind.Topic.Partition(partition_index=number, replicas=replicas)
@@ -1034,8 +1046,10 @@ def _compare_logs(world: World) -> None:
     """Check R01, R11, R14 and R15 with the files of all brokers."""
     for key in ALL_PARTITIONS:
         contents = {
-            life.number: _content(world.brokers[life.number].disk, life.number, key)
-            for life in world.running_brokers()
+            instance.number: _content(
+                world.brokers[instance.number].disk, instance.number, key
+            )
+            for instance in world.running_brokers()
         }
         require(len({*contents.values()}) == 1, "R15", "the logs of {} differ", key)
         (content,) = {*contents.values()}
@@ -1066,7 +1080,9 @@ def _compare_logs(world: World) -> None:
             for value, count in Counter(found.values()).items()
             if count > 1 and value in world.idempotent_values
         ]
-        require(not duplicates, "R11", "{} has these values twice: {}", key, duplicates)
+        require(
+            not duplicates, "R11", "{} has values more than once: {}", key, duplicates
+        )
 
 
 def _check_transactions(world: World) -> None:
@@ -1075,10 +1091,10 @@ def _check_transactions(world: World) -> None:
     for number in range(PARTITIONS):
         key = PERMANENT_TOPIC, number
         leader = world.running_brokers()[0].view.states[key].state.leader
-        life = world.brokers[leader].life
-        assert life is not None
-        log = life.logdir.partition(*key)
-        world.until(
+        instance = world.brokers[leader].instance
+        assert instance is not None
+        log = instance.logdir.partition(*key)
+        world.wait_until(
             lambda log=log: log.last_stable_offset == log.log_end_offset,  # type: ignore[misc]
             "R12",
             "a transaction remains open",
@@ -1087,7 +1103,7 @@ def _check_transactions(world: World) -> None:
             visible[bytes(record.value or b""), number] += 1
     for value, outcome in world.transactions.items():
         parts = {number for number in range(PARTITIONS) if visible[value, number]}
-        expected_parts = [set(world.parts.get(value, ()))]
+        expected_parts = [set(world.transaction_partitions.get(value, ()))]
         if outcome is False:
             expected_parts = [set()]
         elif outcome is None:
@@ -1101,7 +1117,13 @@ def _check_transactions(world: World) -> None:
             expected_parts,
         )
         duplicates = [number for number in parts if visible[value, number] > 1]
-        require(not duplicates, "R12", "{} is twice in {}", value, duplicates)
+        require(
+            not duplicates,
+            "R12",
+            "{} is stored more than once in {}",
+            value,
+            duplicates,
+        )
 
 
 def _content(disk: SimulatedDisk, broker: int, key: tuple[str, int]) -> bytes:

@@ -2,7 +2,7 @@
 
     with SimulatedThreads(seed=7) as threads:
         threads.spawn(work, "a worker", process)
-        threads.sleep_ms(500)          # the others run, and time passes
+        threads.sleep_ms(500)          # other threads run, and time passes
         threads.kill(process)
 
 While it is active, locks, conditions, events and threads of the module `threading`
@@ -13,9 +13,10 @@ Rules:
 - Another thread may be chosen when a thread waits, when it acquires a lock, and when it
   calls maybe_switch().
 - Time is a number. It passes while all threads wait, and by a millisecond now and then.
-- A killed process ends its threads with SimulatedKill at their next point. A paused one
-  runs no thread until its pause is over.
-- The calling thread is one of the simulation too. It belongs to no process.
+- A thread of a killed process ends with SimulatedKill when it waits, or when it is chosen
+  again. A paused process runs no thread until its pause is over.
+- The thread that enters the context is also a thread of the simulation. It belongs to no
+  process.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ import attrs
 
 from logcore.testing.processes import SimulatedKill
 
-#: Chance that another thread is chosen when a thread acquires a free lock.
+#: The probability that another thread is chosen when a thread acquires a free lock.
 _SWITCH_AT_LOCK: Final = 0.02
-#: Chance that a millisecond passes with a choice.
+#: The probability that a millisecond passes when a thread is chosen.
 _PASS_TIME: Final = 0.05
 #: A simulation ends with an error after this time, because a thread waits forever.
 _MAX_MS: Final = 1_000_000
-#: Number of choices after which a simulation ends with an error: a thread is busy
-#: without a wait.
+#: The number of choices after which a simulation ends with an error, because a thread
+#: does not end.
 _MAX_STEPS: Final = 2_000_000
 
 
@@ -51,7 +52,7 @@ class SimulationStuck(Exception):
 
 @attrs.define(eq=False)
 class SimulatedProcess:
-    """A process whose threads are of the simulation."""
+    """A process of the simulation."""
 
     name: str
     is_killed: bool = False
@@ -86,14 +87,14 @@ class SimulatedThreads:
         self.rng = random.Random(seed)
         self.now_ms = 0
         self.steps = 0
-        #: Called with the milliseconds by which time has passed.
+        #: Called with the number of milliseconds that have passed.
         self.on_time: Callable[[int], None] = lambda passed_ms: None
         self._main = _Thread("main", None)
         self._main.run_lock.acquire()
         self._current = self._main
         self._threads = [self._main]
         self._idents = {_thread.get_ident()}
-        #: Calls that are due: time, number, call.
+        #: The calls of at(): due time, number, call. Numbers keep the order of at().
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         #: The names of threads that have failed, and their errors.
@@ -128,7 +129,7 @@ class SimulatedThreads:
         for patch in self._patches:
             patch.start()
         # Finalizers would run in the middle of a choice.
-        self._collects = gc.isenabled()
+        self._is_gc_enabled = gc.isenabled()
         gc.disable()
         self._is_active = True
         return self
@@ -138,13 +139,13 @@ class SimulatedThreads:
             self._end_all()
         finally:
             self._is_active = False
-            if self._collects:
+            if self._is_gc_enabled:
                 gc.enable()
             for patch in reversed(self._patches):
                 patch.stop()
 
     def _end_all(self) -> None:
-        """End the threads that are left."""
+        """End all threads that are still running."""
         ending = SimulatedProcess("ending", is_killed=True)
         for thread in self._threads:
             if thread is not self._main:
@@ -194,14 +195,14 @@ class SimulatedThreads:
         self.wait(lambda: False, self.now_ms + milliseconds)
 
     def maybe_switch(self, chance: float) -> None:
-        """Let another thread run with a chance."""
+        """Let another thread run, with a probability of `chance`."""
         if self._current.is_killed:
             raise SimulatedKill
         if self.rng.random() < chance:
             self.wait(lambda: True)
 
     def at(self, due_ms: int, call: Callable[[], None]) -> None:
-        """Call a function at a time. It must not wait."""
+        """Call a function when time reaches `due_ms`. The function must not wait."""
         heapq.heappush(self._due, (due_ms, next(self._numbers), call))
 
     def spawn(
@@ -232,10 +233,10 @@ class SimulatedThreads:
         except SimulatedKill:
             pass
         except BaseException as error:
-            # A killed thread may find locks that others of its process still hold.
+            # A killed thread may find locks that other killed threads still hold.
             if not thread.is_killed:
                 self.errors.append((thread.name, error))
-        # Objects that only this thread has used are freed while it is the one that runs.
+        # Objects that only this thread uses must be freed before another thread runs.
         thread.work = None
         thread.has_ended = True
         self._threads.remove(thread)
@@ -244,7 +245,7 @@ class SimulatedThreads:
         self._current.run_lock.release()
 
     def _switch(self, thread: _Thread) -> None:
-        """Let the next thread run. Returns when this one is chosen again."""
+        """Let the next thread run. Return when this thread is chosen again."""
         chosen = self._choose()
         if chosen is not thread:
             self._current = chosen
@@ -338,7 +339,7 @@ class SimulatedThreads:
 
 
 class SimulatedLock:
-    """A lock of threads of the simulation."""
+    """A lock for threads of the simulation."""
 
     def __init__(self, threads: SimulatedThreads) -> None:
         self._threads = threads
