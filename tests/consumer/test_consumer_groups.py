@@ -35,7 +35,7 @@ from logcore.errors import (
 )
 from logcore.logdir import LogDir
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from support.consumer_histories import ASSIGNORS, INTERVAL_MS, ConsumerHistory, opened
+from support.consumer_histories import ASSIGNORS, INTERVAL_MS, ConsumerHistory, open_data
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_125
 
@@ -88,7 +88,7 @@ def assigned_partitions(members: list[Consumer]) -> list[list[int]]:
 @pytest.mark.parametrize("name", ASSIGNORS)
 def test_members_divide_partitions_and_take_over(name: str) -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 4)
         members = consumers(data, 2, assignors=[name])
         poll_all(members)
@@ -106,7 +106,7 @@ def test_members_divide_partitions_and_take_over(name: str) -> None:
 
 def test_cooperative_members_keep_their_remaining_partitions() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 4)
         first, second = consumers(data, 2)
         first.poll()
@@ -207,7 +207,7 @@ def test_commit_of_another_thread_waits_for_the_next_generation() -> None:
     next record.
     """
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 4)
         members = consumers(
             data, 3, assignors=["cooperative-sticky"], enable_auto_commit=False
@@ -248,7 +248,7 @@ def test_delayed_commit_of_another_thread_does_not_lower_offsets(
     """While the other thread waits, the thread of the consumer commits larger
     offsets.
     """
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t")
         data.partition("t", 0).append_many([(None, b"x")] * 10)
         data.partition("t", 0).flush()
@@ -274,7 +274,7 @@ def test_delayed_commit_of_another_thread_does_not_lower_offsets(
 
 def test_member_that_stops_polling_loses_its_partitions_and_cannot_commit() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 2)
         data.partition("t", 0).append_many([(None, b"x")] * 10)
         data.partition("t", 1).append_many([(None, b"x")] * 10)
@@ -303,7 +303,7 @@ def test_member_that_stops_polling_loses_its_partitions_and_cannot_commit() -> N
 
 @pytest.mark.parametrize("name", ASSIGNORS)
 def test_finished_records_are_committed_before_revocation(name: str) -> None:
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t", 4)
         for partition in range(4):
             data.partition("t", partition).append_many([(None, b"x")] * 20)
@@ -326,7 +326,7 @@ def test_finished_records_are_committed_before_revocation(name: str) -> None:
 
 def test_stuck_member_delays_a_rebalance_by_at_most_its_interval() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 2)
         stuck, other = consumers(data, 2, assignors=["range"])
         poll_all([stuck, other])
@@ -344,7 +344,7 @@ def test_stuck_member_delays_a_rebalance_by_at_most_its_interval() -> None:
 
 def test_wall_clock_change_removes_no_member() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 2)
         members = consumers(data, 2)
         poll_all(members)
@@ -361,7 +361,7 @@ def test_wall_clock_change_removes_no_member() -> None:
 
 def test_static_member_returns_to_its_partitions() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 2)
         (other,) = consumers(data, 1)
         (static,) = consumers(data, 1, group_instance_id="i")
@@ -422,7 +422,7 @@ def test_static_member_has_its_session_timeout_after_a_restart() -> None:
         "heartbeat_interval_ms": 1_000,
         "group_instance_id": "i",
     }
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 2)
         (other,) = consumers(data, 1)
         (static,) = consumers(data, 1, **timeouts)
@@ -431,7 +431,7 @@ def test_static_member_has_its_session_timeout_after_a_restart() -> None:
         static.close()
         other.close()
     for wait_ms, expected in ((2_000, owned[0]), (4_000, [0, 1])):
-        with opened(disk) as data:
+        with open_data(disk) as data:
             (other,) = consumers(data, 1)
             other.poll()
             disk.advance(wait_ms)
@@ -448,7 +448,7 @@ def test_static_member_has_its_session_timeout_after_a_restart() -> None:
 
 def test_members_need_a_common_assignor() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 2)
         (first,) = consumers(data, 1, assignors=["range"])
         first.poll()
@@ -471,7 +471,7 @@ def test_result_of_a_custom_assignor_is_checked() -> None:
             return {member.member_id: [TopicPartition("t", 0)] for member in members}
 
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 1)
         members = consumers(data, 2, assignors=[SamePartitionAssignor()])
         members[0].poll()
@@ -511,7 +511,7 @@ class WeightedAssignor:
 
 def test_assignor_gets_user_data_and_its_assignment() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 2)
         light = WeightedAssignor(b"1")
         heavy = WeightedAssignor(b"2")
@@ -536,7 +536,7 @@ def test_assignor_gets_user_data_and_its_assignment() -> None:
 
 def test_full_disk_refuses_a_commit_and_loses_no_earlier_commit() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 1)
         data.append("t", b"x")
         (consumer,) = consumers(data, 1, enable_auto_commit=False)
@@ -555,7 +555,7 @@ def test_full_disk_refuses_a_commit_and_loses_no_earlier_commit() -> None:
 
 def test_offsets_are_deleted_with_their_topic() -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 1)
         data.partition("t", 0).append_many([(None, b"old")] * 5)
         (consumer,) = consumers(data, 1)
@@ -571,7 +571,7 @@ def test_offsets_are_deleted_with_their_topic() -> None:
         ]
         assert values == [b"new"]
         consumer.close()
-    with opened(disk) as data:  # also without a consumer at the time of the deletion
+    with open_data(disk) as data:  # also without a consumer at the time of the deletion
         data.delete_topic("t")
         data.create_topic("t", 1)
         data.append("t", b"newer")
@@ -650,7 +650,7 @@ def test_deleted_topic_does_not_block_commits_of_other_topics() -> None:
     omits that topic.
     """
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         for topic in ("t", "u"):
             data.create_topic(topic)
             data.append(topic, b"0", partition=0)
@@ -666,7 +666,7 @@ def test_deleted_topic_does_not_block_commits_of_other_topics() -> None:
 
 
 def test_waiting_members_do_not_wake_one_another() -> None:
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t", 2)
         members = consumers(data, 2)
         poll_all(members)
@@ -681,7 +681,7 @@ def test_waiting_members_do_not_wake_one_another() -> None:
 
 
 def test_consumer_that_was_not_closed_warns() -> None:
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t", 2)
         members = consumers(data, 1)
         poll_all(members)
@@ -743,7 +743,7 @@ def test_threads_divide_the_work_of_a_group(tmp_path: Path) -> None:
 
 
 def test_consumer_is_used_by_one_thread_at_a_time() -> None:
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t")
         with data.consumer() as consumer:
             consumer.subscribe(["t"])
@@ -781,7 +781,7 @@ def test_failed_sync_refuses_the_commit_and_the_next_is_stored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     disk = SimulatedDisk()
-    with opened(disk) as data:
+    with open_data(disk) as data:
         data.create_topic("t", 1)
         data.append("t", b"x")
         (consumer,) = consumers(data, 1, enable_auto_commit=False)
@@ -796,7 +796,7 @@ def test_failed_sync_refuses_the_commit_and_the_next_is_stored(
         assert consumer.committed([("t", 0)])[TopicPartition("t", 0)].offset == 1  # type: ignore[union-attr]
         consumer.close()
     states = list(disk.after_crash(limit=2))
-    with opened(states[-1]) as data:
+    with open_data(states[-1]) as data:
         assert data.committed_offsets("t", 0) == {"g": 1}
 
 
@@ -807,7 +807,7 @@ def test_offsets_of_topics_in_other_directories_are_kept() -> None:
     disk = SimulatedDisk()
     partition_of_another_directory = TopicPartition("elsewhere", 3)
     for _ in range(2):
-        with opened(disk) as data, data.consumer(group_id="g") as consumer:
+        with open_data(disk) as data, data.consumer(group_id="g") as consumer:
             if (
                 consumer.committed([partition_of_another_directory])[
                     partition_of_another_directory
@@ -815,7 +815,7 @@ def test_offsets_of_topics_in_other_directories_are_kept() -> None:
                 is None
             ):
                 consumer.commit({partition_of_another_directory: 7})
-    with opened(disk) as data, data.consumer(group_id="g") as consumer:
+    with open_data(disk) as data, data.consumer(group_id="g") as consumer:
         assert (
             consumer.committed([partition_of_another_directory])[
                 partition_of_another_directory
@@ -834,7 +834,7 @@ def test_listener_that_raises_neither_keeps_nor_loses_partitions(name: str) -> N
             if self.fails:
                 raise ZeroDivisionError
 
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t", 4)
         listener = FailingListener()
         first = data.consumer(
@@ -862,7 +862,7 @@ def test_listener_that_raises_neither_keeps_nor_loses_partitions(name: str) -> N
 
 def test_forked_child_does_not_affect_the_group() -> None:
     disk = SimulatedDisk()
-    data = opened(disk)
+    data = open_data(disk)
     data.create_topic("t", 2)
     (consumer,) = consumers(data, 1)
     consumer.poll()
@@ -885,7 +885,7 @@ def test_forked_child_does_not_affect_the_group() -> None:
 def test_reset_of_a_deleted_position_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t", 1)
         data.partition("t", 0).append_many([(None, b"x")] * 10)
         (consumer,) = consumers(data, 1)
@@ -924,7 +924,7 @@ def test_listener_may_seek_and_commit() -> None:
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
             consumer.commit()
 
-    with opened(SimulatedDisk()) as data:
+    with open_data(SimulatedDisk()) as data:
         data.create_topic("t", 2)
         for number in range(2):
             data.partition("t", number).append_many([(None, b"x")] * 5)

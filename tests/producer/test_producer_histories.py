@@ -22,7 +22,7 @@ SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
     [30, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_random_histories(count: int) -> None:
-    reached: Counter[str] = Counter()
+    outcome_counts: Counter[str] = Counter()
     for number in range(count):
         history = ProducerHistory(SEED + number)
         try:
@@ -31,8 +31,11 @@ def test_random_histories(count: int) -> None:
             history.finish()
         except BaseException:
             print(
-                f"LOGCORE_TEST_SEED={SEED + number}, {history.policy}", history.reached
+                f"LOGCORE_TEST_SEED={SEED + number}, {history.policy}",
+                history.outcome_counts,
             )
             raise
-        reached += history.reached
-    assert {"NoneType", "unknown", "DeliveryTimeoutError"} <= set(reached), reached
+        outcome_counts += history.outcome_counts
+    assert {"NoneType", "unknown", "DeliveryTimeoutError"} <= set(outcome_counts), (
+        outcome_counts
+    )

@@ -16,14 +16,18 @@ from logcore.registry import open_registry
 from logcore.registry.watching import FileWatch
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances
-from support.registry_watched import Watched
+from support.registry_watched import WatchSimulation
 
 ROUNDS = int(os.environ.get("LOGCORE_REGISTRY_ROUNDS", "15"))
 
 
-def explore(seeds: range, chances: Chances, *, looks_anyway: bool = False) -> None:
+def explore(
+    seeds: range, chances: Chances, *, reads_without_report: bool = False
+) -> None:
     for seed in seeds:
-        watched = Watched(seed, chances, looks_anyway=looks_anyway)
+        watched = WatchSimulation(
+            seed, chances, reads_without_report=reads_without_report
+        )
         watched.machine.protected = watched.watcher
         try:
             watched.machine.run()
@@ -37,7 +41,9 @@ def test_read_after_each_report_sees_the_last_state() -> None:
 
 def test_lost_reports_are_replaced_by_a_check_each_second() -> None:
     explore(
-        range(ROUNDS // 2), Chances(switch=0.3, kill=0.002, lost=0.3), looks_anyway=True
+        range(ROUNDS // 2),
+        Chances(switch=0.3, kill=0.002, lost=0.3),
+        reads_without_report=True,
     )
 
 

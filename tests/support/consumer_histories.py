@@ -1,8 +1,8 @@
 """Random histories of several consumers of one directory. They run in one process, on a
 simulated disk with a simulated clock.
 
-The consumers poll, process, commit, pause, close and end abruptly, and the topics grow.
-After each step, a model checks the invariants.
+The consumers poll, process, commit, pause, close and end without a close, and the topic
+gets partitions and records. After each step, a model checks the invariants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INTERVAL_MS: Final = 10_000
 ASSIGNORS: Final = ("range", "roundrobin", "sticky", "cooperative-sticky")
 
 
-def opened(disk: SimulatedDisk) -> LogDir:
+def open_data(disk: SimulatedDisk) -> LogDir:
     return logcore.open_dir("/data", create=True, fs=disk)
 
 
@@ -43,7 +43,7 @@ class ConsumerHistory:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk()
-        self.data = opened(self.disk)
+        self.data = open_data(self.disk)
         self.partitions = 3
         self.data.create_topic("t", self.partitions)
         self.assignor = self.rng.choice(ASSIGNORS)
@@ -93,13 +93,14 @@ class ConsumerHistory:
             self.process(worker)
             worker.polled_ms = self.disk.monotonic_ms()
             worker.unprocessed = list(worker.consumer.poll().records())
-            places = [
+            positions = [
                 (record.partition, record.offset) for record in worker.unprocessed
             ]
-            assert places == sorted(
-                places,
-                key=lambda place: (
-                    [place[0] for place in places].index(place[0]) * 10**6 + place[1]
+            partitions = [partition for partition, _ in positions]
+            assert positions == sorted(
+                positions,
+                key=lambda position: (
+                    partitions.index(position[0]) * 10**6 + position[1]
                 ),
             )
 
@@ -162,9 +163,9 @@ class ConsumerHistory:
 
     def positions(self, worker: Worker) -> dict[int, int]:
         return {
-            partition.partition: reading.position
-            for partition, reading in worker.consumer._read_positions.items()
-            if reading.position is not None
+            partition.partition: read_position.position
+            for partition, read_position in worker.consumer._read_positions.items()
+            if read_position.position is not None
         }
 
     def end(self) -> None:
@@ -205,7 +206,7 @@ class ConsumerHistory:
         self.disk.crash()
         self.disk = self.rng.choice(states)
         self.workers = []
-        self.data = opened(self.disk)
+        self.data = open_data(self.disk)
 
     def check(self) -> None:
         self.record_confirmed()
@@ -218,8 +219,8 @@ class ConsumerHistory:
         newest = max(generations.values(), default=-1)
         for number, worker in enumerate(self.workers):
             if generations.get(number) == newest:
-                for row in worker.consumer.assignment():
-                    owners.setdefault(row, []).append(number)
+                for partition in worker.consumer.assignment():
+                    owners.setdefault(partition, []).append(number)
         assert all(len(members) == 1 for members in owners.values()), (
             f"two owners in generation {newest}: {owners}"
         )
@@ -246,7 +247,7 @@ class ConsumerHistory:
         }
 
     def finish(self) -> None:
-        """Run without further disturbances. Every record is processed, and each
+        """Run without faults. Check that every record is processed, and that each
         partition has an owner.
         """
         self.disk.advance(2 * INTERVAL_MS)

@@ -1,37 +1,37 @@
 """Simulated processes whose consumers share one group, and the invariants of every
 schedule.
 
-A ledger outlives the processes. It records which records were processed, which commits
-were acknowledged, and which partitions each member had.
+A ledger, which is not lost if a process is killed, records which records were processed,
+which commits were acknowledged, and which partitions each member had.
 
-Invariants, by name. The numbers are those in crashes.md:
+Invariants, by name. The numbers refer to crashes.md:
 - owned once (C01): at most one member has a partition in one generation.
 - one living owner (C02): while a member reads a partition, no other member reads that
-  partition in any generation, and its node below `owners` names the member. A member
-  that the group has removed does not count.
-- generation (C03): after a power cut, no generation is reused that a member has got.
+  partition in any generation, and the partition's node below `owners` contains the id of
+  the member. A member that the group has removed does not count.
+- generation (C03): after a power cut, no generation that a member had is used again.
 - never back (C05, C06): when a commit is acknowledged, the stored offset is not lower
   than any offset that was acknowledged before. The commit itself may be lower, because
   the acknowledgement of a commit may arrive after a later commit is acknowledged.
-- kept (C04, C11, C30): the committed offset at the end is at least the acknowledged
-  one, and at most the processed one.
-- seen (C04, C06): it is also at least every offset that any member has read as
-  committed by the group, even if another member committed it.
-- all (C07): every record is processed, at least once, while one process runs.
-- heirs (C08): a second after the death of a process, the next poll of any other process
-  has removed its members.
-- absence: a static member whose process died keeps its place for its session timeout,
-  unless a new member joins under its name. The poll that removes other members marks it
-  as absent. A second after its timeout, the next poll removes it.
-- patience (C09, C10): no member is removed before two thirds of its interval. Clock
-  jumps do not count, nor does time in which all processes were paused, even in the
-  middle of a rebalance.
+- kept (C04, C11, C30): the committed offset at the end is at least each acknowledged
+  offset, and at most the offset after the last processed record.
+- seen (C04, C06): the committed offset at the end is also at least each committed offset
+  that a member has read, even if another member committed it.
+- all (C07): if one process is never killed, every record is processed at least once.
+- heirs (C08): one second after a process was killed, the next poll of any other process
+  removes its members.
+- absence: a static member whose process was killed remains a member for its session
+  timeout, unless a new member joins with its instance id. The poll that removes other
+  members marks it as absent. One second after the timeout, the next poll removes it.
+- patience (C09, C10): no member is removed before two thirds of its
+  max_poll_interval_ms. Clock jumps do not count, nor does time in which all processes
+  were paused, even in the middle of a rebalance.
 - in order (C14): a member gets each record of a partition once, in the order of
   offsets, from its first position.
 - no second owner (C27): a cooperative assignment gives no partition to a member while
   another member has it.
-- again: the first invariants hold after a reset to the beginning, whatever the members
-  commit concurrently.
+- again: the invariants also hold after a reset of the group to the beginning, even if
+  members commit concurrently.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _STATIC: Final[dict[str, Any]] = {
     "session_timeout_ms": 900,
     "heartbeat_interval_ms": 300,
 }
-#: Most schedules take 5,000. Steps are counted too while all processes are stopped.
+#: Most schedules take 5,000 steps. Steps also count while all processes are stopped.
 _MAX_STEPS: Final = 300_000
 #: Every process checks for dead members at least this often (clients reference, C08).
 _HEIRS_MS: Final = 1_000
@@ -99,13 +99,13 @@ class HastyAssignor:
         return found
 
 
-class OwnerNodes(RebalanceListener):
-    """Reports the partitions of a member to the ledger. With `is_late`, it commits when
-    partitions must be given up.
+class LedgerListener(RebalanceListener):
+    """Removes the read positions of newly assigned partitions from the ledger. With
+    `is_late`, it commits when partitions are revoked.
     """
 
     def __init__(
-        self, group: Group, consumer: logcore.Consumer, *, is_late: bool
+        self, group: GroupSimulation, consumer: logcore.Consumer, *, is_late: bool
     ) -> None:
         self.group = group
         self.consumer = consumer
@@ -123,13 +123,14 @@ class OwnerNodes(RebalanceListener):
         pass
 
 
-class Group:
+class GroupSimulation:
     """A group of simulated processes; see the description of the module.
 
     With `is_hasty`, HastyAssignor moves partitions, and commits are late. With
-    `is_static`, members have instance ids. There are three of them, and each run of a
-    process draws one. `stores` are settings for the places of offsets. Each run of a
-    process has one of them. The last one reads the commits of all of them.
+    `is_static`, each member has one of three instance ids, chosen at random. `stores` are
+    settings of where offsets are stored. Each member has one of them, chosen at random. A
+    member with the last settings reads the commits of all members. With `rewinds`, a
+    process resets the group to the beginning.
     """
 
     def __init__(
@@ -146,10 +147,8 @@ class Group:
         rewinds: bool = False,
     ) -> None:
         self.rewinds = rewinds
-        self.looks = not rewinds and all(store == {} for store in stores)
-        self.reread: dict[
-            TopicPartition, set[int]
-        ] = {}  # processed since the rewind began
+        self.checks_read_commits = not rewinds and all(store == {} for store in stores)
+        self.processed_after_rewind: dict[TopicPartition, set[int]] = {}
         self.is_rewound = not rewinds
         self.stores = stores
         self.is_hasty = is_hasty
@@ -160,30 +159,26 @@ class Group:
             else SETTINGS
         )
         self.readers: list[tuple[SimulatedProcess, logcore.Consumer]] = []
-        self.last_offsets: dict[
-            tuple[logcore.Consumer, TopicPartition], int
-        ] = {}  # the last offset since it has it
-        self.polled_ms: dict[
-            logcore.Consumer, int
-        ] = {}  # awake time when its last poll began
-        self.known_as: dict[
-            logcore.Consumer, str
-        ] = {}  # the member id under which the group had it
+        #: The last offset that a consumer has read since the partition was assigned.
+        self.last_offsets: dict[tuple[logcore.Consumer, TopicPartition], int] = {}
+        #: The result of _awake_ms() when the last poll of a consumer began.
+        self.polled_ms: dict[logcore.Consumer, int] = {}
+        #: The id of each consumer that was a member of the group at the last check.
+        self.member_ids: dict[logcore.Consumer, str] = {}
         self.leaving: set[logcore.Consumer] = set()
-        self.freed_ms: dict[
-            SimulatedProcess, int
-        ] = {}  # the time at which the locks of a killed process were free
-        self.generation = -1  # the highest that a member has learned
+        #: The time at which the locks of a killed process were released.
+        self.freed_ms: dict[SimulatedProcess, int] = {}
+        #: The highest generation of a member.
+        self.generation = -1
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
-        self.machine.on_locks_released = self._follow
+        self.machine.on_locks_released = self._replace_killed
         self.records = records
         self.processed: dict[TopicPartition, set[int]] = {}
         self.acked: dict[TopicPartition, int] = {}
-        self.confirmed: list[
-            dict[TopicPartition, int]
-        ] = []  # acknowledged by callbacks
+        #: The commits that callbacks have acknowledged, until they are recorded.
+        self.confirmed_commits: list[dict[TopicPartition, int]] = []
         self.owners: dict[tuple[int, TopicPartition], str] = {}
         self.partitions = [TopicPartition("t", number) for number in range(partitions)]
         with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
@@ -193,7 +188,7 @@ class Group:
         self.started = 0
         self.members: set[SimulatedProcess] = set()
         for _ in range(processes):
-            self._begin()
+            self._start_member()
         self.machine.protected = self.machine.start(self._consume_all)
         if rewinds:
             self.machine.start(self._rewind)
@@ -201,18 +196,18 @@ class Group:
     def run(self) -> None:
         self.machine.run()
 
-    def _begin(self) -> None:
+    def _start_member(self) -> None:
         self.started += 1
         self.members.add(self.machine.start(self._run_process))
 
-    def _follow(self, process: SimulatedProcess) -> None:
+    def _replace_killed(self, process: SimulatedProcess) -> None:
         self.freed_ms[process] = self.disk.monotonic_ms()
         if (
             process in self.members
             and self.started < 8
             and not self.machine.is_powered_off
         ):
-            self._begin()
+            self._start_member()
 
     # -- actions of processes ----------------------------------------------------------
 
@@ -224,8 +219,8 @@ class Group:
                     **_STATIC,
                     "group_instance_id": f"i{self.rng.randrange(3)}",
                 }
-            # Another run may replace this one, after its removal as a dead member, or
-            # by chance.
+            # Another member may take this instance id: because this member was removed
+            # as dead, or because its process chose the same id.
             with (
                 contextlib.suppress(FencedInstanceError),
                 self._consuming(fs, settings) as consumer,
@@ -252,8 +247,8 @@ class Group:
     ) -> Generator[logcore.Consumer]:
         """Yield a consumer of the group, and close it at the end of the `with` block.
 
-        The close may fail while another process is paused in the middle of its change.
-        Then the session timeout removes the member.
+        The close may fail while another process is paused in the middle of a change to
+        the group. Then the member is removed after its session timeout.
         """
         settings = {**self.settings, **given}
         with (
@@ -263,7 +258,7 @@ class Group:
         ):
             self.readers.append((cast(SimulatedProcess, fs), consumer))
             consumer.subscribe(
-                ["t"], listener=OwnerNodes(self, consumer, is_late=self.is_hasty)
+                ["t"], listener=LedgerListener(self, consumer, is_late=self.is_hasty)
             )
             yield consumer
             self.leaving.add(consumer)
@@ -277,18 +272,22 @@ class Group:
             while self.machine.steps < until:
                 data.refresh()
             with contextlib.suppress(RegistryLockedError):
-                self.reread = {}
+                self.processed_after_rewind = {}
                 data.alter_group_offsets(
                     "g", dict.fromkeys(self.partitions, 0), force=True
                 )
                 self.is_rewound = True
 
     def _is_complete(self) -> bool:
-        found = self.reread if self.is_rewound and self.rewinds else self.processed
+        found = (
+            self.processed_after_rewind
+            if self.is_rewound and self.rewinds
+            else self.processed
+        )
         return sum(map(len, found.values())) == self.records
 
     def _poll_once(self, consumer: logcore.Consumer) -> None:
-        # A process was stopped in the middle of its change.
+        # Another process may be stopped in the middle of a change, with the lock.
         with contextlib.suppress(RegistryLockedError):
             began_ms = self.disk.monotonic_ms()
             awake_ms = self._awake_ms()
@@ -303,19 +302,19 @@ class Group:
                     (consumer, topic_partition), record.offset - 1
                 )
                 assert before == record.offset - 1, (
-                    f"in order: {topic_partition} {record.offset} behind {before}"
+                    f"in order: {topic_partition} {record.offset} after {before}"
                 )
                 self.last_offsets[consumer, topic_partition] = record.offset
-                for processed in (self.processed, self.reread):
+                for processed in (self.processed, self.processed_after_rewind):
                     processed.setdefault(topic_partition, set()).add(record.offset)
-            if self.looks and self.rng.random() < 0.5:
+            if self.checks_read_commits and self.rng.random() < 0.5:
                 self._record_read_commits(consumer)
             if found and not (self.is_hasty and self.rng.random() < 0.7):
                 self.commit(consumer)
 
     def commit(self, consumer: logcore.Consumer) -> None:
         """Commit at once, or with the next call of the consumer."""
-        # Another member has the partitions, or the commit comes too late.
+        # The partitions may belong to another member, or a rebalance may be in progress.
         with contextlib.suppress(CommitFailedError, RebalanceInProgressError):
             if self.rng.random() < 0.4:
                 consumer.commit_async(callback=self._on_commit)
@@ -329,8 +328,8 @@ class Group:
             self._record_commit(positions)
 
     def _record_read_commits(self, consumer: logcore.Consumer) -> None:
-        """Treat the offsets that the group has committed by now as acknowledged, because
-        other members have continued from them.
+        """Treat the committed offsets of the group as acknowledged, because a member may
+        continue from them.
         """
         for partition, each in consumer.committed(self.partitions).items():
             if each is not None:
@@ -343,13 +342,13 @@ class Group:
     ) -> None:
         """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
-            self.confirmed.append(
+            self.confirmed_commits.append(
                 {partition: each.offset for partition, each in offsets.items()}
             )
 
     def _record_confirmed(self) -> None:
-        while self.confirmed:
-            self._record_commit(self.confirmed.pop(0))
+        while self.confirmed_commits:
+            self._record_commit(self.confirmed_commits.pop(0))
 
     def _awake_ms(self) -> int:
         """Return the monotonic time without the time in which all processes were
@@ -360,21 +359,22 @@ class Group:
     def _check_group(
         self,
         consumer: logcore.Consumer,
-        last_offsets: set[TopicPartition],
+        polled: set[TopicPartition],
         began_ms: int,
     ) -> None:
-        """Check the group after a poll that began at that time and returned records of
-        some partitions.
+        """Check the group after a poll that began at `began_ms` and returned records of
+        the partitions `polled`.
 
-        Reading the registry is no step of the schedule: it reads the present state.
+        No other process runs while the registry is read here, because the reads are not
+        steps of the schedule.
         """
         with open_registry(PATH, read_only=True, fs=self.disk) as registry:
             try:
                 value = registry.get(paths.group_state("g")).value
-            except NodeNotFoundError:  # a power cut has ended everything
+            except NodeNotFoundError:  # after a power cut
                 return
             node = GroupNode.unpack("g", value)
-            self._check_owners(registry, node, consumer, last_offsets)
+            self._check_owners(registry, node, consumer, polled)
         self._check_heirs(node, began_ms)
         if self.is_static:
             self._check_absence(node)
@@ -387,25 +387,25 @@ class Group:
         registry: FileRegistry,
         node: GroupNode,
         consumer: logcore.Consumer,
-        last_offsets: set[TopicPartition],
+        polled: set[TopicPartition],
     ) -> None:
         members = node.group.members
         mine = consumer._membership.member
         if mine is None or mine.member_id not in members:
             return
-        for offset in last_offsets:
-            owner = registry.get(paths.owner("g", offset.topic, offset.partition))
+        for partition in polled:
+            owner = registry.get(paths.owner("g", partition.topic, partition.partition))
             registration = consumer._assignment._registration
             assert registration is not None
             named, number = paths.unpack_owner(owner.value)
             assert (named, number) == (registration.consumer_id, 0), (
-                f"one living owner: {offset}, {owner}"
+                f"one living owner: {partition}, {owner}"
             )
         for other in self._running():
             if other is consumer or other._membership.member is None:
                 continue
             both = (
-                last_offsets & other.assignment()
+                polled & other.assignment()
                 if other._membership.member.member_id in members
                 else set()
             )
@@ -433,7 +433,7 @@ class Group:
 
     def _check_absence(self, node: GroupNode) -> None:
         for process, consumer in self.readers:
-            member_id = self.known_as.get(consumer)
+            member_id = self.member_ids.get(consumer)
             if (
                 member_id is None
                 or member_id in node.group.members
@@ -442,9 +442,9 @@ class Group:
                 continue
             # A new member joined under its instance id.
             if consumer._membership.instance_id in node.group.static:
-                del self.known_as[consumer]
+                del self.member_ids[consumer]
             elif process in self.freed_ms:
-                del self.known_as[consumer]
+                del self.member_ids[consumer]
                 away_ms = self.disk.monotonic_ms() - self.freed_ms[process]
                 assert away_ms >= _STATIC["session_timeout_ms"], (
                     f"absence: {member_id} was removed after {away_ms} ms"
@@ -458,7 +458,7 @@ class Group:
                 if consumer._membership.member is None
                 else consumer._membership.member.member_id
             )
-            was_member = bool(member_id) and self.known_as.get(consumer) == member_id
+            was_member = bool(member_id) and self.member_ids.get(consumer) == member_id
             was_member = (
                 was_member and consumer._membership.instance_id not in node.group.static
             )
@@ -473,9 +473,9 @@ class Group:
                 assert silent_ms >= least_ms, (
                     f"patience: {member_id} was removed after {silent_ms} ms"
                 )
-                del self.known_as[consumer]
+                del self.member_ids[consumer]
             if member_id in members and consumer in self.polled_ms:
-                self.known_as[consumer] = member_id
+                self.member_ids[consumer] = member_id
 
     def _check_assignment(self, node: GroupNode) -> None:
         if node.group.state != STABLE:
@@ -507,8 +507,8 @@ class Group:
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
-        # A static member that came back has another member id, and otherwise the facts
-        # of its predecessor.
+        # A static member that joins again has another member id, and the assignment of
+        # the former member with its instance id.
         name = consumer._membership.instance_id or member.member_id
         for partition in consumer.assignment():
             owner = self.owners.setdefault((member.generation, partition), name)
@@ -534,8 +534,9 @@ class Group:
             self.acked[partition] = max(offset, self.acked.get(partition, 0))
 
     def _stored(self) -> dict[TopicPartition, int]:
-        """Return the committed offsets of the group, the larger offset of log and
-        registry. Reading them is no step, as in _check_owners().
+        """Return the committed offset of each partition: the larger one of the offsets in
+        the log and in the registry. No other process runs during the reads, as in
+        _check_group().
         """
         found: dict[TopicPartition, int] = {}
         with logcore.open_dir(PATH, read_only=True, fs=self.disk) as data:
@@ -591,5 +592,5 @@ class Group:
             assert consumer._membership.member is not None
             found = consumer._membership.member.generation
             assert found > self.generation, (
-                f"generation: {found} behind {self.generation}"
+                f"generation: {found} after {self.generation}"
             )

@@ -1,17 +1,17 @@
 """Simulated processes that write one partition together, and the invariants of every
 schedule.
 
-A ledger outlives the processes. It records the attempted appends, the acknowledgements
-with their kind, and the offset from which truncations may have removed records. Each
-process has a producer id of its own. A killed process is followed by another one with
-the same name, which sends unacknowledged records again.
+A ledger, which is not lost if a process is killed, records the attempted appends, the
+acknowledgements with their durability, and the truncations. Each process has its own
+producer id. A killed process is replaced by a process with the same number, which sends
+unacknowledged batches again.
 
-Invariants, by name. The numbers are those in crashes.md:
+Invariants, by name. The numbers refer to crashes.md:
 - dense (C16): the offsets of the log have no gaps, and each exists once.
 - acked (C15, C18, C20): an acknowledged record is at its offset, with its value, unless
   the log was truncated below it after the append began.
-- once (C15): each value exists once. Values are in the order in which their process
-  sent them.
+- once (C15): each value exists once. The values of a process are in the order in which
+  it sent them.
 - stable (C17, C19): a reader never sees another record at an offset, unless the log was
   truncated below it.
 - innocent: no call fails unless a process dies, a disk fails, or the log is truncated.
@@ -37,16 +37,16 @@ from logcore.testing.processes import Chances, Machine, SimulatedProcess
 
 PATH: Final = "data/t-0"
 CONFIG: Final = {"segment.bytes": 700, "index.interval.bytes": 90}
-NOW_MS: Final = 1_700_000_000_000  # when the simulated disk begins
+NOW_MS: Final = 1_700_000_000_000  # the initial time of a simulated disk
 
 
 @attrs.define
 class Sender:
-    """The processes with one name, one after the other."""
+    """The state that a process and its replacements share."""
 
     number: int
     tried: int = 0
-    #: The number of acknowledged batches of its producer.
+    #: The number of acknowledged batches of the idempotent producer.
     sent: int = 0
     #: The values of a batch whose result is unknown.
     pending: list[bytes] | None = None
@@ -69,19 +69,19 @@ class Acked:
 
 
 @attrs.define
-class Cut:
+class Truncation:
     """A truncation."""
 
     offset: int
-    #: The step at which it ended, or infinity if it failed or its process was killed.
+    #: The step at which the call returned, or infinity if it failed or was interrupted.
     ended: float = math.inf
 
 
-class Sharers:
+class PartitionSimulation:
     """The processes and the ledger; see the description of the module.
 
-    With `fails_at_acks`, each acknowledgement is checked on the disks that a power cut
-    at this moment would leave.
+    `kinds` are letters of actions, which _act() lists. With `checks_acks`, each
+    acknowledgement is checked on the disks that a power cut at its time would leave.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Sharers:
         operations: int = 10,
         durability: str = "group",
         kinds: str = "amprdfbo",
-        fails_at_acks: bool = False,
+        checks_acks: bool = False,
     ) -> None:
-        self.fails_at_acks = fails_at_acks
-        self.has_causes = bool(chances.kill or chances.power or "t" in kinds)
+        self.checks_acks = checks_acks
+        self.expects_errors = bool(chances.kill or chances.power or "t" in kinds)
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
-        self.machine.on_locks_released = self._follow
+        self.machine.on_locks_released = self._replace_killed
         self.durability = durability
         self.kinds = kinds
         self.config = {
@@ -109,9 +109,9 @@ class Sharers:
         }
         self.operations = operations
         self.acked: dict[int, Acked] = {}
-        self.truncations: list[Cut] = []
+        self.truncations: list[Truncation] = []
         self.seen: dict[int, bytes] = {}
-        self.cut = 1 << 62
+        self.lowest_truncation = 1 << 62
         self.log_start = 0
         self.committed: set[bytes] = set()
         self.aborted: set[bytes] = set()
@@ -119,24 +119,24 @@ class Sharers:
         self.sender_of: dict[SimulatedProcess, Sender] = {}
         self.failures: list[BaseException] = []
         for sender in self.senders:
-            self._begin(sender)
+            self._start_process(sender)
         self.machine.start(self._read)
 
     def run(self) -> None:
         self.machine.run()
 
-    def _begin(self, sender: Sender) -> None:
+    def _start_process(self, sender: Sender) -> None:
         self.sender_of[self.machine.start(lambda fs: self._run_process(fs, sender))] = (
             sender
         )
 
-    def _follow(self, process: SimulatedProcess) -> None:
+    def _replace_killed(self, process: SimulatedProcess) -> None:
         if (
             not self.machine.is_powered_off
             and process in self.sender_of
             and len(self.sender_of) < 12
         ):
-            self._begin(self.sender_of[process])
+            self._start_process(self.sender_of[process])
 
     # -- actions of processes ----------------------------------------------------------
 
@@ -154,8 +154,8 @@ class Sharers:
 
     @contextlib.contextmanager
     def _opened(self, fs: SharedFS) -> Any:
-        """Open a log that other processes have open. Return None if another process's
-        sync failed in between.
+        """Yield the log, which other processes also have open, or None if it cannot be
+        opened because a sync of another process failed.
         """
         try:
             log = logcore.open(
@@ -176,8 +176,8 @@ class Sharers:
             logcore.LogFailedError,
             logcore.StorageWriteError,
         ):
-            # The log was opened again, as the error demands.
-            if not self.has_causes:
+            # After these errors a log must be opened again, which the caller does.
+            if not self.expects_errors:
                 raise
         finally:
             with contextlib.suppress(
@@ -209,14 +209,14 @@ class Sharers:
     def _ack(self, began: int, receipt: logcore.Receipt, values: list[bytes]) -> None:
         for offset, value in enumerate(values, receipt.offset):
             before = self.acked.get(offset)
-            # Otherwise this is the late answer of a truncated append.
+            # Otherwise this append returned late, and its record was truncated before.
             if before is None or before.began <= began:
                 self.acked[offset] = Acked(value, receipt.durability, began)
         if receipt.durability == "disk":
             self._check_ack()
 
     def _check_ack(self) -> None:
-        if self.fails_at_acks:
+        if self.checks_acks:
             for state in self.disk.crash_states(limit=2):
                 self.check_disk(state.disk(), after_power=True)
 
@@ -236,8 +236,8 @@ class Sharers:
         self._ack(began, log.append_many([(value, value) for value in values]), values)
 
     def _append_batch(self, log: logcore.Log, sender: Sender) -> None:
-        """Append a batch of an idempotent producer. It is stored once, even if it is
-        sent repeatedly.
+        """Append a batch of an idempotent producer, which is stored once even if it is
+        sent again.
         """
         if sender.pending is None:
             sender.pending = [sender.value() for _ in range(2)]
@@ -277,7 +277,8 @@ class Sharers:
             log.append_batch(batch, check_sequence=False)
         if self.rng.random() < 0.5:
             values = sender.open_values
-            sender.open_values = []  # a kill during the next call leaves the transaction open, or ended
+            # A kill during the next call leaves the transaction open, or ended.
+            sender.open_values = []
             log.end_transaction(producer_id, 0, commit=True)
             self.committed.update(values)
         else:
@@ -286,7 +287,7 @@ class Sharers:
             sender.open_values = []
 
     def _flush(self, log: logcore.Log, sender: Sender) -> None:
-        """Records acknowledged before the call, by any process, are durable after it."""
+        """Flush the log. It makes all records durable that were acknowledged before."""
         before = dict(self.acked)
         log.flush()
         for offset, acked in before.items():
@@ -299,7 +300,7 @@ class Sharers:
         if log.high_watermark > log.log_start_offset + 12:
             offset = log.high_watermark - 10
             self.log_start = max(self.log_start, offset)
-            # Truncated concurrently.
+            # Another process may have truncated the log below the offset.
             with contextlib.suppress(logcore.OffsetOutOfRangeError):
                 log.delete_records(offset)
 
@@ -307,16 +308,16 @@ class Sharers:
         log.refresh()
         offset = log.log_end_offset - self.rng.randrange(4)
         if offset > self.log_start:
-            self.cut = min(self.cut, offset)
-            cut = Cut(offset)
-            self.truncations.append(cut)
-            # Deleted concurrently.
+            self.lowest_truncation = min(self.lowest_truncation, offset)
+            lowest_truncation = Truncation(offset)
+            self.truncations.append(lowest_truncation)
+            # Another process may have deleted records above the offset.
             with contextlib.suppress(logcore.OffsetOutOfRangeError):
                 log.truncate(offset)
-            cut.ended = self.machine.steps
+            lowest_truncation.ended = self.machine.steps
 
     def _read(self, fs: SharedFS) -> None:
-        """Read the log without the write lock, like any other process."""
+        """Read the log repeatedly, in a process that does not write."""
         while not fs.is_directory(PATH):
             if all(
                 process.has_ended or process.is_killed for process in self.sender_of
@@ -328,7 +329,10 @@ class Sharers:
                     log.refresh()
                     for record in log.read(log.log_start_offset):
                         value = self.seen.setdefault(record.offset, record.value or b"")
-                        assert value == record.value or record.offset >= self.cut, (
+                        assert (
+                            value == record.value
+                            or record.offset >= self.lowest_truncation
+                        ), (
                             f"stable: {record.offset} was {value!r} and is {record.value!r}"
                         )
 
@@ -361,11 +365,12 @@ class Sharers:
         found = {record.offset: record.value for record in records}
         for offset, acked in self.acked.items():
             is_promised = acked.durability == "disk" or not after_power
-            is_behind_cuts = all(
-                cut.offset > offset or cut.ended < acked.began
-                for cut in self.truncations
+            is_untruncated = all(
+                lowest_truncation.offset > offset
+                or lowest_truncation.ended < acked.began
+                for lowest_truncation in self.truncations
             )
-            if is_promised and is_behind_cuts and start <= offset:
+            if is_promised and is_untruncated and start <= offset:
                 assert found.get(offset) == acked.value, (
                     f"acked: {acked} at {offset}, found {found.get(offset)!r}"
                 )
@@ -380,7 +385,7 @@ class Sharers:
             # A batch that is sent again may follow later batches.
             if "b" not in self.kinds:
                 assert own == sorted(own), f"once: {own}"
-        if not after_power and self.cut > end:
+        if not after_power and self.lowest_truncation > end:
             kept = {value for value in self.committed if value in set(values)}
             assert kept <= committed, f"committed: {kept - committed}"
             assert not self.aborted & committed, (

@@ -34,7 +34,7 @@ from logcore.producer import Producer, RecordFuture, RecordMetadata
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 PARTITIONS = 3
-EXPECTED = (
+EXPECTED_ERRORS = (
     DurabilityUnknownError,
     DeliveryTimeoutError,
     InvalidTimestampError,
@@ -48,13 +48,13 @@ class Sent:
     """One record in the ledger."""
 
     name: bytes
-    #: Its number among the records that its producer has sent to the partition.
+    #: The number of its producer.
     producer: int
     partition: int
     future: RecordFuture | None
     outcomes: list[tuple[Exception | None, RecordMetadata]] = attrs.Factory(list)
     #: Acknowledged as durable.
-    is_safe: bool = False
+    is_durable: bool = False
     is_acked: bool = False
 
 
@@ -82,7 +82,7 @@ class ProducerHistory:
         self.workers: list[Worker] = []
         self.ledger: dict[bytes, Sent] = {}
         self.made = 0
-        self.reached: Counter[str] = Counter()
+        self.outcome_counts: Counter[str] = Counter()
 
     def opened(self, **given: Any) -> LogDir:
         return logcore.open_dir("/data", durability=self.policy, fs=self.disk, **given)
@@ -128,7 +128,7 @@ class ProducerHistory:
         self.send_to(self.rng.choice(self.workers), self.rng.randrange(PARTITIONS))
 
     def send_many_batches(self) -> None:
-        """Send more batches in one round than a log remembers for a producer."""
+        """Send more batches than a log remembers for a producer."""
         if self.workers:
             worker = self.rng.choice(self.workers)
             partition = self.rng.randrange(PARTITIONS)
@@ -181,17 +181,17 @@ class ProducerHistory:
     ) -> None:
         sent.outcomes.append((error, metadata))
         assert len(sent.outcomes) == 1, "two outcomes"
-        assert error is None or isinstance(error, EXPECTED), (
+        assert error is None or isinstance(error, EXPECTED_ERRORS), (
             f"an unexpected error: {error!r}"
         )
-        self.reached[
+        self.outcome_counts[
             "unknown"
             if isinstance(error, DurabilityUnknownError)
             else type(error).__name__
         ] += 1
         if error is None:
             sent.is_acked = True
-            sent.is_safe = metadata.durability == "disk"
+            sent.is_durable = metadata.durability == "disk"
 
     def poll(self) -> None:
         if self.workers:
@@ -210,9 +210,7 @@ class ProducerHistory:
         self.check()
 
     def end_faults(self) -> None:
-        """Let the disk work again, and let time pass until no request waits for a
-        retry.
-        """
+        """End the faults of the disk, and poll until no batch waits for a retry."""
         self.disk.faults = None
         for _ in range(30):
             self.disk.advance(3)
@@ -251,7 +249,7 @@ class ProducerHistory:
         )
 
     def disturb(self) -> None:
-        """Let another writer append, roll the log, or close the log."""
+        """Append, roll, flush or close the log as another user of it does."""
         log = self.data.partition("t", self.rng.randrange(PARTITIONS))
         if log.has_failed:
             return
@@ -260,7 +258,7 @@ class ProducerHistory:
                 [log.roll, log.close, lambda: log.append(b"other"), log.flush]
             )()
         except LogcoreError:
-            self.reached["disturbed"] += 1
+            self.outcome_counts["disturbed"] += 1
 
     def crash(self) -> None:
         """Cut the power. A record that was acknowledged as durable must exist."""
@@ -268,18 +266,19 @@ class ProducerHistory:
             return
         states = list(self.disk.after_crash(limit=4, seed=self.rng.randrange(1000)))
         for worker in self.workers:
-            worker.producer._thread_state.is_closing = True  # its process has died
+            # The process of the producer is lost with the power.
+            worker.producer._thread_state.is_closing = True
         self.disk.crash()
         self.disk = self.rng.choice(states)
         self.workers = []
         self.data = self.opened()
         for sent in self.ledger.values():
-            sent.is_acked = sent.is_safe
+            sent.is_acked = sent.is_durable
             if not sent.outcomes:
                 sent.outcomes.append(
-                    (DurabilityUnknownError("its process is gone"), None)
+                    (DurabilityUnknownError("the process has ended"), None)
                 )  # type: ignore[arg-type]
-            elif not sent.is_safe and sent.outcomes[0][0] is None:
+            elif not sent.is_durable and sent.outcomes[0][0] is None:
                 sent.outcomes[0] = (
                     DurabilityUnknownError("the power failed"),
                     sent.outcomes[0][1],

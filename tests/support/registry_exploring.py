@@ -1,5 +1,5 @@
-"""Processes that use one registry on a simulated disk, in any order, and are killed and
-stopped at any step; and checks of the result.
+"""Simulated processes that use one registry on a simulated disk. They run in random
+order, and are killed and stopped at random steps. Then the result is checked.
 """
 
 from __future__ import annotations
@@ -33,24 +33,22 @@ DIRECTORY = "/data"
 #: one is never synced.
 PATHS = ("/a/p", "/a/q", "/b", "/consumers/g/ids/c", "/consumers/g/group")
 LOCK_TIMEOUT_MS = 400
-#: Values that fit a slot, and some that do not.
+#: The sizes of values. A value of 6,000 bytes does not fit a slot.
 SIZES = (8, 8, 8, 300, 6_000)
 
 
 @attrs.define
 class SessionRun:
-    """A session, its process, and the steps at which it was killed and at which its end
-    was detected.
-    """
+    """A session and its process."""
 
     session: str
     process: int
-    invoked: int | None = None
-    returned: float | None = None
+    #: The step at which the process was killed.
+    killed_step: int | None = None
 
 
 class RegistrySimulation:
-    """One run: a machine, its programs, and their calls."""
+    """One schedule: a machine, the programs of its processes, and their calls."""
 
     def __init__(
         self,
@@ -73,10 +71,10 @@ class RegistrySimulation:
         self.paths = paths
         self.calls: list[Call] = []
         self.sessions: dict[str, SessionRun] = {}
-        #: For each ended session: the session, the steps of its end, and whether it is
-        #: certain.
+        #: For each session whose end was requested: its id, the first and the last step
+        #: at which it may have ended, and whether it certainly ended.
         self.endings: list[list[Any]] = []
-        self.of_process: dict[int, list[str]] = {}
+        self.sessions_of: dict[int, list[str]] = {}
         self.problems: list[str] = []
         #: Sessions that clean() has ended.
         self.cleaned: list[str] = []
@@ -127,7 +125,7 @@ class RegistrySimulation:
             raise
         session = registry.session.id
         self.sessions[session] = SessionRun(session, number)
-        self.of_process.setdefault(number, []).append(session)
+        self.sessions_of.setdefault(number, []).append(session)
         return registry
 
     def close(self, registry: FileRegistry) -> None:
@@ -194,12 +192,12 @@ class RegistrySimulation:
         elif kind == "children":
             self.children(number, registry)
         elif kind == "parent":
-            self.quietly(lambda: registry.delete("/a"))
+            self.ignore_errors(lambda: registry.delete("/a"))
         elif kind == "clean":
-            self.quietly(lambda: self.cleaned.extend(registry.clean()))
+            self.ignore_errors(lambda: self.cleaned.extend(registry.clean()))
         elif kind == "stuck":
-            self.quietly(registry.poll)
-            self.quietly(registry.stuck)
+            self.ignore_errors(registry.poll)
+            self.ignore_errors(registry.stuck)
         else:
             others = [
                 session_run
@@ -209,7 +207,7 @@ class RegistrySimulation:
             if others:
                 self.expire(registry, rng.choice(others).session)
 
-    def quietly(self, act: Callable[[], object]) -> None:
+    def ignore_errors(self, act: Callable[[], object]) -> None:
         try:
             act()
         except SessionExpiredError:
@@ -250,13 +248,13 @@ class RegistrySimulation:
         act: Callable[[], Any],
     ) -> Any:  # fmt: skip
         call = Call(
-            kind, path, arguments, self.of_process[number][-1], number, self.now
+            kind, path, arguments, self.sessions_of[number][-1], number, self.now
         )
         self.calls.append(call)
         try:
             call.result = act()
         except SimulatedKill:
-            # There may be an effect, but not after the kill.
+            # The call may have had its effect, but not after the kill.
             call.returned = self.now
             raise
         except LogcoreError as error:
@@ -296,19 +294,19 @@ class RegistrySimulation:
                 and call.returned > self.now
             ):
                 call.returned = self.now
-        for session in self.of_process.get(process.number, ())[-1:]:
-            self.sessions[session].invoked = self.now
+        for session in self.sessions_of.get(process.number, ())[-1:]:
+            self.sessions[session].killed_step = self.now
 
     def _freed(self, process: SimulatedProcess) -> None:
-        for session in self.of_process.get(process.number, ())[-1:]:
+        for session in self.sessions_of.get(process.number, ())[-1:]:
             session_run = self.sessions[session]
-            assert session_run.invoked is not None
-            self.endings.append([session, session_run.invoked, self.now, True])
+            assert session_run.killed_step is not None
+            self.endings.append([session, session_run.killed_step, self.now, True])
 
     # -- checks of the result ----------------------------------------------------------
 
     def history(self, calls: list[Call] | None = None) -> list[Call]:
-        """Return the calls, and the ends of sessions as calls on every node."""
+        """Return the calls, together with the ends of sessions as calls on each node."""
         history = list(self.calls if calls is None else calls)
         for session, invoked, returned, is_sure in self.endings:
             result = None if is_sure else UNKNOWN
@@ -327,21 +325,19 @@ class RegistrySimulation:
         ended = {ending[0] for ending in self.endings}
         for session in self.cleaned:
             assert session in ended or session not in self.sessions, (
-                f"lease: {session} was cleaned away alive"
+                f"lease: clean() ended {session}, whose process was running"
             )
         self.check_garbage()
 
     def check_garbage(self) -> None:
-        """Check that clean() removes the nodes of ended sessions, and no others
-        (clean).
-        """
+        """Check that clean() removes the nodes of ended sessions, and no other nodes."""
         with open_registry(DIRECTORY, fs=self.disk) as registry:
             self.disk.advance(120_000)
-            before = {path: self.found(registry, path) for path in self.paths}
+            before = {path: self.node_at(registry, path) for path in self.paths}
             registry.clean()
             assert before == {
-                path: self.found(registry, path) for path in self.paths
-            }, "clean: a living node went"
+                path: self.node_at(registry, path) for path in self.paths
+            }, "clean: a node of a running session was removed"
             nodes = [
                 path for path in self.disk.files() if path.endswith((".node", ".tmp"))
             ]
@@ -349,7 +345,7 @@ class RegistrySimulation:
                 assert path.endswith(".node"), f"clean: {path} is left"
                 found = registry._read(path)
                 assert found is None or found[1].session is None, (
-                    f"clean: {path} is left of a session that is over"
+                    f"clean: {path} of an ended session is left"
                 )
             left = [
                 info for info in registry.sessions() if info.id != registry.session.id
@@ -357,7 +353,7 @@ class RegistrySimulation:
             assert not left, f"clean: {left} are left"
 
     @staticmethod
-    def found(registry: FileRegistry, path: str) -> Any:
+    def node_at(registry: FileRegistry, path: str) -> Any:
         try:
             return registry.get(path)
         except NodeNotFoundError:
@@ -396,13 +392,13 @@ class RegistrySimulation:
                     found = type(error).__name__
                 if Layout().kind_of(split(path)) is NodeKind.PERSISTENT:
                     calls.append(Call("get", path, (), None, 99, end, end, found))
-            check([*(self.ended(calls, end)), *calls])
+            check([*self.session_ends(end), *calls])
             for path in self.paths:
                 self.use_after_power_cut(registry, path)
 
-    def ended(self, calls: list[Call], end: int) -> list[Call]:
-        """Return the calls with the ends of all sessions. `fence` reports nothing,
-        because earlier writes are already in the past.
+    def session_ends(self, end: int) -> list[Call]:
+        """Return the ends of all sessions as calls on each node. Calls of `fence` are not
+        needed, because no session writes after the power cut.
         """
         return [
             Call(
@@ -411,7 +407,7 @@ class RegistrySimulation:
                 (),
                 session,
                 -1,
-                self.end_began(session_run),
+                self.earliest_end(session_run),
                 end - 1,
                 None,
             )
@@ -419,12 +415,14 @@ class RegistrySimulation:
             for path in self.paths
         ]
 
-    def end_began(self, session_run: SessionRun) -> int:
+    def earliest_end(self, session_run: SessionRun) -> int:
         begun = [
             ending[1] for ending in self.endings if ending[0] == session_run.session
         ]
         return min(
-            begun if session_run.invoked is None else [*begun, session_run.invoked],
+            begun
+            if session_run.killed_step is None
+            else [*begun, session_run.killed_step],
             default=0,
         )
 

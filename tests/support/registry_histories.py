@@ -9,9 +9,9 @@ first, so that a failure reports more than "no order fits":
     complete      a value that was read was written as a whole by some process
     monotonic     the versions that one process reads of one incarnation of a node only advance
     one_creator   only one of several creators succeeds, unless there is a deletion between them
-    lease         a node of an ended session is never returned, and a node of a running session is never missed
+    lease         a node of an ended session is never returned, and a node of a running session is never missing
     fenced        an ended session writes nothing
-    order         everything else: lost updates, lost or doubled changes, stale reads
+    order         all other mistakes: lost updates, lost or duplicated changes, stale reads
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import attrs
 
 UNKNOWN = "unknown"
 EXPIRED = "SessionExpiredError"
-#: The call has no effect, and reports no fact about the node.
-SILENT = ("RegistryLockedError",)
+#: The results of calls that have no effect and contain nothing about the node.
+WITHOUT_EFFECT = ("RegistryLockedError",)
 
 
 @attrs.define(eq=False)
@@ -41,7 +41,7 @@ class Call:
     session: str | None
     process: int
     invoked: int
-    #: The last step at which it may have had its effect.
+    #: The last step at which the call may have had its effect.
     returned: float = math.inf
     #: A result, the name of an error, or UNKNOWN if the caller was killed or got no
     #: result.
@@ -53,16 +53,15 @@ class Call:
         return f"[{self.invoked}-{until}] p{self.process} {self.kind} {self.path}({shown}) -> {repr(self.result)[:60]}"
 
 
-State = tuple[Any, frozenset[str]]
-#: Node: (value, version, session) or None. With the set of ended sessions, and the set
-#: of fenced sessions.
+#: The initial state of the model: the node, the ended sessions and the fenced sessions. A
+#: node is (value, version, session), or None if it does not exist.
 EMPTY: tuple[Any, frozenset[str], frozenset[str]] = (None, frozenset(), frozenset())
 
 
 def apply(
     call: Call, state: tuple[Any, frozenset[str], frozenset[str]]
 ) -> tuple[Any, Any]:
-    """Return (result, next state) of the plain model."""
+    """Apply a call to a state of the model. Return the result and the next state."""
     node, expired, fenced = state
     kind = call.kind
     if kind == "expire":
@@ -83,7 +82,7 @@ def apply(
         if node is not None:
             return "NodeExistsError", state
         made = (value, 0, call.session if is_ephemeral else None)
-        # A node of a session that has ended already is not returned.
+        # The node of an ended session is removed at once.
         return 0, (
             None if is_ephemeral and call.session in expired else made,
             expired,
@@ -105,58 +104,58 @@ def apply(
     return version + 1, ((call.arguments[0], version + 1, session), expired, fenced)
 
 
-def fits(calls: Sequence[Call]) -> bool:
+def has_valid_order(calls: Sequence[Call]) -> bool:
     """Return whether the calls on one node have a valid order. A call with an unknown
     result may be left out.
     """
     calls = sorted(calls, key=lambda call: call.invoked)
     everything = (1 << len(calls)) - 1
     seen: set[tuple[int, Any]] = set()
-    waiting: list[tuple[int, Any]] = [(everything, EMPTY)]
-    while waiting:
-        left, state = waiting.pop()
+    unvisited: list[tuple[int, Any]] = [(everything, EMPTY)]
+    while unvisited:
+        left, state = unvisited.pop()
         if (left, state) in seen:
             continue
         seen.add((left, state))
         open_calls = [at for at in range(len(calls)) if left >> at & 1]
         if all(calls[at].result is UNKNOWN for at in open_calls):
             return True
-        soonest = min(calls[at].returned for at in open_calls)
+        first_return = min(calls[at].returned for at in open_calls)
         for at in open_calls:
             call = calls[at]
-            if call.invoked > soonest:
+            if call.invoked > first_return:
                 break
-            answer, after = apply(call, state)
+            result, after = apply(call, state)
             if call.result is UNKNOWN:
-                waiting.append((left & ~(1 << at), state))
-                waiting.append((left & ~(1 << at), after))
-            elif answer == call.result:
-                waiting.append((left & ~(1 << at), after))
+                unvisited.append((left & ~(1 << at), state))
+                unvisited.append((left & ~(1 << at), after))
+            elif result == call.result:
+                unvisited.append((left & ~(1 << at), after))
     return False
 
 
 def check(calls: Iterable[Call]) -> None:
-    """Raise AssertionError with the name of the mistake and the history of that node."""
+    """Check the calls of each node. The error contains the mistake and the calls."""
     by_path: dict[str, list[Call]] = {}
     for call in calls:
-        if call.result not in SILENT:
+        if call.result not in WITHOUT_EFFECT:
             by_path.setdefault(call.path, []).append(call)
     for path, found in sorted(by_path.items()):
         listed = "\n".join(
             f"    {call}" for call in sorted(found, key=lambda call: call.invoked)
         )
-        name = wrong(found)
+        name = find_mistake(found)
         assert name is None, f"{name}: {path}\n{listed}"
-        assert fits(found), (
-            f"order: no order of these calls gives these answers\n{listed}"
+        assert has_valid_order(found), (
+            f"order: no order of these calls gives these results\n{listed}"
         )
 
 
-def wrong(calls: Sequence[Call]) -> str | None:
+def find_mistake(calls: Sequence[Call]) -> str | None:
     """Return the name of an invariant that is clearly violated on one node."""
     written = {call.arguments[0] for call in calls if call.kind in ("create", "set")}
     tags = {call.arguments[0] for call in calls if call.kind == "update"}
-    over = {
+    ended_at = {
         call.session: call.returned
         for call in calls
         if call.kind == "expire" and call.result is not UNKNOWN
@@ -171,7 +170,7 @@ def wrong(calls: Sequence[Call]) -> str | None:
             value, _, session = call.result
             if value not in written and not any(value.endswith(tag) for tag in tags):
                 return "complete"
-            if session is not None and over.get(session, math.inf) < call.invoked:
+            if session is not None and ended_at.get(session, math.inf) < call.invoked:
                 return "lease"
         if (
             call.kind in ("create", "set", "delete", "update")

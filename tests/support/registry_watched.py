@@ -16,25 +16,25 @@ from logcore.testing.processes import Chances, Machine, SimulatedProcess
 CHECK_SECONDS = 1.0
 
 
-class Watched:
-    """A process that reads whenever its watch reports, and two processes that write and
-    are killed.
+class WatchSimulation:
+    """The three processes; see the description of the module. With
+    `reads_without_report`, the watching process also reads when nothing was reported.
     """
 
     def __init__(
-        self, seed: int, chances: Chances, *, looks_anyway: bool = False
+        self, seed: int, chances: Chances, *, reads_without_report: bool = False
     ) -> None:
-        self.looks_anyway = looks_anyway
+        self.reads_without_report = reads_without_report
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
         self.rng = random.Random(seed)
         self.seen: object = None
         self.missed = 0
-        #: Killed processes whose locks are free.
+        #: The killed processes whose locks are released.
         self.freed: set[SimulatedProcess] = set()
         self.machine.on_locks_released = self.freed.add
         self.writers = [self.machine.start(self.write) for _ in range(2)]
-        self.watcher = self.machine.start(self.look)
+        self.watcher = self.machine.start(self.watch_nodes)
 
     def write(self, fs: SharedFS) -> None:
         with open_registry("/data", fs=fs, lock_timeout_ms=1_000) as registry:
@@ -67,11 +67,11 @@ class Watched:
                 nodes.append(type(error).__name__)
         return nodes, registry.children("/t")
 
-    def look(self, fs: SharedFS) -> None:
+    def watch_nodes(self, fs: SharedFS) -> None:
         with open_registry("/data", fs=fs) as registry:
             watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
             while True:
-                # Each new report must be followed by a read.
+                # After a report, and with a new watch, the nodes are read.
                 if self.rng.random() < 0.5:
                     watch.close()
                     watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
@@ -81,7 +81,7 @@ class Watched:
                     break
                 while (
                     not self.is_reported(watch)
-                    and not self.looks_anyway
+                    and not self.reads_without_report
                     and not self.are_done()
                 ):
                     pass
@@ -90,7 +90,7 @@ class Watched:
             for _ in range(20):
                 if watch.wait(CHECK_SECONDS):
                     self.seen = self.state(registry)
-            if self.looks_anyway:
+            if self.reads_without_report:
                 self.seen = self.state(registry)
             watch.close()
             assert self.seen == self.state(registry), (
@@ -98,15 +98,20 @@ class Watched:
             )
 
     def is_reported(self, watch: Watch) -> bool:
-        """Wait for a report, or until each earlier change must have been reported. The
-        two reads are no steps of the schedule: they read the present state.
+        """Wait until a change is reported, or must have been reported. Return whether one
+        was reported. No process runs during a call of now(), because its reads are not
+        steps of the schedule.
         """
         before = self.now()
         if watch.wait(CHECK_SECONDS):
             return True
-        # A death is reported when its file is closed, and its locks may become free
-        # later.
-        if self.now() == before and not self.looks_anyway and not self.machine.killed:
+        # The end of a killed process is reported when its file is closed. Its locks may
+        # be released later.
+        if (
+            self.now() == before
+            and not self.reads_without_report
+            and not self.machine.killed
+        ):
             assert self.seen == before, (
                 f"armed first: nothing was reported, {self.seen} is {before}"
             )
@@ -117,8 +122,8 @@ class Watched:
             return self.state(registry)
 
     def are_done(self) -> bool:
-        """Return whether the writers have ended. The nodes of a killed writer exist
-        until its locks are free, and are removed afterwards.
+        """Return whether the writers have ended. The nodes of a killed writer exist until
+        its locks are released.
         """
         return all(
             writer in self.freed or (writer.has_ended and not writer.is_killed)

@@ -1,13 +1,13 @@
-"""Simulated processes by kind and seed. Each run is one schedule, which is checked at
-its end.
+"""Schedules of simulated processes, by kind and seed. The invariants are checked at the
+end of each schedule.
 
     run("groups quiet", 17)      raises AssertionError, with the kind and the seed, when an invariant is violated
     run_first("sharing acks", 4) runs the first four seeds of a kind
-    numbered(1_000_000)          returns the kind and the seed of a schedule in a search that alternates all kinds
+    numbered(1_000_000)          returns the kind and the seed of a schedule in a search through all kinds
 
-The same functions serve the tests that run some schedules of each kind, the search
-without an end, and the seeded bugs. The docstrings of group_sharers.py, partition_sharers.py,
-transaction_sharers.py and registry_histories.py list the invariants.
+Tests run some schedules of each kind, an endless search, and schedules with seeded bugs.
+The docstrings of group_sharers.py, partition_sharers.py, transaction_sharers.py and
+registry_histories.py list the invariants.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, Final
 from logcore.testing import Fault, FaultPlan
 from logcore.testing.processes import Chances
 from support.consumer_histories import ConsumerHistory
-from support.group_sharers import Group
-from support.partition_sharers import Sharers
+from support.group_sharers import GroupSimulation
+from support.partition_sharers import PartitionSimulation
 from support.producer_histories import ProducerHistory
 from support.registry_exploring import PATHS, RegistrySimulation
-from support.registry_watched import Watched
-from support.transaction_sharers import Pipeline
+from support.registry_watched import WatchSimulation
+from support.transaction_sharers import PipelineSimulation
 
 QUIET: Final = Chances(switch=0.3)
-#: By kind of simulation, because some schedules have dozens of times as many steps as
-#: others.
+# The probabilities of faults in each step. They depend on the simulation, because some
+# schedules have dozens of times as many steps as others.
 REGISTRY: Final = {
     "quiet": QUIET,
     "kills": Chances(switch=0.3, kill=0.004),
@@ -46,11 +46,11 @@ GROUPS: Final = {
     "stops": Chances(switch=0.3, kill=0.0003, stop=0.003, lost=0.2),
     "clocks": Chances(switch=0.3, kill=0.0003, jump=0.001, pause=0.0007),
 }
-#: Some processes stop for longer than the group waits for its members, for example in
-#: the middle of a commit.
+#: Some processes stop for longer than the time after which the group removes them, for
+#: example in the middle of a commit.
 FREEZES: Final = Chances(switch=0.3, stop=0.01, stop_steps=(5, 50, 500, 3_000))
 POLICIES: Final = ("group", "os", "always", "every(3)")
-#: The actions of processes on a shared partition. The letters are those of Sharers.
+#: The actions of processes on a shared partition, as letters of PartitionSimulation.
 ACTS: Final = {
     "appends": "amo",
     "retries": "ab",
@@ -62,8 +62,8 @@ ACTS: Final = {
 _DUAL: Final = {"dual_commit": True}
 _REGISTRY: Final = {"offsets_storage": "registry"}
 _BACK: Final = {"offsets_storage": "registry", "dual_commit": True}
-#: The settings with which the members of a group commit while its offsets move between
-#: log and registry. A member with the last settings reads all commits.
+#: The settings of members while the offsets of their group are moved between log and
+#: registry. A member with the last settings reads all commits.
 STORES: Final[dict[str, list[dict[str, Any]]]] = {
     "to the log": [_REGISTRY, _DUAL],
     "in the log": [{}, _DUAL],
@@ -72,7 +72,7 @@ STORES: Final[dict[str, list[dict[str, Any]]]] = {
 }
 
 
-# -- one schedule of each world --------------------------------------------------------
+# -- one schedule of each simulation ---------------------------------------------------
 
 
 def registry(seed: int, chances: Chances) -> None:
@@ -105,21 +105,24 @@ def registry_power(seed: int) -> int:
 
 
 def watches(seed: int) -> None:
-    simulation = Watched(seed, Chances(switch=0.3, kill=0.002, stop=0.002))
+    simulation = WatchSimulation(seed, Chances(switch=0.3, kill=0.002, stop=0.002))
     simulation.machine.protected = simulation.watcher
     simulation.machine.run()
 
 
 def sharing(seed: int, chances: Chances, acts: str) -> None:
-    simulation = _sharers(seed, chances, acts)
+    simulation = _partition_simulation(seed, chances, acts)
     simulation.run()
     simulation.check_disk(simulation.disk, after_power=False)
 
 
 def sharing_power(seed: int) -> int:
     """Return the number of disks that the power cut may have left."""
-    return _cut_off(
-        _sharers(seed, Chances(switch=0.3, kill=0.001, power=0.002), "amorbdf"), seed
+    return _run_until_power_cut(
+        _partition_simulation(
+            seed, Chances(switch=0.3, kill=0.001, power=0.002), "amorbdf"
+        ),
+        seed,
     )
 
 
@@ -128,27 +131,29 @@ def sharing_acks(seed: int, acts: str) -> None:
     sync that began before a truncation reports otherwise.
     """
     chances = Chances(switch=0.4, stop=0.04)
-    simulation = Sharers(
-        seed, chances=chances, processes=2 + seed % 2, kinds=acts, fails_at_acks=True
+    simulation = PartitionSimulation(
+        seed, chances=chances, processes=2 + seed % 2, kinds=acts, checks_acks=True
     )
     simulation.run()
 
 
 def sharing_failed_sync(seed: int) -> None:
-    simulation = _sharers(seed, QUIET, "amorf")
+    simulation = _partition_simulation(seed, QUIET, "amorf")
     simulation.disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, at=1 + seed % 9))
-    simulation.has_causes = True
-    _cut_off(simulation, seed)
+    simulation.expects_errors = True
+    _run_until_power_cut(simulation, seed)
 
 
 def group(seed: int, chances: Chances, **options: Any) -> None:
-    simulation = Group(seed, chances=chances, processes=1 + seed % 3, **options)
+    simulation = GroupSimulation(
+        seed, chances=chances, processes=1 + seed % 3, **options
+    )
     simulation.run()
     simulation.check_disk(simulation.disk, after_power=False)
 
 
 def group_power(seed: int, chances: Chances, **options: Any) -> None:
-    simulation = Group(seed, chances=chances, **options)
+    simulation = GroupSimulation(seed, chances=chances, **options)
     simulation.run()
     simulation.machine.cut_power()
     for state in simulation.disk.crash_states(limit=4, seed=seed):
@@ -159,7 +164,7 @@ def group_power(seed: int, chances: Chances, **options: Any) -> None:
 
 
 def transactions(seed: int, chances: Chances) -> None:
-    simulation = Pipeline(
+    simulation = PipelineSimulation(
         seed, chances=chances, processes=1 + seed % 3, ids=1 + seed % 2
     )
     simulation.run()
@@ -168,7 +173,7 @@ def transactions(seed: int, chances: Chances) -> None:
 
 def transactions_power(seed: int, *, shared: bool) -> None:
     chances = Chances(switch=0.3, power=0.002 if not shared else 0.0005)
-    simulation = Pipeline(
+    simulation = PipelineSimulation(
         seed, chances=chances, processes=1 + seed % 2 if shared else 1, shared=shared
     )
     simulation.run()
@@ -194,14 +199,16 @@ def _run_history(history: ConsumerHistory | ProducerHistory, steps: int) -> None
     history.finish()
 
 
-def _sharers(seed: int, chances: Chances, acts: str) -> Sharers:
+def _partition_simulation(
+    seed: int, chances: Chances, acts: str
+) -> PartitionSimulation:
     policy = POLICIES[seed % len(POLICIES)]
-    return Sharers(
+    return PartitionSimulation(
         seed, chances=chances, processes=2 + seed % 2, durability=policy, kinds=acts
     )
 
 
-def _cut_off(simulation: Sharers, seed: int) -> int:
+def _run_until_power_cut(simulation: PartitionSimulation, seed: int) -> int:
     simulation.run()
     simulation.machine.cut_power()
     states = list(simulation.disk.crash_states(limit=8, seed=seed))
@@ -300,7 +307,7 @@ _FIRST_SEED: Final = 10_000_000
 
 
 def numbered(number: int) -> tuple[str, int]:
-    """Return the kind and the seed of a schedule of the search without an end."""
+    """Return the kind and the seed of a schedule of the endless search."""
     turn, place = divmod(number, sum(_OF_FORTY.values()))
     for simulation, count in _OF_FORTY.items():
         if place < count:

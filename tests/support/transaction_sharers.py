@@ -2,8 +2,8 @@
 invariants of every schedule.
 
 Each process reads records of topic "in" as a member of group "g", and sends the results
-to topic "out" in one transaction with its offsets. A ledger outlives the processes. It
-records which transactions were acknowledged, and which failed.
+to topic "out" in one transaction with the offsets of the records. A ledger, which is not
+lost if a process is killed, records which transactions were acknowledged and aborted.
 
 Invariants, by name:
 - once: at the end, readers of committed records see the result of each input once, and
@@ -41,7 +41,7 @@ from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
 
 PATH: Final = "data"
-OUT: Final = 2
+OUT_PARTITIONS: Final = 2
 CONSUMING: Final[dict[str, Any]] = {
     "group_id": "g",
     "auto_offset_reset": "earliest",
@@ -49,8 +49,8 @@ CONSUMING: Final[dict[str, Any]] = {
     "isolation_level": "read_committed",
     "max_poll_interval_ms": 3_000,
 }
-#: After these a transaction is aborted, or the next user of its id determines its
-#: outcome.
+#: After these errors, the transaction is aborted, or its outcome is determined when the
+#: next producer initializes with the transactional id.
 _ENDED: Final = (
     CommitFailedError,
     DeliveryTimeoutError,
@@ -62,7 +62,7 @@ _ENDED: Final = (
 )
 
 
-class Pipeline:
+class PipelineSimulation:
     """The processes and the ledger; see the description of the module.
 
     With `shared`, several processes have the directory open at the same time.
@@ -82,7 +82,7 @@ class Pipeline:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
-        self.machine.on_locks_released = self._follow
+        self.machine.on_locks_released = self._replace_killed
         self.shared = shared
         self.ids = ids
         self.records = records
@@ -93,30 +93,30 @@ class Pipeline:
         self.aborted: set[bytes] = set()
         with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
             data.create_topic("in", 2)
-            data.create_topic("out", OUT)
+            data.create_topic("out", OUT_PARTITIONS)
             for number in range(records):
                 data.append("in", b"%d" % number, partition=number % 2)
         self.started = 0
         self.members: set[SimulatedProcess] = set()
         for _ in range(processes - 1):
-            self._begin()
+            self._start_process()
         self.machine.protected = self.machine.start(self._finish)
 
     def run(self) -> None:
         self.machine.run()
 
-    def _begin(self) -> None:
+    def _start_process(self) -> None:
         self.started += 1
         number = self.started
         self.members.add(self.machine.start(lambda fs: self._run_process(fs, number)))
 
-    def _follow(self, process: SimulatedProcess) -> None:
+    def _replace_killed(self, process: SimulatedProcess) -> None:
         if (
             process in self.members
             and self.started < 6
             and not self.machine.is_powered_off
         ):
-            self._begin()
+            self._start_process()
 
     # -- actions of processes ----------------------------------------------------------
 
@@ -139,18 +139,18 @@ class Pipeline:
         ):
             consumer.subscribe(["in"])
             until = self.machine.steps + 60_000
-            is_left = True
-            while is_left:
+            has_input = True
+            while has_input:
                 with self._producer(data, self.ids) as producer:
-                    while is_left and self._transact_once(data, consumer, producer):
-                        is_left = not self._is_done(data)
+                    while has_input and self._transact_once(data, consumer, producer):
+                        has_input = not self._is_done(data)
                         assert self.machine.steps < until, (
                             f"once: not done, {consumer.assignment()}"
                         )
 
     def _is_done(self, data: LogDir) -> bool:
         seen: Counter[bytes] = Counter()
-        for number in range(OUT):
+        for number in range(OUT_PARTITIONS):
             log = data.partition("out", number)
             if self.shared:
                 log.refresh()
@@ -171,8 +171,8 @@ class Pipeline:
     def _transact_once(
         self, data: LogDir, consumer: logcore.Consumer, producer: TransactionalProducer
     ) -> bool:
-        """Make one transaction, if there is input. Return False if another producer has
-        the id.
+        """Make one transaction, if there is input. Return False if another producer uses
+        the same transactional id.
         """
         transacting = producer._transaction_manager
         with contextlib.suppress(LogLockedError, ResourceError):
@@ -205,7 +205,9 @@ class Pipeline:
             for record in found.records():
                 value = name + b":" + record.value
                 wanted[value] += 1
-                producer.send("out", value, partition=self.rng.randrange(OUT))
+                producer.send(
+                    "out", value, partition=self.rng.randrange(OUT_PARTITIONS)
+                )
                 if self.rng.random() < 0.3:
                     producer.flush(0)
             offsets = {
@@ -217,16 +219,16 @@ class Pipeline:
             if self.rng.random() < 0.2:
                 producer.abort_transaction()
                 self.aborted.add(name)
-                self._go_back(consumer)
+                self._seek_to_committed(consumer)
                 return True
             producer.commit_transaction()
             self.acked.add(name)
         except ProducerFencedError:
-            self._go_back(consumer)
+            self._seek_to_committed(consumer)
             return False
         except _ENDED:
             self._give_up(name, producer)
-            self._go_back(consumer)
+            self._seek_to_committed(consumer)
         return True
 
     def _give_up(self, name: bytes, producer: TransactionalProducer) -> None:
@@ -238,9 +240,9 @@ class Pipeline:
             producer.abort_transaction()
             self.aborted.add(name)
 
-    def _go_back(self, consumer: logcore.Consumer) -> None:
-        """Seek to the offsets that the group has committed: the positions are ahead of
-        them after an abort.
+    def _seek_to_committed(self, consumer: logcore.Consumer) -> None:
+        """Seek to the committed offsets of the group. After an abort, the positions are
+        ahead of them.
         """
         with contextlib.suppress(*_ENDED):
             stored = consumer.committed(consumer.assignment())
@@ -256,7 +258,7 @@ class Pipeline:
                 disk.advance(3_000)
             data.tick()
             seen: Counter[bytes] = Counter()
-            for number in range(OUT):
+            for number in range(OUT_PARTITIONS):
                 log = data.partition("out", number)
                 assert log.last_stable_offset == log.high_watermark, (
                     f"ended: out-{number}"
@@ -275,16 +277,16 @@ class Pipeline:
         by_name: dict[bytes, Counter[bytes]] = {}
         for value in seen:
             by_name.setdefault(value.partition(b":")[0], Counter())[value] += 1
-        for name, those in by_name.items():
-            assert those == self.sent[name], (
-                f"whole: {name!r}: {those} of {self.sent[name]}"
+        for name, results in by_name.items():
+            assert results == self.sent[name], (
+                f"whole: {name!r}: {results} of {self.sent[name]}"
             )
             assert name not in self.aborted, f"dropped: {name!r}"
         for name in self.acked:
             assert name in by_name, f"kept: {name!r}"
 
     def _check_offsets(self, data: LogDir, inputs: Counter[bytes]) -> None:
-        """The group has committed exactly the input that has results."""
+        """Check that the group has committed the inputs with results, and no others."""
         assert all(count == 1 for count in inputs.values()), f"once: {inputs}"
         with data.consumer(**CONSUMING) as consumer:
             for number in range(2):
