@@ -27,7 +27,7 @@ from support.interrupting import interrupted
 FEW = int(os.environ.get("LOGCORE_INTERRUPTS", "15"))
 CASES = (
     calls.Reading,
-    calls.ReadingOn,
+    calls.ReadingAfterInterrupt,
     calls.ReadingColumns,
     calls.ReadingArrow,
     calls.Iterating,
@@ -38,10 +38,10 @@ CASES = (
     calls.Leaving,
     calls.Rebalancing,
     calls.Sharing,
-    calls.SharingOn,
+    calls.SharingAfterInterrupt,
     calls.Producing,
     calls.Transacting,
-    calls.Directing,
+    calls.ManagingTopics,
     calls.Opening,
     calls.OpeningFiles,
     calls.SharingFiles,

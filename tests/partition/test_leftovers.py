@@ -16,11 +16,11 @@ import pytest
 import logcore
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
-from support.crashed_logs import LOG, killed
+from support.crashed_logs import LOG, disk_of_killed_log
 
 
 def test_lost_time_index_is_rebuilt() -> None:
-    disk = killed([*range(1000, 1050), *[-1] * 50])
+    disk = disk_of_killed_log([*range(1000, 1050), *[-1] * 50])
     disk.put(f"/t-0/{0:020d}.timeindex", b"")
     with logcore.open("t-0", fs=disk, config={"index.interval.bytes": 100}) as log:
         assert log.offset_for_timestamp(1010) == 10
@@ -28,7 +28,7 @@ def test_lost_time_index_is_rebuilt() -> None:
 
 
 def test_rewrite_of_a_segment_leaves_one_file_open() -> None:
-    disk = killed([1000] * 20)
+    disk = disk_of_killed_log([1000] * 20)
     disk.put("/t-0/logcore.unsynced", b"")
     disk.put("/recovery-point-offset-checkpoint", None)
     with logcore.open("t-0", fs=disk) as log:
@@ -38,7 +38,7 @@ def test_rewrite_of_a_segment_leaves_one_file_open() -> None:
 
 
 def test_time_index_is_synced_before_the_directory_is_marked_clean() -> None:
-    disk = killed([1000] * 20)
+    disk = disk_of_killed_log([1000] * 20)
     before = len(disk.operations)
     with logcore.open_dir("/", fs=disk) as logdir:
         assert not logdir.host.was_clean
@@ -59,7 +59,7 @@ def test_time_index_is_synced_before_the_directory_is_marked_clean() -> None:
 def test_open_after_failed_sync_rewrites_damaged_and_sealed_segments() -> None:
     """After a failed sync, the data may exist only in the page cache."""
     config = {"segment.bytes": 300}
-    disk = killed([1000] * 6, **config)
+    disk = disk_of_killed_log([1000] * 6, **config)
     disk.put("/t-0/logcore.unsynced", b"")
     disk.put("/recovery-point-offset-checkpoint", None)
     before = {
@@ -79,7 +79,7 @@ def test_open_after_failed_sync_rewrites_damaged_and_sealed_segments() -> None:
 def test_markers_left_by_a_crash_override_the_stored_metadata() -> None:
     """Kafka wrote a transaction into a log whose metadata claims that it has none."""
     config = {"index.interval.bytes": 100, "segment.ms": 1 << 60}
-    disk = killed([1000] * 6, **config)
+    disk = disk_of_killed_log([1000] * 6, **config)
     rows = [(b"k", b"aborted")]
     disk_of_kafka = SimulatedDisk(disk.files())
     with logcore.open("t-0", fs=disk_of_kafka, config=config) as log:

@@ -19,7 +19,7 @@ from logcore.metadata.checkpoint import LOG_START, RECOVERY_POINT
 from logcore.partition.recovery import FAILED_SYNC, Action, TailFacts, decide
 from logcore.recordbatch import encode, read_batches
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
-from support.crashed_logs import LOG, whole
+from support.crashed_logs import LOG, values_in
 from support.vectors import VECTORS
 
 
@@ -54,7 +54,7 @@ def test_log_truncated_at_every_byte_opens_with_the_longest_whole_prefix(
     ends = [batch.position + batch.size_bytes for batch in read_batches(data)]
     for cut in sorted({*range(0, len(data), step), *ends}):
         path = write_crashed_partition(tmp_path / f"c-{cut}", data[:cut])
-        want = whole(data[:cut])
+        want = values_in(data[:cut])
         with logcore.open(path) as log:
             assert [record.value for record in log.read(0)] == want
             assert log.log_end_offset == len(want)
@@ -87,7 +87,7 @@ def test_garbage_tail_is_truncated_and_reported(tmp_path: Path, tail: bytes) -> 
     data = write_killed_log(tmp_path / "w-0", [3, 40])
     path = write_crashed_partition(tmp_path / "c-0", data + tail)
     with logcore.open(path) as log:
-        assert [record.value for record in log.read(0)] == whole(data)
+        assert [record.value for record in log.read(0)] == values_in(data)
         assert log.recovery_report is not None
         assert (log.recovery_report.cut_position, log.recovery_report.cut_bytes) == (
             len(data),
@@ -104,7 +104,7 @@ def test_every_bit_flip_is_truncated_and_reported_or_an_error(
     tmp_path: Path, step: int
 ) -> None:
     data = write_killed_log(tmp_path / "w-0", [3, 0, 12])
-    want = whole(data)
+    want = values_in(data)
     beside = {
         f"c-0/{path.name}": path.read_bytes()
         for path in write_crashed_partition(tmp_path / "c-0", data).iterdir()

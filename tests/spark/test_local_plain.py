@@ -27,7 +27,7 @@ from pyspark_logcore import gather, gathering, local
 from pyspark_logcore.gathering import Gathering, MissingReceiptsError
 from pyspark_logcore.local import WriteReceipt
 from pyspark_logcore.staged import PublishTimeoutError
-from support.simulated_local_writes import facts, rows, values, write, writer
+from support.simulated_local_writes import as_dicts, rows, values, write, writer
 from support.simulated_spark import frame
 
 
@@ -162,7 +162,7 @@ def test_gather_stores_batches_once_and_in_order(tmp_path: Path) -> None:
     receipts = [
         receipt for batch in (1, 0) for receipt in write(tmp_path / "local", batch)
     ]
-    results = gather(facts(receipts), str(tmp_path / "into"))
+    results = gather(as_dicts(receipts), str(tmp_path / "into"))
     assert [(result.batch, result.records, result.is_new) for result in results] == [
         (0, 40, True),
         (1, 40, True),
@@ -484,7 +484,7 @@ def test_wrong_arguments_are_reported_before_any_task_runs(tmp_path: Path) -> No
         with pytest.raises(logcore.LogcoreError):
             writer(tmp_path, **arguments)
     with pytest.raises(InvalidConfigError, match="value"):
-        writer(tmp_path, like=frame(key=[b"a"]))
+        writer(tmp_path, sample=frame(key=[b"a"]))
     with pytest.raises(InvalidConfigError, match="fewer partitions"):
         with logcore.open_dir(tmp_path / "into", create=True) as directory:
             directory.create_topic("t", 1)

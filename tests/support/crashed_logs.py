@@ -11,13 +11,13 @@ from logcore.testing import SimulatedDisk
 LOG = f"{0:020d}.log"
 
 
-def whole(data: bytes) -> list[bytes | None]:
+def values_in(data: bytes) -> list[bytes | None]:
     return [record.value for batch in read_batches(data) for record in batch.records()]
 
 
-def killed(times: list[int], **config: Any) -> SimulatedDisk:
-    """Return the disk after a crash: a log of records with these timestamps, which is
-    durable up to the recovery point.
+def disk_of_killed_log(times: list[int], **config: Any) -> SimulatedDisk:
+    """Return the disk of a killed process with a log of records with these timestamps.
+    All records are durable.
     """
     disk = SimulatedDisk()
     log = logcore.open(

@@ -4,7 +4,7 @@ A scenario prepares a disk, and uses the disk while one call fails. The scenario
 error advises, and records each acknowledgement. Afterwards the disk works again, or its
 power is cut. check_disk() opens each disk and compares it with the acknowledgements.
 
-A program may get only errors of the library. The log must contain every acknowledged
+A scenario may get only errors of the library. The log must contain every acknowledged
 value in order. A value whose append failed is stored at most once for each attempt. The
 log contains no other value.
 """
@@ -33,52 +33,52 @@ ATTEMPTS: Final = 4
 
 @attrs.define
 class Ledger:
-    """The values that a program attempted to append to each partition, and the values whose
-    append was acknowledged.
+    """The values that a scenario attempted to append to each partition, and the values
+    whose append was acknowledged.
     """
 
     attempted: dict[str, list[bytes]] = attrs.Factory(dict)
     acked: dict[str, list[bytes]] = attrs.Factory(dict)
 
     def append(
-        self, place: str, values: Sequence[bytes], work: Callable[[], object]
+        self, partition: str, values: Sequence[bytes], work: Callable[[], object]
     ) -> None:
-        """Run `work`, which appends values to a place.
+        """Run `work`, which appends values to a partition.
 
         The attempt is recorded before the call, and the acknowledgement after it.
         """
-        self.attempted.setdefault(place, []).extend(values)
+        self.attempted.setdefault(partition, []).extend(values)
         work()
-        self.acked.setdefault(place, []).extend(values)
+        self.acked.setdefault(partition, []).extend(values)
 
     @property
     def count(self) -> int:
         return sum(map(len, self.acked.values()))
 
     def check(
-        self, place: str, found: Sequence[bytes | None], *, lost: bool = False
+        self, partition: str, found: Sequence[bytes | None], *, lost: bool = False
     ) -> None:
-        """Compare the values of a place with the ledger.
+        """Compare the values of a partition with the ledger.
 
         With `lost`, acknowledged values may be missing, as after durability="os".
         """
-        acked = self.acked.get(place, [])
-        attempted = Counter(self.attempted.get(place, []))
+        acked = self.acked.get(partition, [])
+        attempted = Counter(self.attempted.get(partition, []))
         counts = Counter(found)
         for value, count in counts.items():
             assert value is not None and count <= attempted[value], (
-                f"{place}: {value!r} is stored {count} times"
+                f"{partition}: {value!r} is stored {count} times"
             )
         if lost:
             return
         positions = []
         for value in acked:
             assert counts[value], (
-                f"{place}: acknowledged {value!r} is missing from {found}"
+                f"{partition}: acknowledged {value!r} is missing from {found}"
             )
             positions.append(max(at for at, data in enumerate(found) if data == value))
         assert positions == sorted(positions), (
-            f"{place}: not in the order of the acknowledgements: {found}"
+            f"{partition}: not in the order of the acknowledgements: {found}"
         )
 
 
@@ -121,7 +121,7 @@ def persist(
 class BusyDisk(SimulatedDisk):
     """A disk whose clock advances by 100 ms with each reading of the monotonic clock.
 
-    So programs that wait reach their timeouts.
+    So calls that wait reach their timeouts.
     """
 
     def monotonic_ms(self) -> int:
@@ -129,7 +129,7 @@ class BusyDisk(SimulatedDisk):
         return super().monotonic_ms()
 
 
-def prepared(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, Scenario]:
+def prepare_scenario(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, Scenario]:
     disk = BusyDisk()
     scenario = make()
     scenario.prepare(disk)
@@ -138,9 +138,9 @@ def prepared(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, Scenario]:
     return disk, scenario
 
 
-def calls(make: Callable[[], Scenario]) -> int:
+def count_calls(make: Callable[[], Scenario]) -> int:
     """Return the number of calls of the disk that a scenario makes without faults."""
-    disk, scenario = prepared(make)
+    disk, scenario = prepare_scenario(make)
     counter = _Counter()
     disk.faults = counter
     scenario.run(disk)
@@ -178,8 +178,8 @@ def explore(
     `times` consecutive calls fail. Return the number of checked disks.
     """
     checked = 0
-    for fault in faults(calls(make), step=step, first=first):
-        disk, scenario = prepared(make)
+    for fault in faults(count_calls(make), step=step, first=first):
+        disk, scenario = prepare_scenario(make)
         fault = attrs.evolve(fault, times=times)
         disk.faults = FaultPlan(fault)
         where = f"{fault}"
@@ -212,8 +212,8 @@ def explore_two_processes(
     partitions in any order.
     """
     checked = 0
-    for fault in faults(_calls_of_two(make), step=step, first=first):
-        disk, scenarios = _two_prepared(make)
+    for fault in faults(_count_calls_of_two(make), step=step, first=first):
+        disk, scenarios = _prepare_two(make)
         plan = FaultPlan(fault)
         disk.faults = plan
         try:
@@ -230,7 +230,7 @@ def explore_two_processes(
     return checked
 
 
-def _two_prepared(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, list[Scenario]]:
+def _prepare_two(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, list[Scenario]]:
     disk = BusyDisk()
     scenarios = [make(), make()]
     for scenario in scenarios:
@@ -240,8 +240,8 @@ def _two_prepared(make: Callable[[], Scenario]) -> tuple[SimulatedDisk, list[Sce
     return disk, scenarios
 
 
-def _calls_of_two(make: Callable[[], Scenario]) -> int:
-    disk, scenarios = _two_prepared(make)
+def _count_calls_of_two(make: Callable[[], Scenario]) -> int:
+    disk, scenarios = _prepare_two(make)
     counter = _Counter()
     disk.faults = counter
     _run_two(disk, scenarios, seed=0)

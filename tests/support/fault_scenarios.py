@@ -1,5 +1,5 @@
-"""Programs for fault_exploration.py. Each uses one part of the library, and continues after a
-failed call.
+"""Scenarios for fault_exploration.py. Each scenario uses one part of the library, and
+continues after a failed call.
 """
 
 from __future__ import annotations
@@ -109,15 +109,15 @@ class DirectoryScenario:
             directory.append("again", b"old", partition=0)
 
     def run(self, fs: FS) -> None:
-        with directories(lambda: self.open(fs)) as (held, reopen):
+        with reopenable_directory(lambda: self.open(fs)) as (open_directories, reopen):
 
             def step(name: str, work: Callable[[LogDir], object]) -> None:
                 def attempt() -> None:
-                    if not held:
+                    if not open_directories:
                         reopen()
-                    work(held[0])
+                    work(open_directories[0])
 
-                if persist(attempt, lambda: failed_logs_closed(held)):
+                if persist(attempt, lambda: close_failed_logs(open_directories)):
                     self.done.add(name)
 
             def append(topic: str, value: bytes) -> None:
@@ -192,21 +192,24 @@ class AppendScenario:
             directory.create_topic("t", exist_ok=True)
 
     def run(self, fs: FS) -> None:
-        with directories(lambda: self.open(fs)) as (held, reopen):
+        with reopenable_directory(lambda: self.open(fs)) as (open_directories, reopen):
 
             def append(number: int) -> None:
-                if not held:
+                if not open_directories:
                     reopen()
                 value = b"%s:%d" % (self.name, number)
                 self.ledger.append(
-                    "t", [value], lambda: held[0].append("t", value, partition=0)
+                    "t",
+                    [value],
+                    lambda: open_directories[0].append("t", value, partition=0),
                 )
 
             for number in range(5):
                 persist(
-                    functools.partial(append, number), lambda: failed_logs_closed(held)
+                    functools.partial(append, number),
+                    lambda: close_failed_logs(open_directories),
                 )
-                persist(lambda: held[0].tick(), reopen)  # noqa: PLW0108 -- reopen() replaces held[0]
+                persist(lambda: open_directories[0].tick(), reopen)  # noqa: PLW0108 -- reopen() replaces held[0]
 
     def check_disk(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
@@ -237,19 +240,21 @@ class ProducerScenario:
             directory.create_topic("t")
 
     def run(self, fs: FS) -> None:
-        with directories(lambda: logcore.open_dir(DIRECTORY, config=CONFIG, fs=fs)) as (
-            held,
+        with reopenable_directory(
+            lambda: logcore.open_dir(DIRECTORY, config=CONFIG, fs=fs)
+        ) as (
+            open_directories,
             reopen,
         ):
             numbers = iter(range(1_000))
             producers: list[Any] = []
 
             def send() -> None:
-                if not held:
+                if not open_directories:
                     reopen()
                 if not producers:
                     producers.append(
-                        held[0].producer(
+                        open_directories[0].producer(
                             threaded=False, linger_ms=0, delivery_timeout_ms=1_000
                         )
                     )
@@ -269,7 +274,7 @@ class ProducerScenario:
                 while producers:
                     with contextlib.suppress(LogcoreError):
                         producers.pop().close()
-                failed_logs_closed(held)
+                close_failed_logs(open_directories)
 
             for _ in range(5):
                 persist(send, repair)
@@ -309,15 +314,15 @@ class CommitScenario:
                     directory.append("t", b"%d" % number, partition=0)
 
     def run(self, fs: FS) -> None:
-        with directories(lambda: self.open(fs)) as (held, reopen):
+        with reopenable_directory(lambda: self.open(fs)) as (open_directories, reopen):
             consumers: list[Any] = []
 
             def commit() -> None:
-                if not held:
+                if not open_directories:
                     reopen()
                 if not consumers:
                     consumers.append(
-                        held[0].consumer(
+                        open_directories[0].consumer(
                             group_id=self.group,
                             auto_offset_reset="earliest",
                             enable_auto_commit=False,
@@ -336,7 +341,7 @@ class CommitScenario:
                 while consumers:
                     with contextlib.suppress(LogcoreError):
                         consumers.pop().close()
-                failed_logs_closed(held)
+                close_failed_logs(open_directories)
 
             for _ in range(4):
                 persist(commit, repair)
@@ -376,15 +381,15 @@ class TransactionScenario:
             directory.create_topic("t", 2, exist_ok=True)
 
     def run(self, fs: FS) -> None:
-        with directories(lambda: self.open(fs)) as (held, reopen):
+        with reopenable_directory(lambda: self.open(fs)) as (open_directories, reopen):
             numbers = iter(range(1_000))
             producers: list[Any] = []
 
             def commit() -> None:
-                if not held:
+                if not open_directories:
                     reopen()
                 if not producers:
-                    producer = held[0].producer(
+                    producer = open_directories[0].producer(
                         transactional_id=self.name,
                         threaded=False,
                         max_block_ms=60_000,
@@ -405,7 +410,7 @@ class TransactionScenario:
                 while producers:
                     with contextlib.suppress(LogcoreError):
                         producers.pop().close()
-                failed_logs_closed(held)
+                close_failed_logs(open_directories)
 
             for _ in range(3):
                 persist(commit, repair)
@@ -529,11 +534,11 @@ class MirrorScenario:
         assert found == [(number, b"%d" % number) for number in range(20)]
 
 
-def failed_logs_closed(held: list[LogDir]) -> None:
+def close_failed_logs(open_directories: list[LogDir]) -> None:
     """Close the logs that refuse writes, as their error advises. The directory opens
     them again when they are used.
     """
-    for directory in held:
+    for directory in open_directories:
         for log in list(directory.host.open_logs().values()):
             if log.has_failed:
                 with contextlib.suppress(LogcoreError):
@@ -541,19 +546,19 @@ def failed_logs_closed(held: list[LogDir]) -> None:
 
 
 @contextlib.contextmanager
-def directories(
+def reopenable_directory(
     open_one: Callable[[], LogDir],
 ) -> Iterator[tuple[list[LogDir], Callable[[], None]]]:
-    """Return a list for one open directory, empty at first, and the function that opens
-    the directory again.
+    """Yield a list that contains the directory while it is open, and a function that
+    opens it again. The list is empty at first.
     """
-    held: list[LogDir] = []
+    open_directories: list[LogDir] = []
 
     def reopen() -> None:
-        while held:
-            held.pop().close()
-        held.append(open_one())
+        while open_directories:
+            open_directories.pop().close()
+        open_directories.append(open_one())
 
-    yield held, reopen
-    while held:
-        persist(held.pop().close)
+    yield open_directories, reopen
+    while open_directories:
+        persist(open_directories.pop().close)

@@ -32,8 +32,8 @@ MAX_CLIENTS = 5
 class Client:
     """One member with the behavior of a client.
 
-    The member stops using a partition before it reports that it has released the partition.
-    It uses new partitions only after that.
+    The member stops using a partition before it reports that the partition is released.
+    It uses new partitions only after this report.
     """
 
     def __init__(
@@ -45,13 +45,14 @@ class Client:
         self.subscription = history.random_subscription()
         self.epoch = 0
         self.owned = NO_PARTITIONS
-        #: The assignment. None while it waits for a complete response.
+        #: The assignment, or None until a response to a complete heartbeat arrives.
         self.assignment: Partitions | None = NO_PARTITIONS
         self.must_report_owned = False
         self.is_complete = False
         self.has_ended = False
-        #: The waiter of the unanswered heartbeat.
+        #: The waiter of the heartbeat that has no response yet.
         self.waiter: int | None = None
+        #: True for a static member that uses partitions of an earlier generation.
         self.is_abandoned = False
 
     def __repr__(self) -> str:
@@ -86,7 +87,7 @@ class Client:
             if result.assigned is not None:
                 self.assignment = result.assigned
             assert result.assigned is not None or not self.is_complete, (
-                "a complete heartbeat gets a complete answer"
+                "the response to a complete heartbeat has no assignment"
             )
             if self.assignment is not None and self.owned <= self.assignment:
                 self.use_assignment()
@@ -135,7 +136,7 @@ class Client:
 
     @property
     def is_member(self) -> bool:
-        """Whether the coordinator would accept the requests of the client."""
+        """True if the coordinator would accept the requests of the client."""
         group = self.history.group
         if group is None or self.member_id not in group.members:
             return False
@@ -147,7 +148,7 @@ class Client:
 
 class RandomHistory:
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.simulation = CoordinatorSimulation(consumer_session_timeout_ms=SESSION_MS)
         self.simulation.holds_writes = True
         self.clients: list[Client] = []
@@ -159,87 +160,87 @@ class RandomHistory:
         return None if found is None else found.consumers
 
     def random_subscription(self) -> dict[str, Any]:
-        names = self.chance.choice([("t",), ("t",), ("u",), ("t", "u")])
-        if self.chance.random() < 0.2:
-            return {"pattern": self.chance.choice(["t|u", "t"]), "topic_names": ()}
-        assignor = self.chance.choice([None, "uniform", "range"])
+        names = self.rng.choice([("t",), ("t",), ("u",), ("t", "u")])
+        if self.rng.random() < 0.2:
+            return {"pattern": self.rng.choice(["t|u", "t"]), "topic_names": ()}
+        assignor = self.rng.choice([None, "uniform", "range"])
         return {"pattern": "", "topic_names": names, "assignor": assignor}
 
     # -- events
 
     def step(self) -> None:
-        event = self.chance.choices(
+        event = self.rng.choices(
             [
                 self.send_heartbeat,
                 self.receive_response,
                 self.use_assignments,
-                self.disk,
+                self.finish_write,
                 self.add_client,
                 self.pass_time,
                 self.remove_client,
                 self.change_topics,
-                self.disk_fails,
-                self.power_cut,
+                self.fail_write,
+                self.cut_power,
                 self.change_subscriptions,
-                self.classic_member,
-                self.classic_members_leave,
+                self.join_classic_member,
+                self.remove_classic_members,
             ],
             [30, 30, 10, 25, 5, 6, 3, 2, 5, 3, 1, 1, 4],
         )[0]
         event()
         self.check()
 
-    def let_one(self, act: Callable[[Client], None]) -> None:
+    def with_random_client(self, act: Callable[[Client], None]) -> None:
         if self.clients:
-            act(self.chance.choice(self.clients))
+            act(self.rng.choice(self.clients))
         self.clients = [client for client in self.clients if not client.has_ended]
 
     def send_heartbeat(self) -> None:
-        self.let_one(lambda client: client.take_next_step())
+        self.with_random_client(lambda client: client.take_next_step())
 
     def receive_response(self) -> None:
-        self.let_one(lambda client: client.handle_response())
+        self.with_random_client(lambda client: client.handle_response())
 
     def use_assignments(self) -> None:
-        self.let_one(lambda client: client.use_assignment())
+        self.with_random_client(lambda client: client.use_assignment())
 
     def change_subscriptions(self) -> None:
-        self.let_one(lambda client: client.change_subscription())
+        self.with_random_client(lambda client: client.change_subscription())
 
     def remove_client(self) -> None:
         def leave(client: Client) -> None:
-            away = client.instance_id is not None and self.chance.random() < 0.7
+            away = client.instance_id is not None and self.rng.random() < 0.7
             client.leave(-2 if away else -1)
 
-        self.let_one(leave)
+        self.with_random_client(leave)
 
     def add_client(self) -> None:
         if len(self.clients) < MAX_CLIENTS:
             self.number += 1
             used = {client.instance_id for client in self.clients}
             free = [name for name in ("s0", "s1") if name not in used]
-            instance_id = self.chance.choice([None, None, *free])
+            instance_id = self.rng.choice([None, None, *free])
             self.clients.append(Client(self, self.number, instance_id))
 
-    def disk(self) -> None:
+    def finish_write(self) -> None:
         if self.simulation.stores:
             self.simulation.finish_write()
 
-    def disk_fails(self) -> None:
-        """Let the store of the records fail. They may be on disk nevertheless."""
+    def fail_write(self) -> None:
+        """Fail the first waiting write. Its records may be on disk nevertheless."""
         if self.simulation.stores:
             records = self.simulation.stores[0].records
             self.simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
             self.simulation.finish_write()
             self.simulation.disk_error = None
-            if self.chance.random() < 0.7:
+            if self.rng.random() < 0.7:
                 self.simulation.batches.append(records)
 
-    def power_cut(self) -> None:
-        """Cut the power. Records that are being written may be lost or not. No client
-        gets a response.
+    def cut_power(self) -> None:
+        """Cut the power. The records of the first waiting write may be lost or not. No
+        client gets a response.
         """
-        if self.simulation.stores and self.chance.random() < 0.5:
+        if self.simulation.stores and self.rng.random() < 0.5:
             self.simulation.batches.append(self.simulation.stores[0].records)
         self.simulation.restart()
         for client in self.clients:
@@ -248,12 +249,12 @@ class RandomHistory:
                 client.assignment = None
 
     def pass_time(self) -> None:
-        self.simulation.sleep(self.chance.choice([10, 100, 400]))
+        self.simulation.sleep(self.rng.choice([10, 100, 400]))
 
     def change_topics(self) -> None:
-        self.simulation.set_topic(self.chance.choice("tu"), self.chance.randrange(7))
+        self.simulation.set_topic(self.rng.choice("tu"), self.rng.randrange(7))
 
-    def classic_member(self) -> None:
+    def join_classic_member(self) -> None:
         """Let a member join by the classic protocol. Only an empty group accepts it."""
         members = 0 if self.group is None else len(self.group.members)
         self.number += 1
@@ -266,7 +267,7 @@ class RandomHistory:
             self.group is not None and len(self.group.members) == members
         )
 
-    def classic_members_leave(self) -> None:
+    def remove_classic_members(self) -> None:
         found = self.simulation.coordinator.get("g")
         if found is not None and found.members:
             leaving = [(member_id, None) for member_id in found.members]
@@ -285,14 +286,14 @@ class RandomHistory:
             if client.is_abandoned:
                 continue
             if not client.is_member:
-                assert not self.believes_to_be_member(client) or not self.may_commit(
-                    client
-                ), f"{client} is not a member, and commits"
+                assert not self.acts_as_member(client) or not self.may_commit(client), (
+                    f"{client} is not a member, and commits"
+                )
                 continue
             assert group is not None
             for partition in client.owned:
                 assert partition not in users, (
-                    f"{client} and {users[partition]} use one"
+                    f"{client} and {users[partition]} use the same partition"
                 )
                 users[partition] = client.member_id
                 assert group.owners.get(partition) == client.member_id, (
@@ -304,14 +305,14 @@ class RandomHistory:
                 for store in self.simulation.stores
                 if isinstance(store.then, ConsumersChanged)
             ]
-            assert len(ours) <= 1, "one batch on its way at a time"
+            assert len(ours) <= 1, "two batches are written at the same time"
             held = [
                 part
                 for current in group.currents.values()
                 for part in current.assigned | current.revoking
             ]
             assert sorted(held) == sorted(group.owners), (
-                "an owner for each partition, and one"
+                "the owners differ from the assignments"
             )
             assert (
                 group.timers_ms.keys()
@@ -322,8 +323,8 @@ class RandomHistory:
                 name for name, current in group.currents.items() if current.revoking
             }
 
-    def believes_to_be_member(self, client: Client) -> bool:
-        """Whether the client considers itself a member."""
+    def acts_as_member(self, client: Client) -> bool:
+        """Return whether the client has an epoch of a member."""
         return client.epoch != 0
 
     def may_commit(self, client: Client) -> bool:
@@ -340,16 +341,16 @@ class RandomHistory:
         return error is None
 
     def run(self) -> None:
-        """Run all steps, and then run until nothing changes."""
+        """Run random steps, then run without faults until the group is stable."""
         for _ in range(STEPS):
             self.step()
         self.end_faults()
 
     def end_faults(self) -> None:
-        """Let no more failures happen. The group detects lost members, and assigns
-        every subscribed partition.
+        """Run without faults for some time. Check that the group has removed lost members
+        and assigned every subscribed partition.
         """
-        self.classic_members_leave()
+        self.remove_classic_members()
         self.simulation.set_topic("t", 5)
         self.simulation.set_topic("u", 3)
         for _ in range(60):
@@ -393,7 +394,7 @@ class RandomHistory:
         for client in self.clients:
             client.take_next_step()
         assert len(self.simulation.batches) == before and not self.simulation.stores, (
-            "nothing changes any more"
+            "a heartbeat has changed a stable group"
         )
 
 

@@ -2,8 +2,8 @@
 must hold afterwards.
 
 A new Case is created for each line. act() makes the calls that are interrupted. check()
-is the program that caught the interrupt: it closes its open objects, continues, and
-compares.
+closes the objects and continues, like a program after an interrupt. Then it compares the
+results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from logcore.registry import open_registry
 from logcore.testing import SimulatedDisk
 from support.interrupting import interrupted
 
-_ALL: int = 1 << 60
+#: The number of a line that no call reaches.
+_NEVER: int = 1 << 60
 
 
 class Case:
@@ -40,14 +41,14 @@ class Case:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Close the directory, and check that no claim of it remains."""
+        """Close the directory, and check that no lock of it remains."""
         self.data.close()
         self.open().close()
 
 
 class Reading(Case):
-    """A member of a group reads eight records. Each record is returned before the
-    interrupt, or not committed.
+    """A member of a group reads eight records. A record that was not returned before the
+    interrupt is not committed.
     """
 
     options: ClassVar[dict[str, Any]] = {}
@@ -92,7 +93,7 @@ class Reading(Case):
         super().check()
 
 
-class ReadingOn(Reading):
+class ReadingAfterInterrupt(Reading):
     """The same consumer continues after the interrupt."""
 
     def check(self) -> None:
@@ -107,8 +108,8 @@ class ReadingOn(Reading):
 class ReadingColumns(Reading):
     def read(self, consumer: Consumer) -> None:
         for partition, pieces in consumer.poll_columns(max_bytes=2).items():
-            # By the offsets: columns.records() is a call of the library, and the
-            # program has the columns already.
+            # The values follow from the offsets. columns.records() is a call of the
+            # library, in which the interrupt could lose columns that were returned.
             self.seen += [
                 b"%d" % (2 * offset + partition.partition)
                 for columns in pieces
@@ -169,7 +170,7 @@ class Streaming(Reading):
 
 
 class Committing(Reading):
-    """Commits in each way, and calls of methods that change which partitions are read."""
+    """Each method that commits, and the methods that change which partitions are read."""
 
     options: ClassVar[dict[str, Any]] = {"enable_auto_commit": False}
 
@@ -272,7 +273,7 @@ class Sharing(Reading):
         )
 
 
-class SharingOn(Sharing, ReadingOn):
+class SharingAfterInterrupt(Sharing, ReadingAfterInterrupt):
     pass
 
 
@@ -350,8 +351,8 @@ class Transacting(Case):
 
     def check(self) -> None:
         self.producer.close()
-        with self.make() as following:
-            following.init_transactions()
+        with self.make() as next_producer:
+            next_producer.init_transactions()
         found = []
         for number in (0, 1):
             log = self.data.partition("out", number)
@@ -368,8 +369,8 @@ class Transacting(Case):
         super().check()
 
 
-class Directing(Case):
-    """Topics are in the state before or after a call, every append that returned is
+class ManagingTopics(Case):
+    """Each topic is in the state before or after a call. Every append that returned is
     stored, and all topics are usable.
     """
 
@@ -483,16 +484,16 @@ class Registering(Case):
 
 
 def count_lines(case: Callable[[], Case]) -> int:
-    """Return the number of lines of a call that can be interrupted."""
+    """Return the number of lines of act() that can be interrupted."""
     made = case()
-    left = interrupted(made.act, _ALL).left
+    left = interrupted(made.act, _NEVER).left
     made.check()
-    return _ALL - left
+    return _NEVER - left
 
 
 def interrupt_at(case: Callable[[], Case], nth: int) -> bool:
-    """Return whether the call had a line with this number. A broken promise raises its
-    exception, with the line.
+    """Interrupt act() at a line, and run check(). Return whether the line exists. An error
+    of check() contains the line.
     """
     made = case()
     trace = interrupted(made.act, nth)

@@ -2,8 +2,8 @@
 protocols with the behavior of real clients.
 
 ClassicClient is a client of the classic protocol, eager or cooperative. As the leader,
-it assigns like the cooperative assignors: no member gets a partition before its present
-owner has given it up.
+it assigns like the cooperative assignors: no member gets a partition before its current
+owner has released it.
 """
 
 from __future__ import annotations
@@ -40,34 +40,39 @@ from support.group_histories import (
 
 #: Errors after which a member of the classic protocol must join again without
 #: partitions.
-LOST = (GroupError.UNKNOWN_MEMBER_ID, GroupError.ILLEGAL_GENERATION)
-LATER = (GroupError.REBALANCE_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
+MEMBERSHIP_LOST = (GroupError.UNKNOWN_MEMBER_ID, GroupError.ILLEGAL_GENERATION)
+#: Errors after which the client sends the request again.
+RETRIABLE = (GroupError.REBALANCE_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
 
 
 class ClassicClient(Client):
     """A client of the classic protocol.
 
-    A cooperative client keeps its partitions while it joins (`keeps`). Other clients
-    give up all of them before (eager).
+    A cooperative client keeps its partitions while it joins. An eager client releases all
+    of its partitions before it joins.
     """
 
     def __init__(
-        self, history: RandomHistory, number: int, instance_id: str | None, keeps: bool
+        self,
+        history: RandomHistory,
+        number: int,
+        instance_id: str | None,
+        is_cooperative: bool,
     ) -> None:
         super().__init__(history, number, instance_id)
         self.member_id = ""
-        self.keeps = keeps
-        self.requires_member_id = history.chance.random() < 0.7
-        self.topics: tuple[str, ...] = history.chance.choice([("t",), ("t", "u")])
+        self.is_cooperative = is_cooperative
+        self.requires_member_id = history.rng.random() < 0.7
+        self.topics: tuple[str, ...] = history.rng.choice([("t",), ("t", "u")])
         self.reported_topics: tuple[str, ...] = ()
         self.generation = -1
-        #: The generation whose assignment it must still request.
+        #: The response to JoinGroup, until the assignment has been requested.
         self.joined: Joined | None = None
-        self.awaited = ""
+        self.awaited_response = ""
         self.is_stable = False
-        #: Version of the topics that it has assigned as leader, because a leader
-        #: watches them. None for other members.
-        self.led_version: int | None = None
+        #: The version of the topics that this client has assigned as the leader. A leader
+        #: joins again if the topics change. None if it is not the leader.
+        self.led_topics_version: int | None = None
 
     def __repr__(self) -> str:
         return f"{self.member_id} at {self.generation} owns {sorted(self.owned)}"
@@ -75,14 +80,12 @@ class ClassicClient(Client):
     # -- actions of a client
 
     def take_next_step(self) -> None:
-        """Take the next step. If there is no response yet, the client waits for it, or
-        it was lost in a crash.
-        """
+        """Send the next request, unless the client waits for a response."""
         if self.waiter is not None:
             return
         if self.joined is not None:
             self.sync(self.joined)
-        elif self.is_stable and self.led_version in (
+        elif self.is_stable and self.led_topics_version in (
             None,
             self.history.simulation.version,
         ):
@@ -91,7 +94,7 @@ class ClassicClient(Client):
             self.join()
 
     def join(self) -> None:
-        if not self.keeps:
+        if not self.is_cooperative:
             self.owned = NO_PARTITIONS
         simulation = self.history.simulation
         names = {topic_id(name): name for name in ("t", "u")}
@@ -118,7 +121,7 @@ class ClassicClient(Client):
         )
         simulation.waiters += 1
         self.waiter = simulation.waiters
-        self.awaited = "join"
+        self.awaited_response = "join"
         self.reported_topics = self.topics
         simulation.act(
             simulation.coordinator.join(request, self.waiter, simulation.now_ms)
@@ -127,15 +130,16 @@ class ClassicClient(Client):
     def sync(self, joined: Joined) -> None:
         simulation = self.history.simulation
         assignments: dict[str, bytes] = {}
-        # The response to a repeated request may contain its first assignment.
-        if joined.leader == joined.member_id and self.led_version is None:
-            self.led_version = simulation.version
+        # A repeated request may get the assignment of the first one, so the version of
+        # the first request is kept.
+        if joined.leader == joined.member_id and self.led_topics_version is None:
+            self.led_topics_version = simulation.version
             if joined.skip_assignment:
                 # The leader rejoined as a static member. Other members may have
                 # partitions of topics that the leader has not read.
-                self.led_version = -1
+                self.led_topics_version = -1
         if joined.leader == joined.member_id and not joined.skip_assignment:
-            assignments = self.assigned_to_all(joined)
+            assignments = self.assign_partitions(joined)
         request = Sync(
             group_id="g",
             member_id=self.member_id,
@@ -147,12 +151,12 @@ class ClassicClient(Client):
         )
         simulation.waiters += 1
         self.waiter = simulation.waiters
-        self.awaited = "sync"
+        self.awaited_response = "sync"
         simulation.act(
             simulation.coordinator.sync(request, self.waiter, simulation.now_ms)
         )
 
-    def assigned_to_all(self, joined: Joined) -> dict[str, bytes]:
+    def assign_partitions(self, joined: Joined) -> dict[str, bytes]:
         claims: dict[tuple[str, int], str] = {}
         wanted: dict[str, tuple[str, ...]] = {}
         for member in joined.members:
@@ -184,16 +188,16 @@ class ClassicClient(Client):
             "g", self.member_id, self.instance_id, self.generation, simulation.now_ms
         )
         simulation.act(effects)
-        self.take_error(error)
+        self.handle_error(error)
 
-    def take_error(self, error: GroupError | None) -> None:
+    def handle_error(self, error: GroupError | None) -> None:
         if error is None or error is GroupError.COORDINATOR_NOT_AVAILABLE:
             return
         self.joined = None
         self.is_stable = False
         if error is GroupError.FENCED_INSTANCE_ID:
             self.end()
-        elif error in LOST:
+        elif error in MEMBERSHIP_LOST:
             self.owned = NO_PARTITIONS
             self.generation = -1
             if error is GroupError.UNKNOWN_MEMBER_ID:
@@ -201,11 +205,11 @@ class ClassicClient(Client):
         else:
             assert error is GroupError.REBALANCE_IN_PROGRESS, f"{self}: {error}"
 
-    # -- answers
+    # -- responses
 
     def handle_response(self) -> None:
         result = self.history.simulation.replies.get(self.waiter)  # type: ignore[arg-type]
-        awaited = self.awaited
+        awaited_response = self.awaited_response
         if self.waiter is None or (
             result is None and self.waiter not in self.history.simulation.replies
         ):
@@ -213,48 +217,48 @@ class ClassicClient(Client):
         self.waiter = None
         match result:
             case Joined():
-                assert awaited == "join"
+                assert awaited_response == "join"
                 self.member_id = result.member_id
                 self.generation = result.generation
                 self.joined = result
-                self.led_version = None
+                self.led_topics_version = None
                 self.is_abandoned = False
             case JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id):
                 self.member_id = member_id
-            case JoinRefused(error, _) if error in LATER:
+            case JoinRefused(error, _) if error in RETRIABLE:
                 pass
             case JoinRefused(error, _):
-                self.take_error(error)
+                self.handle_error(error)
             case SyncResult():
-                self.take_assignment(result)
+                self.apply_assignment(result)
             case GroupError():
-                self.take_error(result)
+                self.handle_error(result)
             case _:
                 raise AssertionError(f"{self}: {result}")
 
-    def take_assignment(self, result: SyncResult) -> None:
-        """Use an assignment. A cooperative member that must give up partitions gives
-        them up, and joins again so that other members get them.
+    def apply_assignment(self, result: SyncResult) -> None:
+        """Use an assignment. A cooperative member that must release partitions joins again
+        afterwards, so that other members get them.
         """
         partitions = read_assignment(result.assignment)
         assert partitions is not None
         assignment: Partitions = frozenset(
             (topic_id(name), number) for name, number in partitions
         )
-        gives = self.owned - assignment
+        revoked = self.owned - assignment
         self.owned = assignment
         self.joined = None
-        self.is_stable = not gives and self.reported_topics == self.topics
+        self.is_stable = not revoked and self.reported_topics == self.topics
 
     def use_assignment(self) -> None:
         pass
 
     def change_subscription(self) -> None:
-        self.topics = self.history.chance.choice([("t",), ("t", "u")])
+        self.topics = self.history.rng.choice([("t",), ("t", "u")])
         self.is_stable = False
 
     def leave(self, epoch: int) -> None:
-        """Leave. A static member sends no request, because it intends to come back."""
+        """End the client. A static member sends no request, because it may join again."""
         simulation = self.history.simulation
         if self.member_id and self.instance_id is None:
             simulation.act(
@@ -275,8 +279,8 @@ class ClassicClient(Client):
 
 
 class MixedHistory(RandomHistory):
-    """A group with clients of either protocol. At the end, clients of `remaining`
-    remain: "both", "consumer" or "classic".
+    """A group with clients of both protocols. `remaining` is the protocol of the clients
+    that remain at the end: "both", "consumer" or "classic".
     """
 
     def __init__(self, seed: int, remaining: str = "both") -> None:
@@ -287,27 +291,27 @@ class MixedHistory(RandomHistory):
         self.simulation.holds_writes = True
         self.simulation.set_topic("u", 3)
         self.remaining = remaining
-        self.classic_share = self.chance.choice([0.5, 1.0])
+        self.classic_share = self.rng.choice([0.5, 1.0])
 
     def step(self) -> None:
         """Take a step. Sometimes the group is migrated: members of the other protocol
         leave one after the other.
         """
-        if self.chance.random() < 1 / 50:
-            self.classic_share = self.chance.choice([0.0, 0.5, 1.0])
+        if self.rng.random() < 1 / 50:
+            self.classic_share = self.rng.choice([0.0, 0.5, 1.0])
         super().step()
 
-    def let_one(self, act: Callable[[Client], None]) -> None:
+    def with_random_client(self, act: Callable[[Client], None]) -> None:
         unwanted = [client for client in self.clients if self.is_unwanted(client)]
-        if unwanted and self.chance.random() < 0.05:
-            self.chance.choice(unwanted).leave(-1)
-        super().let_one(act)
+        if unwanted and self.rng.random() < 0.05:
+            self.rng.choice(unwanted).leave(-1)
+        super().with_random_client(act)
 
     def is_unwanted(self, client: Client) -> bool:
         return self.classic_share == (0.0 if isinstance(client, ClassicClient) else 1.0)
 
     def add_client(self) -> None:
-        if self.chance.random() >= self.classic_share:
+        if self.rng.random() >= self.classic_share:
             super().add_client()
             return
         if len(self.clients) >= MAX_CLIENTS:
@@ -315,27 +319,27 @@ class MixedHistory(RandomHistory):
         self.number += 1
         used = {client.instance_id for client in self.clients}
         free = [name for name in ("s0", "s1") if name not in used]
-        instance_id = self.chance.choice([None, None, *free])
+        instance_id = self.rng.choice([None, None, *free])
         self.clients.append(
-            ClassicClient(self, self.number, instance_id, self.chance.random() < 0.5)
+            ClassicClient(self, self.number, instance_id, self.rng.random() < 0.5)
         )
 
     def change_topics(self) -> None:
-        """Change topics, but delete none. Members of the classic protocol know no topic
-        ids, and would mistake a recreated topic for the deleted one.
+        """Change topics, but delete none. The classic protocol has no topic ids, so its
+        members would continue to use a deleted topic after it was created again.
         """
-        self.simulation.set_topic(self.chance.choice("tu"), self.chance.randrange(1, 7))
+        self.simulation.set_topic(self.rng.choice("tu"), self.rng.randrange(1, 7))
 
-    def classic_member(self) -> None:
+    def join_classic_member(self) -> None:
         """Do nothing, because members of the classic protocol are ordinary clients
         here.
         """
 
-    def classic_members_leave(self) -> None:
+    def remove_classic_members(self) -> None:
         pass
 
-    def power_cut(self) -> None:
-        super().power_cut()
+    def cut_power(self) -> None:
+        super().cut_power()
         for client in self.clients:
             if isinstance(client, ClassicClient):
                 client.assignment = NO_PARTITIONS
@@ -379,9 +383,9 @@ class MixedHistory(RandomHistory):
                 and found.state != "PreparingRebalance"
                 and isinstance(client, ClassicClient)
             ):
-                # The group does not wait only for static members, and keeps them. They
-                # use their partitions until their next answer: a weakness of the
-                # classic protocol.
+                # A rebalance does not wait for a static member, and keeps it in the
+                # group. Until its next response, the member uses its old partitions: a
+                # weakness of the classic protocol.
                 client.is_abandoned |= (
                     client.instance_id is not None
                     and client.generation != found.generation
@@ -389,20 +393,20 @@ class MixedHistory(RandomHistory):
             if client.is_abandoned:
                 continue
             if not client.is_member:
-                assert not self.believes_to_be_member(client) or not self.may_commit(
-                    client
-                ), f"{client} is not a member, and commits"
+                assert not self.acts_as_member(client) or not self.may_commit(client), (
+                    f"{client} is not a member, and commits"
+                )
                 continue
             for partition in client.owned:
                 assert partition not in users, (
-                    f"{client} and {users[partition]} use one"
+                    f"{client} and {users[partition]} use the same partition"
                 )
                 users[partition] = client
 
-    def believes_to_be_member(self, client: Client) -> bool:
+    def acts_as_member(self, client: Client) -> bool:
         if isinstance(client, ClassicClient):
             return client.generation >= 0
-        return super().believes_to_be_member(client)
+        return super().acts_as_member(client)
 
     def check_stable(self) -> None:
         if self.group is not None:

@@ -1,6 +1,5 @@
 """Two brokers that get the same requests, one with the fast path and one without it.
-
-The broker without it defines the responses.
+Their responses must be equal.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ NOW_MS = 1_700_000_000_000
 Outcome = Any
 
 
-class Side:
-    """A broker, and its waiting requests."""
+class ComparedBroker:
+    """One of the two brokers, and its waiting requests."""
 
     def __init__(
         self, path: Path, durability: str, *, is_fast: bool, replicated: bool = False
@@ -36,11 +35,12 @@ class Side:
         if not is_fast:
             self.broker_harness.broker._fast_path = None
         self.waiting: list[tuple[Any, int, PendingResponse]] = []
-        self.answered = 0
+        #: The number of requests that the fast path can read.
+        self.readable_count = 0
         #: The session id of the last response that had one.
         self.session_id = 0
 
-    def counted(self) -> int:
+    def counted_requests(self) -> int:
         """Return the number of requests whose time was counted."""
         counts = self.counts
         found = [*counts.seconds.values(), *counts.parked_seconds.values()]
@@ -53,8 +53,7 @@ class Side:
             return bytes(range(16))
 
     def send(self, frame: bytes, api: Any, version: int) -> Outcome:
-        before = kernel.read_request(memoryview(frame)) is not None
-        self.answered += before
+        self.readable_count += kernel.read_request(memoryview(frame)) is not None
         buffer = bytearray(frame)
         try:
             reply = self.broker_harness.broker.handle(
@@ -72,7 +71,7 @@ class Side:
         return self._decoded(api, version, reply)
 
     def ready(self) -> list[Outcome]:
-        """Return the responses of requests that do not wait any longer, and forget them."""
+        """Remove the requests that do not wait any longer, and return their responses."""
         done = [
             (number, row) for number, row in enumerate(self.waiting) if row[2].is_set
         ]
@@ -99,11 +98,14 @@ class Side:
         return correlation_id, repr(response)
 
 
-class Pair:
-    """The same broker with and without the fast path."""
+class BrokerPair:
+    """A broker with the fast path and a broker without it, which get the same requests."""
 
     def __init__(
-        self, path: Path, durability: str, side: Callable[..., Side] = Side
+        self,
+        path: Path,
+        durability: str,
+        side: Callable[..., ComparedBroker] = ComparedBroker,
     ) -> None:
         self.sides = [
             side(path / "fast", durability, is_fast=True),
@@ -111,17 +113,21 @@ class Pair:
         ]
         self.outcomes: list[Outcome] = []
 
-    def each(self, action: Callable[[Side], object]) -> Any:
-        """Do the same on both sides, and return the result, which must be the same."""
+    def each(self, action: Callable[[ComparedBroker], object]) -> Any:
+        """Do an action with both brokers, and return the result, which must be equal."""
         fast, general = (action(side) for side in self.sides)
         assert fast == general
         return fast
 
-    def send(self, api: Any, version: int, request: Callable[[Side], Any]) -> Outcome:
+    def send(
+        self, api: Any, version: int, build_request: Callable[[ComparedBroker], Any]
+    ) -> Outcome:
         number = len(self.outcomes)
 
-        def action(side: Side) -> Outcome:
-            frame = wire.encode_request(api, version, number, "client", request(side))
+        def action(side: ComparedBroker) -> Outcome:
+            frame = wire.encode_request(
+                api, version, number, "client", build_request(side)
+            )
             return side.send(frame[4:], api, version)
 
         outcome = self.each(action)
@@ -139,13 +145,13 @@ class Pair:
     ) -> Outcome:
         batch = batch_of(1) if records is None else records
 
-        def request(side: Side) -> Any:
-            asked = BrokerHarness.produce_request(batch, topic, acks=acks)
-            asked.topic_data[0].topic_id = side.topic_id(topic)
-            asked.topic_data[0].partition_data[0].index = partition
-            return asked
+        def build(side: ComparedBroker) -> Any:
+            request = BrokerHarness.produce_request(batch, topic, acks=acks)
+            request.topic_data[0].topic_id = side.topic_id(topic)
+            request.topic_data[0].partition_data[0].index = partition
+            return request
 
-        return self.send(wire.PRODUCE, version, request)
+        return self.send(wire.PRODUCE, version, build)
 
     def fetch(
         self,
@@ -167,32 +173,32 @@ class Pair:
         A session uses the partition of its last request if the request lists none.
         """
 
-        def request(side: Side) -> Any:
-            asked = BrokerHarness.fetch_request(range(1), topic)
-            asked.session_epoch = epoch
+        def build(side: ComparedBroker) -> Any:
+            request = BrokerHarness.fetch_request(range(1), topic)
+            request.session_epoch = epoch
             if epoch > 0:
-                asked.session_id = side.session_id
-            asked.max_wait_ms = wait_ms
-            asked.isolation_level = isolation
-            asked.min_bytes = min_bytes
-            asked.topics[0].topic_id = side.topic_id(topic)
-            only = asked.topics[0].partitions[0]
+                request.session_id = side.session_id
+            request.max_wait_ms = wait_ms
+            request.isolation_level = isolation
+            request.min_bytes = min_bytes
+            request.topics[0].topic_id = side.topic_id(topic)
+            only = request.topics[0].partitions[0]
             only.partition = partition
             only.fetch_offset = offset
             only.partition_max_bytes = max_bytes
             for name, value in part.items():
                 setattr(only, name, value)
             if not is_listed:
-                asked.topics = []
-            return asked
+                request.topics = []
+            return request
 
-        return self.send(wire.FETCH, version, request)
+        return self.send(wire.FETCH, version, build)
 
     @property
     def session_epoch(self) -> int:
         """The epoch that continues the last session."""
 
-        def epoch_of(side: Side) -> int:
+        def epoch_of(side: ComparedBroker) -> int:
             session = side.broker_harness.broker.state.fetch_sessions.get(
                 side.session_id
             )
@@ -213,7 +219,7 @@ class Pair:
     def run(self) -> list[Outcome]:
         """Run submitted work, and return the responses that are ready."""
 
-        def action(side: Side) -> list[Outcome]:
+        def action(side: ComparedBroker) -> list[Outcome]:
             side.broker_harness.run()
             side.broker_harness.broker.tick(side.broker_harness.now_ms)
             side.broker_harness.run()

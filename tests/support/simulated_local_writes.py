@@ -26,10 +26,10 @@ def rows(batch: int, task: int, count: int = 20, size: int = 10) -> list[bytes]:
 
 
 def writer(
-    path: str | Path, batch: int = 0, *, like: Any = None, **given: Any
+    path: str | Path, batch: int = 0, *, sample: Any = None, **given: Any
 ) -> LocalWriter:
     settings = {"partitions": 1, "job": "job", "topic": "t", **given}
-    schema = spark_types(frame(value=[]) if like is None else like)
+    schema = spark_types(frame(value=[]) if sample is None else sample)
     return pickle.loads(
         pickle.dumps(LocalWriter.of(str(path), schema=schema, batch=batch, **settings))
     )
@@ -43,15 +43,15 @@ def write(
     fs: FS = OS,
     **given: Any,
 ) -> list[WriteReceipt]:
-    """Run a whole write. `tasks` are the rows of each task, by default of two tasks
-    with rows().
+    """Run a write with all of its tasks. `tasks` are the rows of each task. By default,
+    two tasks write rows().
     """
     shares = (
         tasks
         if tasks is not None
         else [frame(value=rows(batch, task)) for task in range(2)]
     )
-    planned = writer(path, batch, like=shares[0], **given)
+    planned = writer(path, batch, sample=shares[0], **given)
     found = [
         receipt
         for task, share in enumerate(shares)
@@ -61,15 +61,15 @@ def write(
 
 
 def values(
-    path: str | Path, topic: str = "t", *, fs: FS = OS, **how: Any
+    path: str | Path, topic: str = "t", *, fs: FS = OS, **options: Any
 ) -> dict[int, list[bytes | None]]:
-    """Return all values by partition, or {} without the topic. The offsets must have no
-    gap.
+    """Return all values by partition, or {} if the topic does not exist. The offsets must
+    have no gap.
     """
     found: dict[int, list[bytes | None]] = {}
     if not fs.is_directory(os.fspath(path)):
         return found
-    with logcore.open_dir(path, fs=fs, read_only=True, **how) as directory:
+    with logcore.open_dir(path, fs=fs, read_only=True, **options) as directory:
         if topic not in directory:
             return found
         for number in directory.partitions(topic):
@@ -79,5 +79,5 @@ def values(
     return found
 
 
-def facts(receipts: Sequence[WriteReceipt]) -> list[Mapping[str, Any]]:
+def as_dicts(receipts: Sequence[WriteReceipt]) -> list[Mapping[str, Any]]:
     return [attrs.asdict(receipt) for receipt in receipts]

@@ -2,16 +2,16 @@
 random order.
 
 A record of `__transaction_state` waits until it is synced. A crash keeps a prefix of
-the waiting records. Each marker of a transaction is written, refused for now, or lost
-alone in a crash. Producers lose requests and responses, retry, and stop for a long
-time, after which they are zombies. Time is a number.
+the waiting records. Each marker of a transaction is written, refused, or lost in a crash,
+independently of the other markers. Producers lose requests and responses, retry, and
+stop for a long time, after which they are zombies. Time is simulated.
 
 Invariants at any time:
-    known       the coordinator's state of an id is the durable state: no state precedes its record
-    alike       every client that repeats the request for an end gets the same result, or an error
+    known       the coordinator's state of a transactional id equals its durable record
+    alike       a request that ends a transaction gets the same result each time it is sent, or an error
 and after all transactions had time to end:
     whole       the records of a transaction are all committed, or none is
-    answered    a transaction that is reported as committed is committed; the same for aborted
+    answered    the outcome of a transaction is the outcome in the response to its client
     none hangs  no partition has an open transaction
 """
 
@@ -74,7 +74,7 @@ class PartitionLog:
         self.open.setdefault(producer_id, []).append(attempt)
         return True
 
-    def mark(self, producer_id: int, epoch: int, commit: bool) -> None:
+    def write_marker(self, producer_id: int, epoch: int, commit: bool) -> None:
         if epoch < self.epochs.get(producer_id, -1):
             return
         self.epochs[producer_id] = epoch
@@ -85,22 +85,24 @@ class PartitionLog:
 
 @attrs.define(eq=False)
 class Producer:
-    """A client."""
+    """A client. `name` is its transactional id."""
 
     name: str
     version: int
     identity: ProducerIdAndEpoch | None = None
-    #: Its request, which it repeats until it gets a response.
+    #: The request that is sent again until it gets a response.
     request: Any = None
-    #: The waiter of the present attempt.
+    #: The waiter of the last request that was sent, or -1 if no response is awaited.
     waiter: int = -1
+    #: The number of the current transaction, or -1.
     attempt: int = -1
     added: frozenset[Partition] = frozenset()
+    #: Copies of Produce requests that the network has delayed.
     late: list[tuple[ProducerIdAndEpoch, Partition, int]] = attrs.Factory(list)
 
 
 def with_mistakes(*mistakes: tuple[str, str]) -> Any:
-    """Return the coordinator's module with other lines instead of some."""
+    """Return a copy of the coordinator's module in which some lines are replaced."""
     source = inspect.getsource(transactions)
     for old, new in mistakes:
         assert source.count(old) == 1, (source.count(old), old)
@@ -121,7 +123,7 @@ class TransactionSimulation:
     def __init__(
         self, seed: int, module: Any = transactions, *, marks_early: bool = False
     ) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.module = module
         self.marks_early = marks_early
         self.now_ms = T0
@@ -129,11 +131,11 @@ class TransactionSimulation:
         self.durable: dict[bytes, bytes | None] = {}
         self.next_id = 1_000
         self.attempts = 0
-        #: By attempt, the places at which its records were acknowledged.
+        #: For each transaction, the partitions in which its records were acknowledged.
         self.written: dict[int, set[Partition]] = {}
-        #: The results of each request for an end.
+        #: The result of each request that ends a transaction.
         self.ends: dict[tuple[str, int, int, bool], ProducerIdAndEpoch] = {}
-        #: By attempt, whether its producer got the result that it is committed.
+        #: For each transaction with a response to its end, whether it was a commit.
         self.outcomes: dict[int, bool] = {}
         self.producers = [
             Producer("ab"[n % 2], 2 if n % 3 == 0 else 1) for n in range(4)
@@ -159,7 +161,7 @@ class TransactionSimulation:
         for effect in effects:
             match effect:
                 case TransactionReply(waiter, result):
-                    self.answer(waiter, result)
+                    self.reply(waiter, result)
                 case StoreTransaction():
                     self.stores.append(effect)
                     if (
@@ -168,7 +170,7 @@ class TransactionSimulation:
                         and effect.stored.status in (2, 3)
                     ):
                         for each in effect.stored.partitions:
-                            self.logs[each].mark(
+                            self.logs[each].write_marker(
                                 effect.stored.producer_id,
                                 effect.stored.producer_epoch,
                                 effect.stored.status == 2,
@@ -203,13 +205,13 @@ class TransactionSimulation:
             self.store(effect)
             self.act(self.coordinator.stored(effect, self.now_ms))
 
-    def mark(self) -> None:
+    def write_marker(self) -> None:
         if not self.markers:
             return
-        effect, left = self.chance.choice(self.markers)
-        partition = self.chance.choice(sorted(left))
+        effect, left = self.rng.choice(self.markers)
+        partition = self.rng.choice(sorted(left))
         left.discard(partition)
-        self.logs[partition].mark(
+        self.logs[partition].write_marker(
             effect.producer_id, effect.producer_epoch, effect.commit
         )
         if not left:
@@ -218,18 +220,18 @@ class TransactionSimulation:
 
     def refuse_markers(self) -> None:
         if self.markers:
-            effect, left = self.markers.pop(self.chance.randrange(len(self.markers)))
+            effect, left = self.markers.pop(self.rng.randrange(len(self.markers)))
             self.act(
                 self.coordinator.markers_written(effect, frozenset(left), self.now_ms)
             )
 
     def crash(self) -> None:
-        for effect in self.stores[: self.chance.randint(0, len(self.stores))]:
+        for effect in self.stores[: self.rng.randint(0, len(self.stores))]:
             self.store(effect)
         for effect, left in self.markers:
             for each in sorted(left):
-                if self.chance.random() < 0.3:
-                    self.logs[each].mark(
+                if self.rng.random() < 0.3:
+                    self.logs[each].write_marker(
                         effect.producer_id, effect.producer_epoch, effect.commit
                     )
         for each in self.producers:
@@ -241,15 +243,15 @@ class TransactionSimulation:
         if not self.stores:
             return
         effect = self.stores[0]
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             self.store(effect)
         self.act(self.coordinator.stored(effect, self.now_ms, failed=True))
         if not self.coordinator.is_over:
-            # It continues with the record; after a crash the record may be missing.
+            # The coordinator continues with the record, which a crash may lose.
             self.stores.remove(effect)
             self.check_state()
             for _ in range(12):
-                self.step(self.chance.choice(self.producers))
+                self.step(self.rng.choice(self.producers))
             self.crash()
             return
         self.markers = []  # they belong to the earlier run of the coordinator
@@ -259,16 +261,16 @@ class TransactionSimulation:
 
     # -- producers
 
-    def answer(self, waiter: Any, result: Any) -> None:
+    def reply(self, waiter: Any, result: Any) -> None:
         for producer in self.producers:
             if producer.waiter == waiter:
                 producer.waiter = -1
-                self.check_answer(producer.request, result)
+                self.check_result(producer.request, result)
                 # Otherwise the response is lost, and the client repeats the request.
-                if self.chance.random() < 0.9:
+                if self.rng.random() < 0.9:
                     self.handle_response(producer, result)
 
-    def check_answer(self, request: Any, result: Any) -> None:
+    def check_result(self, request: Any, result: Any) -> None:
         if isinstance(request, End) and isinstance(result, ProducerIdAndEpoch):
             end = (
                 request.transactional_id,
@@ -279,7 +281,7 @@ class TransactionSimulation:
             earlier = self.ends.setdefault(end, result)
             if earlier != result:
                 raise InvariantViolated(
-                    f"{end} is answered {result}, and was {earlier}"
+                    f"the response to {end} is {result}, and was {earlier}"
                 )
 
     def handle_response(self, producer: Producer, result: Any) -> None:
@@ -291,7 +293,8 @@ class TransactionSimulation:
             return
         producer.request = None
         if isinstance(result, TransactionError):
-            producer.identity = None  # its client would end with a fatal error; the simulated one starts again
+            # A fatal error ends a client. Another client with the same id begins.
+            producer.identity = None
             producer.attempt = -1
             return
         match request:
@@ -308,19 +311,19 @@ class TransactionSimulation:
 
     def send(self, producer: Producer, request: Any) -> None:
         producer.request = request
-        if self.chance.random() < 0.05:
-            return  # lost by the network
+        if self.rng.random() < 0.05:
+            return  # the network loses the request
         self.waiters += 1
         producer.waiter = self.waiters
         self.act(self.coordinator.handle(request, self.waiters, self.now_ms))
 
     def step(self, producer: Producer, *, may_begin: bool = True) -> None:
         if producer.waiter != -1:
-            if self.chance.random() < 0.05:
-                producer.waiter = -1  # it has waited long enough, and retries
+            if self.rng.random() < 0.05:
+                producer.waiter = -1  # the request timeout is over
             return
         if producer.request is not None:
-            if isinstance(producer.request, End) and self.chance.random() < 0.2:
+            if isinstance(producer.request, End) and self.rng.random() < 0.2:
                 producer.request = attrs.evolve(
                     producer.request, commit=not producer.request.commit
                 )
@@ -346,47 +349,43 @@ class TransactionSimulation:
                 producer.added = frozenset()
                 self.written[producer.attempt] = set()
             return
-        kind = self.chance.random()
+        kind = self.rng.random()
         if kind < 0.3 or not producer.added:
-            chosen = frozenset(
-                self.chance.sample(PARTITIONS, self.chance.randint(1, 2))
-            )
+            chosen = frozenset(self.rng.sample(PARTITIONS, self.rng.randint(1, 2)))
             self.send(producer, AddPartitions(partitions=chosen, **producer_fields))
         elif kind < 0.7:
-            where = self.chance.choice(sorted(producer.added))
-            self.write(producer, producer.identity, where, producer.attempt)
-            if producer.version == 2 and self.chance.random() < 0.5:
-                producer.late.append((producer.identity, where, producer.attempt))
+            partition = self.rng.choice(sorted(producer.added))
+            self.write(producer, producer.identity, partition, producer.attempt)
+            if producer.version == 2 and self.rng.random() < 0.5:
+                producer.late.append((producer.identity, partition, producer.attempt))
         elif kind < 0.95:
-            self.send(
-                producer, End(commit=self.chance.random() < 0.7, **producer_fields)
-            )
+            self.send(producer, End(commit=self.rng.random() < 0.7, **producer_fields))
 
     def write(
         self,
         producer: Producer,
         identity: ProducerIdAndEpoch,
-        where: Partition,
+        partition: Partition,
         attempt: int,
     ) -> None:
         """Check and store a Produce request in one step."""
         error = self.coordinator.verify(
-            producer.name, identity.producer_id, identity.producer_epoch, where
+            producer.name, identity.producer_id, identity.producer_epoch, partition
         )
-        if error is None and self.logs[where].write(
+        if error is None and self.logs[partition].write(
             identity.producer_id, identity.producer_epoch, attempt
         ):
-            self.written[attempt].add(where)
+            self.written[attempt].add(partition)
 
-    def arrive_late(self) -> None:
+    def deliver_late(self) -> None:
         """Deliver a copy of a Produce request of an earlier transaction that the
         network has delayed.
         """
         for producer in self.producers:
             if producer.late:
-                identity, where, attempt = producer.late.pop(0)
+                identity, partition, attempt = producer.late.pop(0)
                 if attempt != producer.attempt:
-                    self.write(producer, identity, where, attempt)
+                    self.write(producer, identity, partition, attempt)
 
     # -- a run
 
@@ -399,19 +398,19 @@ class TransactionSimulation:
         rare = [self.crash, self.fail_sync, self.refuse_markers]
         for _ in range(events):
             self.events += 1
-            kind = self.chance.random()
+            kind = self.rng.random()
             if kind < 0.5:
-                self.step(self.chance.choice(self.producers))
+                self.step(self.rng.choice(self.producers))
             elif kind < 0.7:
                 self.sync()
             elif kind < 0.9:
-                self.mark()
+                self.write_marker()
             elif kind < 0.94:
-                self.arrive_late()
+                self.deliver_late()
             elif kind < 0.97:
-                self.pass_time(self.chance.choice([10, 500, 5_000, 30_000, 60_000]))
+                self.pass_time(self.rng.choice([10, 500, 5_000, 30_000, 60_000]))
             else:
-                self.chance.choice(rare)()
+                self.rng.choice(rare)()
             self.check_state()
         self.finish()
 
@@ -424,12 +423,12 @@ class TransactionSimulation:
                 stored = read_transaction(value)
             if self.coordinator.get(name) != stored:
                 raise InvariantViolated(
-                    f"{name} is known as {self.coordinator.get(name)}, and stored as {stored}"
+                    f"the state of {name} is {self.coordinator.get(name)}, and stored is {stored}"
                 )
 
     def finish(self) -> None:
-        """End the transactions of all producers, except for their open requests, and
-        check the invariants.
+        """Finish the open requests, let all transactions time out, and check the
+        invariants.
         """
         for _ in range(400):
             for producer in self.producers:
@@ -438,21 +437,25 @@ class TransactionSimulation:
                 ) if producer.request is not None else None
             for _ in range(4):
                 self.sync()
-                self.mark()
+                self.write_marker()
             self.pass_time(1_000)
-        for where, log in self.logs.items():
+        for partition, log in self.logs.items():
             if any(log.open.values()):
-                raise InvariantViolated(f"an open transaction in {where}: {log.open}")
-        for attempt, places in self.written.items():
-            committed = {
-                where for where in places if attempt in self.logs[where].committed
-            }
-            if committed and committed != places:
                 raise InvariantViolated(
-                    f"attempt {attempt} is committed in {committed} of {places}"
+                    f"an open transaction in {partition}: {log.open}"
+                )
+        for attempt, partitions in self.written.items():
+            committed = {
+                partition
+                for partition in partitions
+                if attempt in self.logs[partition].committed
+            }
+            if committed and committed != partitions:
+                raise InvariantViolated(
+                    f"attempt {attempt} is committed in {committed} of {partitions}"
                 )
             outcome = self.outcomes.get(attempt)
-            if places and outcome is not None and bool(committed) != outcome:
+            if partitions and outcome is not None and bool(committed) != outcome:
                 raise InvariantViolated(
-                    f"attempt {attempt} was answered {outcome}, and is committed in {committed}"
+                    f"attempt {attempt} got the response {outcome}, and is committed in {committed}"
                 )

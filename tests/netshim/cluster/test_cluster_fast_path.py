@@ -27,7 +27,14 @@ from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
 from netshim.security.acls import AclIndex
 from netshim.wire import codes
-from support.same_brokers import NOW_MS, SAME_ID, Outcome, Pair, Side, batch_of
+from support.same_brokers import (
+    NOW_MS,
+    SAME_ID,
+    BrokerPair,
+    ComparedBroker,
+    Outcome,
+    batch_of,
+)
 
 IS_COMPILED = kernel.__name__.endswith("_compiled")
 compiled = pytest.mark.skipif(
@@ -46,7 +53,7 @@ IN_SYNC = {
 SEEDS = [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 100))]
 
 
-class ClusterSide(Side):
+class ClusterSide(ComparedBroker):
     """The leader of all partitions, without other brokers and without a registry."""
 
     def __init__(self, path: Path, durability: str, *, is_fast: bool) -> None:
@@ -117,7 +124,7 @@ class ClusterSide(Side):
 class Follower:
     """The requests of one follower; the responses of the fast side are applied."""
 
-    def __init__(self, pair: Pair, number: int) -> None:
+    def __init__(self, pair: BrokerPair, number: int) -> None:
         self.pair = pair
         self.number = number
         self.version = 17
@@ -194,10 +201,10 @@ class Follower:
     @property
     def is_waiting(self) -> bool:
         """Whether the last request has no response."""
-        answered = {
+        readable_count = {
             outcome[0] for outcome in self.pair.outcomes if isinstance(outcome, tuple)
         }
-        return self._request >= 0 and self._request not in answered
+        return self._request >= 0 and self._request not in readable_count
 
     def begin(self) -> None:
         """Begin a session, and fetch until no partition has changed."""
@@ -212,7 +219,7 @@ class Follower:
         self.offsets[key] = end_of(self.pair, key)
 
 
-def end_of(pair: Pair, key: tuple[str, int]) -> int:
+def end_of(pair: BrokerPair, key: tuple[str, int]) -> int:
     end: int = pair.each(
         lambda side: side.broker_harness.logdir.partition(*key).log_end_offset
     )
@@ -225,8 +232,8 @@ def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["os", "group"])
-def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    pair_of_brokers = Pair(tmp_path, request.param, side=ClusterSide)
+def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BrokerPair]:
+    pair_of_brokers = BrokerPair(tmp_path, request.param, side=ClusterSide)
     for name, count in TOPICS.items():
         for number in range(count):
             pair_of_brokers.produce(topic=name, partition=number)
@@ -234,7 +241,7 @@ def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
     pair_of_brokers.close()
 
 
-def test_follower_is_answered_in_the_fast_path(pair: Pair) -> None:
+def test_follower_is_answered_in_the_fast_path(pair: BrokerPair) -> None:
     followers = [Follower(pair, number) for number in FOLLOWERS]
     for follower in followers:
         follower.begin()
@@ -260,7 +267,7 @@ def test_follower_is_answered_in_the_fast_path(pair: Pair) -> None:
 
 
 def test_view_is_applied_although_a_log_has_failed(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: BrokerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log of the first partition of a view had failed, and the other partitions
     kept their previous state.
@@ -305,7 +312,7 @@ def raising(error: Exception) -> Any:
 
 @compiled
 def test_position_of_a_follower_is_applied_once(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: BrokerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A waiting fetch is processed again after each append, although its position is
     the same.
@@ -328,7 +335,7 @@ def test_position_of_a_follower_is_applied_once(
 
 
 @compiled
-def test_all_changed_partitions_of_a_follower_are_answered(pair: Pair) -> None:
+def test_all_changed_partitions_of_a_follower_are_answered(pair: BrokerPair) -> None:
     """A response of the fast path contains one changed partition. The next response
     must contain the other changed partitions.
     """
@@ -347,7 +354,7 @@ def test_all_changed_partitions_of_a_follower_are_answered(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("change", ["leader epoch", "topics", "rules"])
-def test_waiting_follower_notices_a_change(pair: Pair, change: str) -> None:
+def test_waiting_follower_notices_a_change(pair: BrokerPair, change: str) -> None:
     follower = Follower(pair, 2)
     follower.begin()
     assert follower.fetch(only=[PLACE], wait_ms=500) == "waits"
@@ -368,7 +375,9 @@ def test_waiting_follower_notices_a_change(pair: Pair, change: str) -> None:
         assert "error_code" in follower.fetch()[1]
 
 
-def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> None:
+def random_step(
+    pair: BrokerPair, followers: list[Follower], rng: random.Random
+) -> None:
     follower = rng.choice(followers)
     key = rng.choice([*follower.offsets, PLACE, PLACE, PLACE])
     kind = rng.randrange(20)
@@ -425,7 +434,7 @@ def random_step(pair: Pair, followers: list[Follower], rng: random.Random) -> No
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_requests_in_a_cluster_get_equal_responses(
-    pair: Pair, seed: int
+    pair: BrokerPair, seed: int
 ) -> None:
     rng = random.Random(seed)
     followers = [Follower(pair, number) for number in FOLLOWERS]
@@ -445,7 +454,9 @@ def test_random_requests_in_a_cluster_get_equal_responses(
 
 
 @pytest.mark.parametrize("version", [9, 10, 13])
-def test_refusal_of_a_waiting_batch_names_the_leader(pair: Pair, version: int) -> None:
+def test_refusal_of_a_waiting_batch_names_the_leader(
+    pair: BrokerPair, version: int
+) -> None:
     """A producer then needs no metadata to continue (KIP-951)."""
     number = len(pair.outcomes)
     assert pair.produce(version, partition=1, acks=-1) == "waits"
@@ -457,7 +468,7 @@ def test_refusal_of_a_waiting_batch_names_the_leader(pair: Pair, version: int) -
 
 
 def test_consumer_of_many_idle_partitions_costs_no_comparison(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: BrokerPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle cluster has thousands of partitions, and each waits for records."""
     kind = wire.FETCH.Request
