@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import logcore
-from support.real_faults import Strike, StrikingFS, fork
+from support.real_faults import FaultingFS, PlannedFault, fork
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "delivery.py"
 RECIPES: dict[str, Any] = runpy.run_path(str(EXAMPLE))["RECIPES"]
@@ -50,11 +50,11 @@ def prepare(path: Path) -> None:
     database.close()
 
 
-def run(path: Path, recipe: str, strike: Strike | None) -> int:
+def run(path: Path, recipe: str, planned_fault: PlannedFault | None) -> int:
     """Run a recipe, and return the number of changes, or -1 if the process was killed."""
 
     def run_recipe(pipe: int) -> int:
-        fs = StrikingFS(strike)
+        fs = FaultingFS(planned_fault)
         database = sqlite3.connect(path / "out.sqlite")
 
         def statement(text: str) -> None:
@@ -116,7 +116,7 @@ def test_kill_at_each_change_keeps_the_delivery_guarantee(
         path = folder / str(change)
         path.mkdir()
         prepare(path)
-        assert run(path, recipe, Strike(change)) == -1
+        assert run(path, recipe, PlannedFault(change)) == -1
         run(path, recipe, None)
         counts_by_value = stored(path, recipe)
         observed = Counter(counts_by_value[b"%d" % number] for number in range(COUNT))

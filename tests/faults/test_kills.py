@@ -40,7 +40,7 @@ from support.real_faults import (
     WORKLOADS,
     Outcome,
     Site,
-    Strike,
+    PlannedFault,
     Workload,
     read_messages,
     run_forked,
@@ -92,20 +92,20 @@ class Campaign:
             yield path
         shutil.rmtree(path)
 
-    def strikes(self, scenario: Scenario) -> list[tuple[Strike, Site]]:
+    def planned_faults(self, scenario: Scenario) -> list[tuple[PlannedFault, Site]]:
         """Return each place at which this scenario can be killed: before each change,
         and inside each write.
         """
         with self.disk(scenario.before):
             outcome = scenario.run(None)
-            scenario.witness_after(outcome).check(thorough=True)
+            scenario.checker_after(outcome).check(thorough=True)
         strikes_and_sites = []
         for index, site in enumerate(outcome.sites):
-            strikes_and_sites.append((Strike(index), site))
+            strikes_and_sites.append((PlannedFault(index), site))
             if site.operation == "pwrite":
                 strikes_and_sites.append(
                     (
-                        Strike(
+                        PlannedFault(
                             index,
                             random.Random(f"{scenario.seed}.{index}").choice(
                                 [0.01, 0.5, 0.99]
@@ -116,28 +116,28 @@ class Campaign:
                 )
         return strikes_and_sites
 
-    def kill(self, scenario: Scenario, strike: Strike, site: Site) -> None:
-        with self.disk(scenario.before), note_on_error(scenario, strike, site):
-            outcome = scenario.run(strike)
+    def kill(self, scenario: Scenario, planned_fault: PlannedFault, site: Site) -> None:
+        with self.disk(scenario.before), note_on_error(scenario, planned_fault, site):
+            outcome = scenario.run(planned_fault)
             assert outcome.was_killed, "the scenario ended before the kill"
             self.kills += 1
             self.kills_in_recovery += scenario.before is not None
             self.counts[scenario.workload.name] += 1
-            self.places[scenario.workload.name, site, strike.part > 0] += 1
-            scenario.witness_after(outcome).check(thorough=self.kills % 10 == 0)
+            self.places[scenario.workload.name, site, planned_fault.part > 0] += 1
+            scenario.checker_after(outcome).check(thorough=self.kills % 10 == 0)
 
     def recovery_scenario(self, scenario: Scenario, rng: random.Random) -> Scenario:
         """Return the scenario of the recovery from a first kill. The disk is not checked
         before that recovery.
         """
-        strike, site = rng.choice(self.strikes(scenario))
+        planned_fault, site = rng.choice(self.planned_faults(scenario))
         path = self.root / f"torn-{self.number}"
         path.mkdir()
-        with contextlib.chdir(path), note_on_error(scenario, strike, site):
-            witness = scenario.witness_after(scenario.run(strike))
+        with contextlib.chdir(path), note_on_error(scenario, planned_fault, site):
+            checker = scenario.checker_after(scenario.run(planned_fault))
         workload_of_recovery = WORKLOADS[scenario.workload.then.__name__]
         return Scenario(
-            workload_of_recovery, scenario.durability, scenario.seed + 1, path, witness
+            workload_of_recovery, scenario.durability, scenario.seed + 1, path, checker
         )
 
     def __str__(self) -> str:
@@ -156,28 +156,28 @@ class Scenario:
     durability: str
     seed: int
     before: Path | None = None
-    witness: Any = None
+    checker: Any = None
 
-    def run(self, strike: Strike | None) -> Outcome:
-        return run_forked(self.workload, self.durability, self.seed, strike)
+    def run(self, planned_fault: PlannedFault | None) -> Outcome:
+        return run_forked(self.workload, self.durability, self.seed, planned_fault)
 
-    def witness_after(self, outcome: Outcome, kind: str = "kill") -> Any:
-        witness = copy.deepcopy(self.witness) or self.workload.witness(
+    def checker_after(self, outcome: Outcome, kind: str = "kill") -> Any:
+        checker = copy.deepcopy(self.checker) or self.workload.checker(
             self.durability, kind
         )
         for message in outcome.messages:
-            witness.receive(*message)
-        return witness
+            checker.receive(*message)
+        return checker
 
 
 @contextlib.contextmanager
-def note_on_error(scenario: Scenario, strike: Strike, site: Site) -> Iterator[None]:
+def note_on_error(scenario: Scenario, planned_fault: PlannedFault, site: Site) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         error.add_note(
             f"{scenario.workload.name} under {scenario.durability!r}, seed {scenario.seed}, "
-            f"{'after a kill, ' if scenario.before else ''}killed at {strike.at} ({strike.part:.0%} done): {site}"
+            f"{'after a kill, ' if scenario.before else ''}killed at {planned_fault.at} ({planned_fault.part:.0%} done): {site}"
         )
         raise
 
@@ -203,20 +203,20 @@ def test_kills_at_each_kind_of_place_lose_no_acknowledged_record(
     count = int(os.environ.get("LOGCORE_KILLS", "18"))
     campaign = Campaign(ram_directory)
     rng = random.Random(SEED)
-    of_new_kinds: list[tuple[Scenario, Strike, Site]] = []
-    of_known_kinds: list[tuple[Scenario, Strike, Site]] = []
+    of_new_kinds: list[tuple[Scenario, PlannedFault, Site]] = []
+    of_known_kinds: list[tuple[Scenario, PlannedFault, Site]] = []
     seen: set[tuple[Site, bool, bool]] = set()
     for scenario in scenarios(campaign, SEED):
-        for strike, site in campaign.strikes(scenario):
-            kind_of_place = site, strike.part > 0, scenario.before is not None
+        for planned_fault, site in campaign.planned_faults(scenario):
+            kind_of_place = site, planned_fault.part > 0, scenario.before is not None
             (of_known_kinds if kind_of_place in seen else of_new_kinds).append(
-                (scenario, strike, site)
+                (scenario, planned_fault, site)
             )
             seen.add(kind_of_place)
     rng.shuffle(of_new_kinds)
     rng.shuffle(of_known_kinds)
-    for scenario, strike, site in [*of_new_kinds, *of_known_kinds][:count]:
-        campaign.kill(scenario, strike, site)
+    for scenario, planned_fault, site in [*of_new_kinds, *of_known_kinds][:count]:
+        campaign.kill(scenario, planned_fault, site)
     print(
         campaign,
         f"of {len(of_new_kinds) + len(of_known_kinds)} places of {len(of_new_kinds)} kinds",
@@ -234,8 +234,8 @@ def test_hundred_thousand_kills_lose_no_acknowledged_record(
     seed = SEED
     while campaign.kills < count and time.monotonic() - start_s < SECONDS:
         for scenario in scenarios(campaign, seed):
-            for strike, site in campaign.strikes(scenario):
-                campaign.kill(scenario, strike, site)
+            for planned_fault, site in campaign.planned_faults(scenario):
+                campaign.kill(scenario, planned_fault, site)
             if scenario.before is not None:
                 shutil.rmtree(scenario.before)
         seed += 1
@@ -305,10 +305,10 @@ def test_kills_reveal_a_seeded_bug(
         # The middle of the run comes early in this order.
         for index in sorted(range(200), key=lambda index: (index % 7, index)):
             with campaign.disk():
-                outcome = scenario.run(Strike(index, 0.5))
+                outcome = scenario.run(PlannedFault(index, 0.5))
                 if not outcome.was_killed:
                     continue
-                scenario.witness_after(outcome).check(thorough=False)
+                scenario.checker_after(outcome).check(thorough=False)
     print(f"{seed_bug.__name__}: {caught.value!r}"[:200])
 
 
@@ -430,7 +430,7 @@ def inject(
                 try:
                     outcome = spawn(name, policy, seed, *options)
                     assert outcome.was_killed == (fault == FAULTS[0])
-                    scenario.witness_after(outcome).check(thorough=True)
+                    scenario.checker_after(outcome).check(thorough=True)
                 except BaseException as error:
                     error.add_note(
                         f"{name} under {policy!r}, seed {seed}: {options[-1]} in {call}"

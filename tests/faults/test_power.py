@@ -53,7 +53,7 @@ from support.real_faults import (
     LogWorker,
     Outcome,
     Site,
-    Strike,
+    PlannedFault,
     Workload,
     fork,
     read_messages,
@@ -279,15 +279,15 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDisk]:
         yield mounted
 
 
-def checked_witness(
+def check_outcome(
     workload: Workload, policy: str, outcome: Outcome, before: Any = None
 ) -> Any:
     """Check the disk against an outcome, and return the witness with its content."""
-    witness = before or workload.witness(policy, "power")
+    checker = before or workload.checker(policy, "power")
     for message in outcome.messages:
-        witness.receive(*message)
-    witness.check(thorough=True)
-    return witness
+        checker.receive(*message)
+    checker.check(thorough=True)
+    return checker
 
 
 def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) -> None:
@@ -296,7 +296,7 @@ def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) 
     """
     seed = rng.randrange(1 << 30)
     mode = rng.choice([LOG_FLUSHED, NOTHING_FLUSHED, NOTHING_FLUSHED])
-    strike = Strike(
+    planned_fault = PlannedFault(
         rng.randrange(rng.choice([30, 150])),
         rng.choice([0, 0, 0.5]),
         functools.partial(disk.cut_power, mode),
@@ -304,15 +304,15 @@ def cut_at(disk: LoopDisk, workload: Workload, policy: str, rng: random.Random) 
     directory = disk.directory()
     try:
         with contextlib.chdir(directory):
-            outcome = run_forked(workload, policy, seed, strike)
+            outcome = run_forked(workload, policy, seed, planned_fault)
         if not outcome.was_killed:
             disk.shut_down(mode)
         disk.restart()
         with contextlib.chdir(directory):
-            checked_witness(workload, policy, outcome)
+            check_outcome(workload, policy, outcome)
     except BaseException as error:
         error.add_note(
-            f"{workload.name} under {policy!r}, seed {seed}, {strike}, {disk.system}"
+            f"{workload.name} under {policy!r}, seed {seed}, {planned_fault}, {disk.system}"
         )
         raise
     shutil.rmtree(directory)
@@ -353,12 +353,12 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
         workload = Workload(run_workload_forever)
         fs = real_faults.RealDisk
         child, pipe = fork(
-            lambda out: real_faults.conduct(
+            lambda out: real_faults.run_workload(
                 workload, policy, seed, fs(), out, may_fail=True
             )
         )
     with pipe:
-        witness = workload.witness(policy, "power")
+        checker = workload.checker(policy, "power")
         output = b""
         while (
             acknowledged_count := len(list(read_messages(io.BytesIO(output))))
@@ -375,13 +375,13 @@ def cut_from_outside(disk: LoopDisk, policy: str, rng: random.Random) -> int:
         for index, message in enumerate(
             read_messages(io.BytesIO(output + pipe.read()))
         ):
-            (witness.receive if index < acknowledged_count else witness.receive_late)(
+            (checker.receive if index < acknowledged_count else checker.receive_late)(
                 *message
             )
     os.waitpid(child, 0)
     disk.restart()
     with contextlib.chdir(directory):
-        witness.check(thorough=True)
+        checker.check(thorough=True)
     shutil.rmtree(directory)
     return acknowledged_count
 
@@ -462,11 +462,11 @@ def starting_points(
             continue
         torn_files = disk.directory()
         with contextlib.chdir(torn_files):
-            outcome = run_forked(workload, policy, SEED, Strike(site_indexes[-1], 0.5))
-        witness = workload.witness(policy, "power")
+            outcome = run_forked(workload, policy, SEED, PlannedFault(site_indexes[-1], 0.5))
+        checker = workload.checker(policy, "power")
         for message in outcome.messages:
-            witness.receive(*message)
-        yield WORKLOADS[workload.then.__name__], torn_files, witness, SEED + 1
+            checker.receive(*message)
+        yield WORKLOADS[workload.then.__name__], torn_files, checker, SEED + 1
 
 
 def fail_syncs(disk: LoopDisk, failure: str) -> tuple[int, set[str]]:
@@ -503,7 +503,7 @@ def fail_syncs(disk: LoopDisk, failure: str) -> tuple[int, set[str]]:
                             workload_of_start,
                             policy,
                             seed,
-                            Strike(index, trouble=getattr(disk, failure)),
+                            PlannedFault(index, action=getattr(disk, failure)),
                         )
                         if not disk.refused[0]:
                             unneeded.add(site)
@@ -511,7 +511,7 @@ def fail_syncs(disk: LoopDisk, failure: str) -> tuple[int, set[str]]:
                         failed.add(site)
                         # The page cache still shows data that the device lacks.
                         if failure == "fail_once":
-                            witness = checked_witness(
+                            checker = check_outcome(
                                 workload_of_start,
                                 policy,
                                 outcome,
@@ -520,24 +520,24 @@ def fail_syncs(disk: LoopDisk, failure: str) -> tuple[int, set[str]]:
                     disk.restart()
                     with contextlib.chdir(directory):
                         if failure == "fail":
-                            witness = checked_witness(
+                            checker = check_outcome(
                                 workload_of_start,
                                 policy,
                                 outcome,
                                 copy.deepcopy(witness_of_start),
                             )
                         # Records that readers got still exist.
-                        witness.check(thorough=True)
+                        checker.check(thorough=True)
                         if site.file == "N.log" and site.caller.startswith(
                             ("log", "segment.seal")
                         ):
-                            assert witness.failed[1], "the log did not fail"
+                            assert checker.failed[1], "the log did not fail"
                 except BaseException as error:
                     error.add_note(
                         f"{workload_of_start.name} under {policy!r}, seed {seed}, at {index}: {site} on {disk.system}"
                     )
                     raise
-                failed_log_count += witness.failed is not None and witness.failed[1]
+                failed_log_count += checker.failed is not None and checker.failed[1]
     unneeded -= failed
     print(
         f"{len(failed)} sync sites failed on {disk.system} ({failure}), {failed_log_count} logs failed; "

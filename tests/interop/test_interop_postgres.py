@@ -26,7 +26,7 @@ import pytest
 psycopg = pytest.importorskip("psycopg")
 
 import logcore  # noqa: E402
-from support.real_faults import Strike, StrikingFS, fork  # noqa: E402
+from support.real_faults import FaultingFS, PlannedFault, fork  # noqa: E402
 
 pytestmark = pytest.mark.interop
 
@@ -138,13 +138,13 @@ def data(server: Server, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def run(server: Server, data: Path, strike: Strike | None) -> int:
+def run(server: Server, data: Path, planned_fault: PlannedFault | None) -> int:
     """Run the recipe. Return the number of changes and statements, or -1 if the process
     was killed.
     """
 
     def run_recipe(pipe: int) -> int:
-        fs = StrikingFS(strike)
+        fs = FaultingFS(planned_fault)
 
         class Connection(psycopg.Connection):  # type: ignore[name-defined, misc]
             """Count a step before each exchange with the server, and one after its
@@ -197,7 +197,7 @@ def test_kill_at_each_step_stores_each_row_once(
         shutil.copytree(data, path)
         with psycopg.connect(server.connection) as database:
             database.execute("TRUNCATE payments, consumed_offsets")
-        assert run(server, path, Strike(number)) == -1, f"step {number} of {steps}"
+        assert run(server, path, PlannedFault(number)) == -1, f"step {number} of {steps}"
         partial_count += 0 < stored(server).total() < COUNT
         run(server, path, None)
         assert stored(server) == EACH_ROW_ONCE, f"killed at step {number} of {steps}"

@@ -32,7 +32,12 @@ from support.broker_harness import SESSION, BrokerHarness
 from support.client import DEADLINE_S
 from support.conformance.report import SCRIPTS, served
 from support.group_harness import GroupHarness, with_each_kind_of_directory
-from support.hostile_clients import Errors, HostileSimulation, Scripted, WireClient
+from support.hostile_clients import (
+    HostileSimulation,
+    LoggedErrors,
+    ScriptRun,
+    WireClient,
+)
 
 #: Chunks are small here, so that few partitions make several chunks.
 CHUNK_ENTRIES = 10
@@ -184,22 +189,29 @@ def test_error_in_a_callback_does_not_block_other_requests(
 
 
 def answers_of_scripts() -> list[Any]:
-    """Run all scripts, and return the bytes of the answers."""
-    simulation = HostileSimulation(5, 0, Errors())
+    """Run all scripts, and return their responses."""
+    simulation = HostileSimulation(5, 0, LoggedErrors())
     responses: list[Any] = []
 
     class RecordingClient(WireClient):
-        def answers(self) -> Any:
-            for correlation_id, response in super().answers():
+        def responses(self) -> Any:
+            for correlation_id, response in super().responses():
                 responses.append((correlation_id, response))
                 yield correlation_id, response
 
         def ask(
-            self, api: Any, version: int, request: Any, *, patience_ms: int = 6_000
+            self,
+            api: Any,
+            version: int,
+            request: Any,
+            *,
+            response_timeout_ms: int = 6_000,
         ) -> Any:
-            return super().ask(api, version, request, patience_ms=patience_ms)
+            return super().ask(
+                api, version, request, response_timeout_ms=response_timeout_ms
+            )
 
-    class RecordingScript(Scripted):
+    class RecordingScript(ScriptRun):
         def _connected(self) -> Any:
             return RecordingClient(self.simulation)
 

@@ -29,7 +29,7 @@ from netshim.wire.codec import Api
 from support.broker_harness import BrokerHarness
 from support.client import DEADLINE_S, Client
 from support.conformance.report import SCRIPTS, served
-from support.hostile_clients import Errors, HostileSimulation, WireClient
+from support.hostile_clients import HostileSimulation, LoggedErrors, WireClient
 
 PASSWORD = "a password"
 OUTCOMES = ["answered", "disconnected", "failed"]
@@ -65,7 +65,7 @@ class DisconnectingSimulation(HostileSimulation):
     def __init__(self, outcome: str) -> None:
         self.outcome = outcome
         self.holds = False
-        super().__init__(3, 0, Errors(), "group")
+        super().__init__(3, 0, LoggedErrors(), "group")
 
     def run(self) -> None:
         while self.submitted and not self.holds:
@@ -76,7 +76,7 @@ class DisconnectingSimulation(HostileSimulation):
                 result = error.with_traceback(None)
             done(result)
 
-    def let_strangers_send(self, frame: bytes) -> None:
+    def send_changed_copies(self, frame: bytes) -> None:
         if self.outcome == "answered":
             return
         client = WireClient(self)

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from netshim import scheduling, wire
-from support.hostile_clients import Errors, HostileSimulation, resident_bytes
+from support.hostile_clients import HostileSimulation, LoggedErrors, resident_bytes
 from support.hostile_frames import Variants
 
 GOAL = int(os.environ.get("LOGCORE_FRAMES", "100000000"))
@@ -38,11 +38,11 @@ LEFT_BYTES = 250 << 20
 
 
 @pytest.fixture
-def errors() -> Iterator[Errors]:
+def errors() -> Iterator[LoggedErrors]:
     """Collect the errors that the broker and the library log. Other messages are
     disabled, because pytest would store a line for each frame.
     """
-    handler = Errors()
+    handler = LoggedErrors()
     loggers = [logging.getLogger(name) for name in ("netshim", "logcore")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -55,7 +55,7 @@ def errors() -> Iterator[Errors]:
 
 
 def run_simulation(
-    seed: int, strangers: int, errors: Errors, *, is_secured: bool = False
+    seed: int, changes_per_frame: int, errors: LoggedErrors, *, is_secured: bool = False
 ) -> HostileSimulation:
     """Run a simulation. With an odd seed, requests of more than three partitions are
     processed in chunks.
@@ -64,11 +64,13 @@ def run_simulation(
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
             patch.setattr(scheduling, "CHUNK_ENTRIES", 3)
-        simulation = HostileSimulation(seed, strangers, errors, is_secured=is_secured)
+        simulation = HostileSimulation(
+            seed, changes_per_frame, errors, is_secured=is_secured
+        )
         try:
             simulation.run_scripts()
         except Exception as error:
-            error.add_note(f"seed {seed}, {strangers} strangers")
+            error.add_note(f"seed {seed}, {changes_per_frame} changed copies per frame")
             raise
     assert simulation.most_bytes - before < LIFE_BYTES, (
         f"seed {seed}: {simulation.most_bytes - before} bytes"
@@ -79,7 +81,7 @@ def run_simulation(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12])
 def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
-    seed: int, errors: Errors
+    seed: int, errors: LoggedErrors
 ) -> None:
     simulation = run_simulation(seed, 10, errors)
     assert simulation.outcomes["answered"] > 10_000, simulation.outcomes
@@ -88,15 +90,23 @@ def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strangers", [4, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "changes_per_frame", [4, pytest.param(10, marks=pytest.mark.slow)]
+)
 def test_mutated_frames_do_not_pass_access_control(
-    errors: Errors, strangers: int
+    errors: LoggedErrors, changes_per_frame: int
 ) -> None:
-    """Some strangers have not logged in, and some copy the honest client's requests."""
-    simulation = run_simulation(15, strangers, errors, is_secured=True)
-    assert simulation.outcomes["answered"] > 1_000 * strangers, simulation.outcomes
-    assert simulation.outcomes["unknown, cut"] > 100 * strangers, simulation.outcomes
-    assert simulation.honest.rounds > 5 * strangers
+    """Some malicious clients have not logged in, and some copy requests of the honest
+    client.
+    """
+    simulation = run_simulation(15, changes_per_frame, errors, is_secured=True)
+    assert simulation.outcomes["answered"] > 1_000 * changes_per_frame, (
+        simulation.outcomes
+    )
+    assert simulation.outcomes["unknown, cut"] > 100 * changes_per_frame, (
+        simulation.outcomes
+    )
+    assert simulation.honest.rounds > 5 * changes_per_frame
 
 
 def test_variants_change_bytes_and_values_of_frames() -> None:
@@ -125,7 +135,7 @@ def test_variants_change_bytes_and_values_of_frames() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3_600)
-def test_hundred_million_mutated_frames(errors: Errors) -> None:
+def test_hundred_million_mutated_frames(errors: LoggedErrors) -> None:
     """The counts are stored in a file."""
     kept = {"seed": 1_000_000, "frames": 0, "rounds": 0, "met": {}}
     if FILE.exists():

@@ -31,7 +31,7 @@ import logcore
 from logcore.errors import DiskFullError, LogcoreError
 from logcore.fs import OS, Data
 from logcore.inspect.verify import verify
-from support.real_faults import Strike, StrikingFS
+from support.real_faults import FaultingFS, PlannedFault
 from support.sinks import BATCHES, CONFIGS, QUERY, WHOLE, Stream, expected
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
@@ -71,13 +71,13 @@ class Driver:
         self,
         path: Path,
         first: int,
-        strike: Strike | None = None,
+        planned_fault: PlannedFault | None = None,
         *,
         tasks: int = 2,
         query: str = QUERY,
         publish_timeout: float = 60,
     ) -> None:
-        """Start the driver. The fault `strike` occurs at one change of the disk, each
+        """Start the driver. `planned_fault` occurs at one change of the disk, each
         batch has `tasks` tasks, and `publish_timeout` is publishTimeout.
         """
         self.done = first
@@ -90,8 +90,8 @@ class Driver:
         status = 1
         try:
             os.close(read_handle)
-            os.chdir(path.parent)  # StrikingFS counts changes below this directory
-            fs = StrikingFS(strike)
+            os.chdir(path.parent)  # FaultingFS counts changes below this directory
+            fs = FaultingFS(planned_fault)
             stream = Stream(path, query=query, publishTimeout=publish_timeout)
             stream.use(fs)
             for batch_id in range(first, len(BATCHES)):
@@ -185,7 +185,7 @@ def test_driver_killed_at_any_change_stores_complete_batches(
     rng = random.Random(SEED)
     for number in range(rng.randrange(step), count, step):
         path = create_directory(ram_directory / f"at{number}" / "data", config)
-        driver = Driver(path, 0, Strike(number, part=rng.choice([0.0, 0.5])))
+        driver = Driver(path, 0, PlannedFault(number, part=rng.choice([0.0, 0.5])))
         assert driver.wait() == -signal.SIGKILL, number
         check_partitions(path, driver.done)
         finish(path, driver.done)
@@ -208,7 +208,10 @@ def test_drivers_killed_in_succession_store_complete_batches(
         committed = 0
         for _ in range(rng.randrange(2, 8)):
             driver = Driver(
-                path, committed, Strike(rng.randrange(150)), tasks=rng.randrange(1, 4)
+                path,
+                committed,
+                PlannedFault(rng.randrange(150)),
+                tasks=rng.randrange(1, 4),
             )
             kills += driver.wait() == -signal.SIGKILL
             committed = driver.done
@@ -236,7 +239,7 @@ def test_replaced_driver_that_continues_late_stores_no_row_twice(
     outcomes = set()
     for number in range(5 % step, count, step):
         path = create_directory(ram_directory / f"at{number}" / "data", "moved")
-        replaced = Driver(path, 0, Strike(number, trouble=stop))
+        replaced = Driver(path, 0, PlannedFault(number, action=stop))
         assert replaced.wait_until_stopped(), number
         successor = Driver(path, 0, tasks=1, publish_timeout=0.1)
         status = successor.wait()
@@ -251,7 +254,7 @@ def test_replaced_driver_that_continues_late_stores_no_row_twice(
     )
 
 
-class FullFS(StrikingFS):
+class FullFS(FaultingFS):
     """Simulates a full disk: from one change on, no file can grow. Existing bytes can be
     overwritten.
     """

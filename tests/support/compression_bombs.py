@@ -35,8 +35,8 @@ def lz4_frame(
 
 
 def xxh32(data: bytes) -> int:
-    """Return XXH32 with seed 0, calculated by LZ4 itself: a frame ends with it as
-    content checksum.
+    """Return XXH32 with seed 0. LZ4 calculates it as the content checksum at the end of a
+    frame.
     """
     return int.from_bytes(
         lz4.frame.compress(data, content_checksum=True, store_size=False)[-4:], "little"
@@ -60,7 +60,7 @@ def zstd_rle(count: int, size: int = 128 * 1024, last: bool = True) -> bytes:
 
 def bombs(size: int = 1 << 30) -> dict[str, tuple[Codec, bytes]]:
     """Return bodies that inflate to `size` zeros. Each body repeats one compressed chunk,
-    so that building it is fast.
+    so that it is built fast.
     """
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     # Each mebibyte is compressed alone and refers to no earlier data.

@@ -58,13 +58,13 @@ class Outcome:
     #: Whether the client has repeated the request that failed. False for requests that
     #: clients repeat without a fault.
     is_retried: bool = False
-    #: Number of times that the record of the producer is stored.
+    #: The number of times that the record of the producer is stored.
     stored: int = 0
-    #: Values that the consumer has read, in order.
+    #: The values that the consumer has read, in order.
     read: tuple[str, ...] = ()
     #: The offset that the group has committed.
     committed: int | None = None
-    #: Number of times that a record is stored that another client has sent afterwards.
+    #: The number of times that the later record of another client is stored.
     stored_by_other: int = 0
 
 
@@ -232,8 +232,8 @@ def _output(command: list[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
-#: Runs a job at an address, with a timeout of requests, and returns the result and the
-#: values that were read.
+#: Runs a job with the broker at an address and a timeout of requests. Returns the result
+#: and the values that were read.
 Client = Callable[[str, str, int], str]
 CLIENTS: Final[Mapping[str, Client]] = {
     "confluent-kafka": librdkafka,
@@ -256,13 +256,13 @@ class FaultRow:
     name: str
     job: str
     add: AddRule
-    #: Number of hits after which the rule is removed, for a rule without `times` and for a
-    #: rule that holds requests.
+    #: The number of hits after which the rule is removed, for a rule without `times` and
+    #: for a rule that holds requests.
     removed_after: int | None = None
     #: Whether a request that fails may have stored its record.
     may_store: bool = False
     request_ms: int = REQUEST_MS
-    #: Offset that the group has committed before.
+    #: The offset that the group has committed before the job.
     committed: int | None = None
 
     @property
@@ -497,7 +497,7 @@ def observe(path: Path, client: str, row: FaultRow) -> Outcome:
     broker = start(path)
     try:
         broker.create_topic("t")
-        # A producer finds an open log, so that no request waits for the opening.
+        # These appends open the log, so that no request waits for the opening.
         for value in row.stored_before:
             broker.append("t", value.encode())
         if row.committed is not None:
@@ -509,7 +509,7 @@ def observe(path: Path, client: str, row: FaultRow) -> Outcome:
             is_retried = _is_retried(broker.requests(), rule.requests)
         result, _, read = text.partition(" ")
         committed = broker.logdir.committed_offsets("t", 0).get("g")
-        # Records before this one are visible after its acknowledgement.
+        # After the acknowledgement of this record, all earlier records are visible.
         librdkafka(broker.bootstrap_servers, PRODUCE, REQUEST_MS, b"other")
         values = [record.value for record in broker.records("t")]
         return Outcome(
@@ -528,13 +528,13 @@ def commit(address: str, offset: int) -> None:
     """Commit an offset of the group, which has no members."""
     settings = {"bootstrap.servers": address, "group.id": "g"}
     consumer = confluent_kafka.Consumer(settings)
-    place = confluent_kafka.TopicPartition("t", 0, offset)
-    consumer.commit(offsets=[place], asynchronous=False)
+    position = confluent_kafka.TopicPartition("t", 0, offset)
+    consumer.commit(offsets=[position], asynchronous=False)
     consumer.close()
 
 
 def _run(broker: Kafka, client: str, row: FaultRow, rule: ActiveRule | DiskRule) -> str:
-    """Run a job, and remove the rule once it has acted often enough."""
+    """Run a job, and remove the rule after `removed_after` hits."""
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(
             CLIENTS[client], broker.bootstrap_servers, row.job, row.request_ms
@@ -552,7 +552,7 @@ def _is_retried(
 ) -> bool:
     """Return whether a client has repeated a request.
 
-    `failed` are those on which a rule has acted, empty for a rule for the disk.
+    `failed` are the requests that a rule has changed. A rule for the disk changes none.
     """
     if not failed:
         return sum(request.api == "Produce" for request in requests) > 1

@@ -2,22 +2,22 @@
 one honest client.
 
 With `is_secured`, users log in, and access control lists and quotas are enforced. Some
-malicious clients have not logged in. The others are one user. Access to the resources
-of the honest client is denied to this user, so it also sends changed copies of the
-honest client's requests.
+malicious clients have not logged in. The other malicious clients have logged in as one
+user without access to the resources of the honest client. Therefore they also send
+changed copies of the honest client's requests.
 
-The broker is on a simulated disk, and time is a number. The scripts of
-support/conformance/ send requests of every API in every version that is served, with
-topics, groups, members and transactions that exist. Malicious clients then send each of
-these frames many times, with changes. So the rest of a changed frame is valid for the
-broker. Malicious clients may disturb a script, which then ends early.
+The disk and the time are simulated. The scripts of support/conformance/ send requests of
+every API in every version that is served, with topics, groups, members and transactions
+that exist. Malicious clients then send changed copies of each of these frames. Most of a
+changed frame is still valid for the broker. Malicious clients may disturb a script, which
+then ends early.
 
 Invariants, for any frame:
-    answers     a frame gets a response in the form of its API and version, or waits, or ends its connection
+    answers     a frame gets a response of its API and version, or waits, or ends its connection
     errors      a handler raises only CloseConnection, and no internal error is logged
-    others      the honest client gets each response at once, and its records, offsets, membership and transactions
+    others      the honest client gets each response at once, with the expected content
     memory      connections free their memory, and a broker's memory does not grow with the number of frames
-    hang        every frame ends in finite time: the caller of this module sets a time limit
+    hang        the handling of each frame ends: the caller of this module sets a time limit
 
 Tested elsewhere: sockets and their limits (tests/netshim/test_hostile.py), decoders
 alone (tests/faults/test_fuzz.py).
@@ -63,25 +63,25 @@ from netshim.settings import Settings
 from netshim.wire.codec import Api
 from support.conformance import RecordingClient, Script, build
 from support.conformance.report import SCRIPTS, served
-from support.hostile_frames import Variants, changed
+from support.hostile_frames import Variants, mutate
 
 PATH = "/data"
-#: How long a script waits for a response, in the broker's time, and the part of it that
-#: passes at once.
-_PATIENCE_MS = 6_000
+#: The time for which a script waits for a response, and the steps in which this time
+#: passes.
+_RESPONSE_TIMEOUT_MS = 6_000
 _STEP_MS = 500
-#: Time that passes in each round.
+#: The time that passes in each round.
 _ROUND_MS = 2_000
-#: The honest client, which has a session of 30 s, sends at least this often.
+#: The longest time between two rounds of the honest client, whose session lasts 30 s.
 _HONEST_MS = 10_000
-#: Changed frames between two rounds of the honest client.
+#: The number of changed frames between two rounds of the honest client.
 _ROUND_FRAMES = 400
-#: Memory that one frame of at most 1 MiB may allocate at once.
+#: The memory that one frame of at most 1 MiB may allocate at once.
 _FRAME_BYTES = 64 << 20
-#: Number of connections with a waiting request. Above it, the client of the oldest one
-#: ends its connection.
+#: The greatest number of connections with a waiting request. If there are more, the
+#: oldest connections are closed.
 _MAX_PARKED = 40
-#: Start of the time of records. The batches of the scripts have timestamps of that day.
+#: The initial time. The batches of the scripts have timestamps of that day.
 _T0_MS = 1_767_225_600_000
 #: The users of a broker with security, and their password.
 _HONEST = "honest"
@@ -104,7 +104,7 @@ class InvariantViolated(AssertionError):
     """An invariant does not hold."""
 
 
-class Errors(logging.Handler):
+class LoggedErrors(logging.Handler):
     """Collects log records that report an internal error."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Errors(logging.Handler):
         self.found.append(self.format(record))
 
 
-def _rules() -> list[Acl]:
+def _acls() -> list[Acl]:
     """Return rules that allow everything to malicious clients, except for the resources
     of the honest client.
     """
@@ -207,7 +207,7 @@ def _security(disk: SimulatedDisk) -> Security:
     )
     for user in (_HONEST, _STRANGER):
         store.set_credentials(user, credentials)
-    store.add_acls(_rules())
+    store.add_acls(_acls())
     store.set_quotas((DEFAULT, None, None), dict.fromkeys(CLIENT_KEYS, 1e12))
     security.publish(store.load())
     return security
@@ -286,7 +286,7 @@ class WireClient:
             data = data[size:]
         simulation.run()
 
-    def answers(self) -> Iterator[tuple[int, Any]]:
+    def responses(self) -> Iterator[tuple[int, Any]]:
         """Yield the correlation id and the response of each new response frame, decoded
         by the API and version of its request.
         """
@@ -304,13 +304,13 @@ class WireClient:
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if not self.unanswered:
             raise InvariantViolated(
-                f"an answer to {correlation_id}, which was not asked"
+                f"a response to {correlation_id}, which was not requested"
             )
         key, version, expected = self.unanswered.popleft()
         api = wire.APIS[key]
         if expected != correlation_id:
             raise InvariantViolated(
-                f"an answer to {correlation_id}, where {api.name} {expected} comes first"
+                f"a response to {correlation_id} before that to {api.name} {expected}"
             )
         if (
             key == wire.API_VERSIONS.key
@@ -320,7 +320,12 @@ class WireClient:
         return wire.decode_response(api, version, frame)
 
     def ask(
-        self, api: Api[Any, Any], version: int, request: Any, *, patience_ms: int = 0
+        self,
+        api: Api[Any, Any],
+        version: int,
+        request: Any,
+        *,
+        response_timeout_ms: int = 0,
     ) -> Any:
         """Send a request, and return its response.
 
@@ -336,11 +341,11 @@ class WireClient:
         try:
             self.feed(frame)
             while True:
-                for _, response in self.answers():
+                for _, response in self.responses():
                     return response
-                if patience_ms <= 0:
+                if response_timeout_ms <= 0:
                     raise TimeoutError(api.name)
-                patience_ms -= _STEP_MS
+                response_timeout_ms -= _STEP_MS
                 simulation.pass_time(_STEP_MS)
         except CloseConnection as reason:
             raise EOFError(str(reason)) from reason
@@ -349,7 +354,7 @@ class WireClient:
         self.connection.close()
 
 
-class Scripted(RecordingClient):
+class ScriptRun(RecordingClient):
     """Runs a script of support/conformance/ over a WireClient. Malicious clients first send
     changed copies of its requests.
     """
@@ -393,14 +398,16 @@ class ScriptedClient(WireClient):
         version: int,
         request: Any,
         *,
-        patience_ms: int = _PATIENCE_MS,
+        response_timeout_ms: int = _RESPONSE_TIMEOUT_MS,
     ) -> Any:
         try:
-            return super().ask(api, version, request, patience_ms=patience_ms)
+            return super().ask(
+                api, version, request, response_timeout_ms=response_timeout_ms
+            )
         finally:
             # A copy of a login with the right password would log in.
             if api is not wire.SASL_AUTHENTICATE:
-                self.simulation.let_strangers_send(
+                self.simulation.send_changed_copies(
                     wire.encode_request(api, version, 7, "test", request)[4:]
                 )
 
@@ -434,13 +441,15 @@ class HonestClient:
         }
         first = self.ask(wire.JOIN_GROUP, 5, **join)
         joined = self.ask(wire.JOIN_GROUP, 5, member_id=first.member_id, **join)
-        self.me = {
+        self.member_fields = {
             "group_id": self.group,
             "generation_id": joined.generation_id,
             "member_id": joined.member_id,
         }
         mine = [{"member_id": joined.member_id, "assignment": b"all"}]
-        assert not self.ask(wire.SYNC_GROUP, 3, assignments=mine, **self.me).error_code
+        assert not self.ask(
+            wire.SYNC_GROUP, 3, assignments=mine, **self.member_fields
+        ).error_code
         self.producer = self.ask(
             wire.INIT_PRODUCER_ID,
             4,
@@ -465,7 +474,7 @@ class HonestClient:
             self._read(0, self.written)
             self._read(1, self.decided)
             self._commit()
-            answer = self.ask(wire.HEARTBEAT, 3, **self.me)
+            answer = self.ask(wire.HEARTBEAT, 3, **self.member_fields)
             assert not answer.error_code, answer
         except InvariantViolated:
             raise
@@ -524,7 +533,7 @@ class HonestClient:
     def _read(self, partition: int, expected: list[bytes]) -> None:
         """Read the last few records. Earlier rounds have read the earlier ones."""
         start = max(0, 2 * self.rounds - 20) if partition else max(0, self.rounds - 10)
-        unanswered = {
+        requested = {
             "partition": partition,
             "fetch_offset": start,
             "partition_max_bytes": 1 << 20,
@@ -534,7 +543,7 @@ class HonestClient:
             11,
             max_bytes=1 << 20,
             isolation_level=1,
-            topics=[{"topic": self.topic, "partitions": [unanswered]}],
+            topics=[{"topic": self.topic, "partitions": [requested]}],
         )
         part = answer.responses[0].partitions[0]
         assert not part.error_code, part
@@ -548,7 +557,7 @@ class HonestClient:
             if batch.base_offset >= start and not batch.is_control and not is_dropped:
                 found += [bytes(record.value or b"") for record in batch.records()]
         assert found == expected[len(expected) - len(found) :], (found, expected[-20:])
-        assert found, "nothing is there"
+        assert found, "no record was read"
 
     def _commit(self) -> None:
         part = {
@@ -557,15 +566,20 @@ class HonestClient:
             "committed_metadata": "",
         }
         topics = [{"name": self.topic, "partitions": [part]}]
-        me = {**self.me, "generation_id_or_member_epoch": self.me["generation_id"]}
-        del me["generation_id"]
+        member_fields = {
+            **self.member_fields,
+            "generation_id_or_member_epoch": self.member_fields["generation_id"],
+        }
+        del member_fields["generation_id"]
         (done,) = (
-            self.ask(wire.OFFSET_COMMIT, 7, topics=topics, **me).topics[0].partitions
+            self.ask(wire.OFFSET_COMMIT, 7, topics=topics, **member_fields)
+            .topics[0]
+            .partitions
         )
         assert not done.error_code, done
-        unanswered = [{"name": self.topic, "partition_indexes": [0]}]
+        requested = [{"name": self.topic, "partition_indexes": [0]}]
         (found,) = (
-            self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=unanswered)
+            self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=requested)
             .topics[0]
             .partitions
         )
@@ -573,22 +587,22 @@ class HonestClient:
 
 
 class HostileSimulation:
-    """One broker and its clients. `strangers` is the number of changed frames for each
-    frame of a script.
+    """One broker and its clients. `changes_per_frame` is the number of changed copies of
+    each frame of a script.
     """
 
     def __init__(
         self,
         seed: int,
-        strangers: int,
-        errors: Errors,
+        changes_per_frame: int,
+        errors: LoggedErrors,
         durability: str = "os",
         *,
         is_secured: bool = False,
     ) -> None:
         self.is_secured = is_secured
-        self.chance = random.Random(seed)
-        self.strangers = strangers
+        self.rng = random.Random(seed)
+        self.changes_per_frame = changes_per_frame
         self.errors = errors
         self.now_ms = _T0_MS
         self.submitted: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
@@ -617,8 +631,9 @@ class HostileSimulation:
             security=_security(disk) if is_secured else None,
         )
         if not is_secured:
-            # Without access control, every client may set a quota for all others. It is
-            # stored, and does not slow down the honest client.
+            # Without access control, every client may set quotas for all clients. Quotas
+            # are stored here, and not enforced, so that the honest client is not slowed
+            # down.
             quotas = self.broker.state.security.quotas
             quotas.set_bounds = lambda _: None  # type: ignore[method-assign]
         self.budget = ConnectionMemory(64 << 20)
@@ -632,7 +647,7 @@ class HostileSimulation:
         self.submitted.append((work, done))
 
     def run(self) -> None:
-        """Run submitted work once the broker can do no other work."""
+        """Run the submitted work."""
         while self.submitted:
             work, done = self.submitted.popleft()
             try:
@@ -651,36 +666,36 @@ class HostileSimulation:
     # -- malicious clients
 
     def new_client(self) -> WireClient:
-        if self.is_secured and not self.chance.randrange(_UNAUTHENTICATED_SHARE):
+        if self.is_secured and not self.rng.randrange(_UNAUTHENTICATED_SHARE):
             return self.unauthenticated_client()
         return WireClient(self)
 
     def unauthenticated_client(self) -> WireClient:
-        """Return a client that sends up to two requests of a login, and has not logged
+        """Return a client that has sent up to two requests of a login, and has not logged
         in.
         """
         while True:
             client = WireClient(self, None)
             try:
-                for _ in range(self.chance.randrange(3)):
+                for _ in range(self.rng.randrange(3)):
                     self.send_unauthenticated(
-                        client, self.chance.choice(self.login_frames)
+                        client, self.rng.choice(self.login_frames)
                     )
                 return client
             except CloseConnection:
                 client.close()
 
-    def let_strangers_send(self, frame: bytes) -> None:
-        sources = [Variants(frame, self.seen, self.chance)]
+    def send_changed_copies(self, frame: bytes) -> None:
+        sources = [Variants(frame, self.seen, self.rng)]
         if self.is_secured and self.honest.sent:
-            honest = self.chance.choice(self.honest.sent)
-            sources.append(Variants(honest, self.seen, self.chance))
+            honest = self.rng.choice(self.honest.sent)
+            sources.append(Variants(honest, self.seen, self.rng))
         self.seen.append(frame)
-        for number in range(self.strangers):
+        for number in range(self.changes_per_frame):
             sent = sources[number % len(sources)].draw()
-            if self.client.is_unauthenticated and self.chance.randrange(4):
-                login = self.chance.choice(self.login_frames)
-                sent = changed(login, self.login_frames, self.chance)
+            if self.client.is_unauthenticated and self.rng.randrange(4):
+                login = self.rng.choice(self.login_frames)
+                sent = mutate(login, self.login_frames, self.rng)
             self.frames += 1
             most_before = most_resident_bytes()
             try:
@@ -708,7 +723,7 @@ class HostileSimulation:
                 self.send_unauthenticated(client, frame)
                 return "unknown"
             client.feed(frame)
-            answered = sum(1 for _ in client.answers())
+            answered = sum(1 for _ in client.responses())
         except CloseConnection:
             self._end(client)
             return "unknown, cut" if client.is_unauthenticated else "cut"
@@ -742,7 +757,7 @@ class HostileSimulation:
             raise InvariantViolated("a client without a password is logged in")
         while client.connection.next_buffer() is not None:
             pass
-        # A failed login is answered after a delay, and then ends.
+        # A failed login gets its response after a delay. Then the connection ends.
         if client.session.is_closing or not client.connection.is_idle:
             raise CloseConnection("the login has failed")
 
@@ -755,7 +770,7 @@ class HostileSimulation:
         self.pass_time(_ROUND_MS)
         self.honest.round()
         for client in list(self.parked):
-            for _ in client.answers():
+            for _ in client.responses():
                 pass
             if client.connection.is_idle:
                 self.parked.remove(client)
@@ -772,7 +787,7 @@ class HostileSimulation:
         for api in served():
             for version in range(api.min_version, api.max_version + 1):
                 scripts += [(api, version, script) for script in SCRIPTS[api]]
-        self.chance.shuffle(scripts)
+        self.rng.shuffle(scripts)
         for number, (api, version, script) in enumerate(scripts):
             self.run_script(api, version, script, number)
         self.end()
@@ -780,13 +795,13 @@ class HostileSimulation:
     def run_script(
         self, api: Api[Any, Any], version: int, script: Script, number: int
     ) -> None:
-        scripted = Scripted(self, api, version, number)
+        scripted = ScriptRun(self, api, version, number)
         try:
             script(scripted)
         except InvariantViolated:
             raise
-        except Exception as error:  # malicious clients have disturbed it
-            self.outcomes[f"spoiled {type(error).__name__}"] += 1
+        except Exception as error:  # malicious clients have disturbed the script
+            self.outcomes[f"disturbed {type(error).__name__}"] += 1
         finally:
             scripted.close()
 
@@ -800,12 +815,10 @@ class HostileSimulation:
         self.broker.state.security.close()
         self.logdir.close()
         if self.budget.used_bytes:
-            raise InvariantViolated(
-                f"{self.budget.used_bytes} bytes are not given back"
-            )
+            raise InvariantViolated(f"{self.budget.used_bytes} bytes are not released")
         if self.workload.count:
             raise InvariantViolated(
-                f"{self.workload.count} requests that were answered count as work"
+                f"{self.workload.count} finished requests count as running"
             )
         if self.errors.found:
             raise InvariantViolated(f"{self.errors.found}")

@@ -2,9 +2,9 @@
 or with changed values of fields.
 
 The decoder refuses most frames with changed bytes. A frame with changed values is a
-request that no client would send: it is decoded, and its handler must cope. A batch of
-records inside mostly gets the CRC that matches its bytes, so that the code after the
-CRC check is reached.
+request that no client would send: it is decoded, and its handler must refuse or handle it.
+Most batches of records in such a frame have a valid CRC, so that the code after the CRC
+check is reached.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ _VARINTS = (
     b"\1",
 )
 _TEXTS = ("", "x", "\0", "a b", "..", "\u00e9" * 20, "x" * 250, "x" * 2_000)
-#: A client that may delete topics may delete these, and all groups with them. So
-#: DeleteTopics is not tried on them.
+#: Internal topics, which no changed DeleteTopics request contains: a client that may
+#: delete topics could delete them, and all groups with them.
 _INTERNAL = ("__consumer_offsets", "__transaction_state")
-#: Size of a batch without its records.
+#: The size of a batch without its records.
 _BATCH_HEAD_BYTES = 61
 
 
-def changed(
-    data: bytes, others: Sequence[bytes], chance: random.Random, least: int = 0
+def mutate(
+    data: bytes, others: Sequence[bytes], rng: random.Random, least: int = 0
 ) -> bytes:
-    """Return bytes with a few changes, all of them after the first `least` bytes."""
+    """Return the bytes with a few changes. The first `least` bytes are kept."""
     made = bytearray(data)
-    for _ in range(chance.choice((1, 1, 1, 2, 2, 5))):
-        at = chance.randint(min(least, len(made)), len(made))
-        match chance.randrange(10):
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 5))):
+        at = rng.randint(min(least, len(made)), len(made))
+        match rng.randrange(10):
             case 0 | 1 if at < len(made):
-                made[at] ^= 1 << chance.randrange(8)
+                made[at] ^= 1 << rng.randrange(8)
             case 2 if at < len(made):
-                made[at] = chance.randrange(256)
+                made[at] = rng.randrange(256)
             case 3:
                 del made[at:]
             case 4:
-                made[at:at] = chance.randbytes(chance.randrange(9))
+                made[at:at] = rng.randbytes(rng.randrange(9))
             case 5:
-                made[at : at + 4] = chance.choice(_FOUR_BYTES)
+                made[at : at + 4] = rng.choice(_FOUR_BYTES)
             case 6:
-                made[at : at + 2] = chance.choice(_TWO_BYTES)
+                made[at : at + 2] = rng.choice(_TWO_BYTES)
             case 7:
-                made[at : at + chance.choice((1, 5))] = chance.choice(_VARINTS)
+                made[at : at + rng.choice((1, 5))] = rng.choice(_VARINTS)
             case 8:
-                other = chance.choice(others)
-                start = chance.randrange(len(other) + 1)
-                made[at : at + chance.choice((0, 30))] = other[
-                    start : start + chance.randrange(60)
+                other = rng.choice(others)
+                start = rng.randrange(len(other) + 1)
+                made[at : at + rng.choice((0, 30))] = other[
+                    start : start + rng.randrange(60)
                 ]
             case 9:
-                del made[at : at + chance.randrange(1, 20)]
+                del made[at : at + rng.randrange(1, 20)]
     return bytes(made)
 
 
@@ -80,16 +80,16 @@ class Variants:
     """Variants of one valid frame, without its size."""
 
     def __init__(
-        self, frame: bytes, others: Sequence[bytes], chance: random.Random
+        self, frame: bytes, others: Sequence[bytes], rng: random.Random
     ) -> None:
         self._frame = frame
         self._others = others
-        self._chance = chance
+        self._chance = rng
         header = wire.decode_header(memoryview(frame))
         self._api = wire.APIS[header.api_key]
         self._version = header.api_version
         self._request = wire.decode_request(header, memoryview(frame))
-        self._places: list[
+        self._fields: list[
             tuple[Any, Field]
         ] = []  # each field of each struct in the request
         self._collect(self._api.request.schema, self._request)
@@ -98,7 +98,7 @@ class Variants:
         for field in shape.fields:
             if not field.exists_in(self._version):
                 continue
-            self._places.append((value, field))
+            self._fields.append((value, field))
             inner = getattr(value, field.name)
             if field.struct is None or inner is None:
                 continue
@@ -107,31 +107,31 @@ class Variants:
 
     def draw(self) -> bytes:
         """Return a random variant."""
-        chance = self._chance
-        if self._places and chance.random() < 0.6:
+        rng = self._chance
+        if self._fields and rng.random() < 0.6:
             made = self._with_another_value()
             if made is not None:
                 return made
-        least = 0 if chance.random() < 0.05 else 4  # the key of its API and its version
-        return changed(self._frame, self._others, chance, least) or b"\0"
+        least = 0 if rng.random() < 0.05 else 4  # the size of API key and version
+        return mutate(self._frame, self._others, rng, least) or b"\0"
 
     def _with_another_value(self) -> bytes | None:
         """Return a variant with another value of a field, or None if the value does not
         fit its type.
         """
-        chance = self._chance
-        kept = []
+        rng = self._chance
+        replaced = []
         is_longer = False
-        for _ in range(chance.choice((1, 1, 1, 2, 3))):
-            value, field = chance.choice(self._places)
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            value, field = rng.choice(self._fields)
             before = getattr(value, field.name)
-            # 300 times 300 times 300 would be a frame of gigabytes.
+            # Three nested arrays of 300 times their size would need gigabytes.
             if field.is_array and is_longer:
                 continue
             is_longer |= field.is_array
-            kept.append((value, field.name, before))
-            setattr(value, field.name, self._another(field, before))
-        correlation_id = chance.randrange(1 << 31)
+            replaced.append((value, field.name, before))
+            setattr(value, field.name, self._changed_value(field, before))
+        correlation_id = rng.randrange(1 << 31)
         try:
             frame = wire.encode_request(
                 self._api, self._version, correlation_id, "stranger", self._request
@@ -139,23 +139,23 @@ class Variants:
         except ValueError:
             return None
         finally:
-            for value, name, before in reversed(kept):
+            for value, name, before in reversed(replaced):
                 setattr(value, name, before)
         return frame[4:]
 
-    def _another(self, field: Field, before: Any) -> Any:
-        chance = self._chance
+    def _changed_value(self, field: Field, before: Any) -> Any:
+        rng = self._chance
         if field.is_array:
-            there = list(before or ())
-            return chance.choice(
-                (None, [], there * chance.choice((2, 30, 300)), there[:-1])
+            elements = list(before or ())
+            return rng.choice(
+                (None, [], elements * rng.choice((2, 30, 300)), elements[:-1])
             )
         if isinstance(before, bool):
             return not before
         if isinstance(before, int):
             bits = _BITS.get(field.type, 32)
             most = (1 << (bits - 1)) - 1
-            return chance.choice(
+            return rng.choice(
                 (
                     0,
                     1,
@@ -166,27 +166,25 @@ class Variants:
                     before - 1,
                     most,
                     -most - 1,
-                    chance.randint(-most, most),
+                    rng.randint(-most, most),
                 )
             )
         if isinstance(before, str) or (before is None and "string" in field.type):
             internal = () if self._api is wire.DELETE_TOPICS else _INTERNAL
-            return chance.choice((*_TEXTS, *internal, None, (before or "") + "x"))
+            return rng.choice((*_TEXTS, *internal, None, (before or "") + "x"))
         if isinstance(before, bytes | bytearray | memoryview):
             return self._other_bytes(bytes(before))
         return None
 
     def _other_bytes(self, before: bytes) -> bytes | None:
-        chance = self._chance
-        if chance.random() < 0.1:
-            return chance.choice(
-                (None, b"", bytes(16), before * 2, chance.randbytes(16))
-            )
-        made = changed(before, self._others, chance)
+        rng = self._chance
+        if rng.random() < 0.1:
+            return rng.choice((None, b"", bytes(16), before * 2, rng.randbytes(16)))
+        made = mutate(before, self._others, rng)
         if (
             len(made) > _BATCH_HEAD_BYTES
             and len(before) > _BATCH_HEAD_BYTES
-            and chance.random() < 0.7
+            and rng.random() < 0.7
         ):
             sealed = bytearray(made)
             recordbatch.stamp_crc(sealed)

@@ -1,7 +1,7 @@
 """Crashes and errors of a real operating system: the workloads, the places of the
 faults, and the checks of the result.
 
-A workload runs in a process of its own on a `StrikingFS`, the operating system's files
+A workload runs in a process of its own on a `FaultingFS`, the operating system's files
 with a count of their changes. At the chosen change a fault occurs: the process kills
 itself, the power is cut, or the disk fails. The process reports each request and each
 result to its parent over a pipe. The parent checks the remaining files with the oracle
@@ -16,8 +16,8 @@ Rules:
   "./d/..." for topics.
 
 To add a workload: write a function with a worker as its argument, and add a line to
-WORKLOADS. LogWorker and LogWitness know the required content of a log. This module
-starts no threads, and does not cut the power itself (see test_power.py).
+WORKLOADS. LogWorker reports the required content of a log, and LogChecker checks it. This
+module starts no threads, and does not cut the power itself (see test_power.py).
 
 As a program, it runs one workload and sends the messages to its standard output;
 test_kills.py runs it under strace.
@@ -54,9 +54,10 @@ CONFIG: dict[str, Any] = {
     "index.interval.bytes": 100,
     "batch.size": 200,
 }
-NOW_MS = 10**13  # of records, so that no producer expires
-Tell = Callable[..., None]
-Trouble = Callable[[str, int | str], AbstractContextManager[object]]
+#: The time of records. It is in the future, so that no producer expires.
+NOW_MS = 10**13
+Report = Callable[..., None]
+FaultAction = Callable[[str, int | str], AbstractContextManager[object]]
 
 
 # -- files -----------------------------------------------------------------------------
@@ -99,8 +100,8 @@ class RealDisk(OsFS):
         return super().monotonic_ms() + self.skipped_ms
 
 
-#: One for the whole process, because each registers itself forever for reports of
-#: forks.
+#: One object for the whole process, because each object registers a fork handler, which is
+#: never removed.
 DISK = RealDisk()
 
 
@@ -122,15 +123,15 @@ def _kind(operation: str, path: str) -> str:
 
 
 @attrs.frozen
-class Strike:
-    """A fault in the operation with this number: before it, or when this part of its
-    write is done.
+class PlannedFault:
+    """A fault in the operation with the number `at`: before the operation, or when this
+    part of its write is done.
     """
 
     at: int
     part: float = 0.0
     #: None for SIGKILL.
-    trouble: Trouble | None = None
+    action: FaultAction | None = None
 
 
 @contextlib.contextmanager
@@ -139,12 +140,12 @@ def kill(operation: str, file: int | str) -> Iterator[None]:
     yield
 
 
-class StrikingFS(RealDisk):
-    """Counts the changes of the disk, and makes the fault occur."""
+class FaultingFS(RealDisk):
+    """Counts the changes of the disk, and causes the planned fault."""
 
-    def __init__(self, strike: Strike | None = None) -> None:
+    def __init__(self, planned_fault: PlannedFault | None = None) -> None:
         super().__init__()
-        self.strike = strike
+        self.planned_fault = planned_fault
         self.sites: list[Site] = []
 
     def _step(self, operation: str, file: int | str) -> AbstractContextManager[object]:
@@ -152,9 +153,9 @@ class StrikingFS(RealDisk):
         path = self.path_of(file) if isinstance(file, int) else file
         where = f"{caller.f_globals['__name__'].rpartition('.')[2]}.{caller.f_code.co_name}:{caller.f_lineno}"
         self.sites.append(Site(operation, _kind(operation, path), where))
-        if self.strike is None or len(self.sites) - 1 != self.strike.at:
+        if self.planned_fault is None or len(self.sites) - 1 != self.planned_fault.at:
             return contextlib.nullcontext()
-        return (self.strike.trouble or kill)(operation, file)
+        return (self.planned_fault.action or kill)(operation, file)
 
     def open(
         self,
@@ -172,14 +173,21 @@ class StrikingFS(RealDisk):
             return super().open(path, write=write, create=create, exclusive=exclusive)
 
     def pwrite(self, handle: int, data: Data, position: int) -> None:
-        strike = self.strike
+        planned_fault = self.planned_fault
         number = len(self.sites)
-        # A signal ends a write between two pages at most, so bytes inside one existing
+        # A signal interrupts a write only between two pages, so the bytes in one existing
         # page are replaced together.
         is_growing = position + len(data) > self.size(handle)
-        if strike is not None and strike.at == number and strike.part and is_growing:
+        if (
+            planned_fault is not None
+            and planned_fault.at == number
+            and planned_fault.part
+            and is_growing
+        ):
             os.pwrite(
-                handle, memoryview(data)[: int(len(data) * strike.part)], position
+                handle,
+                memoryview(data)[: int(len(data) * planned_fault.part)],
+                position,
             )
         with self._step("pwrite", handle):
             super().pwrite(handle, data, position)
@@ -225,11 +233,13 @@ class LogWorker:
     that no two stages write the same values.
     """
 
-    def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
+    def __init__(
+        self, fs: RealDisk, durability: str, seed: int, report: Report
+    ) -> None:
         self.fs = fs
         self.durability = durability
         self.seed = seed
-        self.tell = tell
+        self.report = report
         self.rng = random.Random(seed)
         self.count = self.sequence = 0
         self.log: Log | None = None
@@ -239,7 +249,7 @@ class LogWorker:
             "t-0", create=True, config=CONFIG, durability=self.durability, fs=self.fs
         )
         start = self.log.log_start_offset
-        self.tell("found", start, list(self.log.read(start)))
+        self.report("found", start, list(self.log.read(start)))
         return self.log
 
     @property
@@ -254,7 +264,7 @@ class LogWorker:
         except LogcoreError:
             self.log = log
             raise
-        self.tell("acknowledge", log.log_end_offset, "disk")
+        self.report("acknowledge", log.log_end_offset, "disk")
 
     def _rows(
         self, count: int
@@ -277,17 +287,17 @@ class LogWorker:
             Record(end + at, row[3], row[0], row[1], row[2])
             for at, row in enumerate(rows)
         ]
-        self.tell("issue", records)
+        self.report("issue", records)
         try:
             receipt = call(log)
         except LogcoreError:
             if not log.has_failed:
-                self.tell("continue_at_end", log.log_end_offset)
+                self.report("continue_at_end", log.log_end_offset)
             raise
         assert (receipt.offset, receipt.last_offset) == (end, end + len(rows) - 1), (
             receipt
         )
-        self.tell("acknowledge", receipt.last_offset + 1, receipt.durability)
+        self.report("acknowledge", receipt.last_offset + 1, receipt.durability)
 
     def append(self, count: int = 0, level: Any = None) -> None:
         """Append one record with append(), or several with append_many()."""
@@ -316,11 +326,11 @@ class LogWorker:
         log = self.opened
         end = log.log_end_offset
         log.flush()
-        self.tell("acknowledge", end, "disk")
+        self.report("acknowledge", end, "disk")
 
     def tick(self) -> None:
-        """Run the maintenance at a time at which all of it is due: a sync, a recovery
-        point, the removal of deleted files.
+        """Run the maintenance when all tasks are due: a sync, a recovery point, the removal
+        of deleted files.
         """
         self.fs.skipped_ms += 100_000
         self.opened.tick()
@@ -333,26 +343,26 @@ class LogWorker:
         before = log.log_start_offset + int(
             (log.high_watermark - log.log_start_offset) * part
         )
-        self.tell("delete", before)
+        self.report("delete", before)
         log.delete_records(before)
-        self.tell("deleted")
+        self.report("deleted")
 
     def truncate(self, part: float) -> None:
         log = self.opened
         offset = log.log_start_offset + int(
             (log.log_end_offset - log.log_start_offset) * part
         )
-        self.tell("truncate", offset)
+        self.report("truncate", offset)
         log.truncate(offset)
-        self.tell("truncated")
+        self.report("truncated")
 
     def after(self, error: LogcoreError) -> None:
-        """Handle a failed call, and close the log. A poisoned log remains poisoned; any
-        other log continues.
+        """Handle a failed call, and close the log. A log that has failed must refuse
+        appends. Any other log must accept them.
         """
         log = self.log
         self.log = None
-        self.tell("failed", type(error).__name__, log is not None and log.has_failed)
+        self.report("failed", type(error).__name__, log is not None and log.has_failed)
         if log is None or log._state.is_closed:
             return
         if log.has_failed:
@@ -361,7 +371,7 @@ class LogWorker:
             except LogFailedError:
                 pass
             else:
-                raise AssertionError("a log that has failed takes an append") from error
+                raise AssertionError("a failed log has accepted an append") from error
         elif isinstance(error, (DiskFullError, ResourceError)):
             self.log = log
             with contextlib.suppress(LogcoreError):
@@ -370,7 +380,7 @@ class LogWorker:
             log.close()
 
 
-class LogWitness:
+class LogChecker:
     """The required content of one log, in the parent process. `kind` is the kind of the
     crash: "kill" or "power".
     """
@@ -379,9 +389,8 @@ class LogWitness:
         self.durability = durability
         self.kind = kind
         self.history = LogHistory(durability)
-        self.failed: tuple[str, bool] | None = (
-            None  # the error of the last stage, and whether the log was poisoned
-        )
+        #: The error of the last stage, and whether the log had failed.
+        self.failed: tuple[str, bool] | None = None
 
     def receive(self, name: str, *args: Any) -> None:
         if name == "found":
@@ -394,25 +403,23 @@ class LogWitness:
             getattr(self.history, name)(*args)
 
     def receive_late(self, name: str, *args: Any) -> None:
-        """Record a message of a process that another process is killing. The data of a
-        request may be on disk, and no result counts.
+        """Record a message of a process that another process is killing. The records of a
+        request may be on disk. Results are ignored.
         """
         if name in ("issue", "delete"):
             self.receive(name, *args)
 
     def check(self, *, thorough: bool) -> None:
-        """Open the remaining files like their owner."""
+        """Recover the log, and check its records."""
         found = recover_log(
             DISK, "t-0", config=CONFIG, durability=self.durability, thorough=thorough
         )  # type: ignore[arg-type]
         self.history.check(found, self.kind)
         self.history.continue_from(found)
-        self.probed()
+        self.record_probe()
 
-    def probed(self) -> None:
-        """Record the append at the end of a check. It is then as durable as all earlier
-        records.
-        """
+    def record_probe(self) -> None:
+        """Record that a check has appended a record, which is durable."""
         end = len(self.history.records)
         self.history.issue([Record(end, 0, None, b"probe")])
         self.history.acknowledge(end + 1, "disk")
@@ -426,11 +433,13 @@ class TopicsWorker:
     of a partition contain the name of the partition.
     """
 
-    def __init__(self, fs: RealDisk, durability: str, seed: int, tell: Tell) -> None:
+    def __init__(
+        self, fs: RealDisk, durability: str, seed: int, report: Report
+    ) -> None:
         self.fs = fs
         self.durability = durability
         self.seed = seed
-        self.tell = tell
+        self.report = report
         self.directory: LogDir | None = None
         self.logs: dict[str, LogWorker] = {}
 
@@ -439,7 +448,7 @@ class TopicsWorker:
             "d", create=True, config=CONFIG, durability=self.durability, fs=self.fs
         )
         self.logs = {}
-        self.tell(
+        self.report(
             "topics",
             {name: self.directory.partitions(name) for name in self.directory.topics()},
         )
@@ -449,20 +458,20 @@ class TopicsWorker:
         self.directory.close()
         for worker in self.logs.values():
             assert worker.log is not None
-            worker.tell("acknowledge", worker.log.log_end_offset, "disk")
+            worker.report("acknowledge", worker.log.log_end_offset, "disk")
         self.logs = {}
 
     def create(self, name: str, partitions: int) -> None:
         assert self.directory is not None
-        self.tell("creating", name, tuple(range(partitions)))
+        self.report("creating", name, tuple(range(partitions)))
         self.directory.create_topic(name, partitions)
-        self.tell("created", name)
+        self.report("created", name)
 
     def delete(self, name: str) -> None:
         assert self.directory is not None
-        self.tell("deleting", name)
+        self.report("deleting", name)
         self.directory.delete_topic(name)
-        self.tell("deleted", name)
+        self.report("deleted", name)
         self.logs = {
             key: worker
             for key, worker in self.logs.items()
@@ -477,14 +486,14 @@ class TopicsWorker:
                 self.fs,
                 self.durability,
                 self.seed,
-                lambda *message: self.tell("log", key, *message),
+                lambda *message: self.report("log", key, *message),
             )
             worker.log = self.directory.partition(name, partition)
             self.logs[key] = worker
         self.logs[key].append()
 
     def after(self, error: LogcoreError) -> None:
-        self.tell(
+        self.report(
             "failed",
             type(error).__name__,
             any(worker.opened.has_failed for worker in self.logs.values()),
@@ -494,18 +503,18 @@ class TopicsWorker:
                 self.directory.close()
 
 
-class TopicsWitness:
-    """Facts in the parent process: the topics that must exist, the topics that may
-    exist, and the required content of their logs.
+class TopicsChecker:
+    """The required content of the directory, in the parent process: the topics that must
+    exist, the topics that may exist, and the content of their logs.
     """
 
     def __init__(self, durability: str, kind: Any) -> None:
         self.durability = durability
         self.kind = kind
-        self.must: set[str] = set()
-        self.may: set[str] = set()
+        self.required: set[str] = set()
+        self.possible: set[str] = set()
         self.partitions: dict[str, tuple[int, ...]] = {}
-        self.logs: dict[str, LogWitness] = {}
+        self.logs: dict[str, LogChecker] = {}
         self.failed: tuple[str, bool] | None = None
 
     def receive(self, name: str, *args: Any) -> None:
@@ -515,30 +524,30 @@ class TopicsWitness:
             self.logs[args[0]].receive(*args[1:])
         elif name == "topics":
             found = args[0]
-            assert self.must <= set(found) <= self.may, (
-                f"topics {sorted(found)}, not {self.must} to {self.may}"
+            assert self.required <= set(found) <= self.possible, (
+                f"topics {sorted(found)}, not {self.required} to {self.possible}"
             )
             for topic, partitions in found.items():
                 assert partitions == self.partitions[topic], (
                     f"partitions {partitions} of {topic}"
                 )
-            self.must = self.may = set(found)
+            self.required = self.possible = set(found)
         elif name == "creating":
-            self.may = self.may | {args[0]}
+            self.possible = self.possible | {args[0]}
             self.partitions[args[0]] = args[1]
             self.logs |= {
-                f"{args[0]}-{number}": LogWitness(self.durability, self.kind)
+                f"{args[0]}-{number}": LogChecker(self.durability, self.kind)
                 for number in args[1]
             }
         elif name == "created":
-            self.must = self.must | {args[0]}
+            self.required = self.required | {args[0]}
         elif name == "deleting":
-            self.must = self.must - {args[0]}
+            self.required = self.required - {args[0]}
         elif name == "deleted":
-            self.may = self.may - {args[0]}
+            self.possible = self.possible - {args[0]}
 
     def check(self, *, thorough: bool) -> None:
-        """Open the remaining files like their owner, and open them a second time."""
+        """Open the directory, check its content, and open it a second time."""
         for is_again in (False, True):
             before = DISK.files()
             with open_dir(
@@ -555,19 +564,19 @@ class TopicsWitness:
                     self.receive("created", name)
                 keys = {
                     f"{name}-{number}": (name, number)
-                    for name in self.must
+                    for name in self.required
                     for number in self.partitions[name]
                 }
                 assert {
                     entry.name for entry in os.scandir("d") if entry.is_dir()
-                } == set(keys), "topics not as listed"
+                } == set(keys), "the directories differ from the topics"
                 for key, place in keys.items():
                     log = directory.partition(*place)
                     start = log.log_start_offset
                     self.logs[key].receive("found", start, list(log.read(start)))
                     if not is_again:
                         log.append(b"probe", timestamp_ms=0)
-                        self.logs[key].probed()
+                        self.logs[key].record_probe()
         assert DISK.files() == before, "opening again changes the files"
         assert not DISK.open_handles, f"still open: {DISK.open_handles}"
 
@@ -634,7 +643,7 @@ def sequences(w: LogWorker) -> None:
 
 
 def continues(w: LogWorker) -> None:
-    """Do mostly the work of opening: the recovery from the previous stage."""
+    """Append one record. Most changes are made by the recovery at the opening."""
     w.append()
     w.close()
 
@@ -664,13 +673,13 @@ def continues_with_topics(w: TopicsWorker) -> None:
 
 @attrs.frozen
 class Workload:
-    """A function, with the worker that runs it and the witness that checks it. After a
-    crash of the workload, the workload `then` runs, and crashes too.
+    """A function `run`, the class of its argument, and the class that checks the result.
+    After a crash of `run`, the function `then` runs, and crashes too.
     """
 
     run: Callable[[Any], None]
     worker: type[Any] = LogWorker
-    witness: type[Any] = LogWitness
+    checker: type[Any] = LogChecker
     then: Callable[[Any], None] = continues
 
     @property
@@ -695,7 +704,7 @@ WORKLOADS = {
             )
         ),
         *(
-            Workload(run, TopicsWorker, TopicsWitness, continues_with_topics)
+            Workload(run, TopicsWorker, TopicsChecker, continues_with_topics)
             for run in (topics, continues_with_topics)
         ),
     )
@@ -733,7 +742,7 @@ def read_messages(pipe: BinaryIO) -> Iterator[tuple[Any, ...]]:
             yield pickle.load(pipe)
 
 
-def conduct(
+def run_workload(
     workload: Workload,
     durability: str,
     seed: int,
@@ -742,16 +751,16 @@ def conduct(
     *,
     may_fail: bool,
 ) -> int:
-    """Run a workload in this process, and return its exit code. With `may_fail`,
-    declared errors are expected.
+    """Run a workload in this process, and return the exit code. With `may_fail`, errors of
+    the library are expected.
     """
 
-    def tell(*message: Any) -> None:
+    def report(*message: Any) -> None:
         rest = memoryview(pickle.dumps(message))
         while rest:
             rest = rest[os.write(pipe, rest) :]
 
-    worker = workload.worker(fs, durability, seed, tell)
+    worker = workload.worker(fs, durability, seed, report)
     try:
         try:
             workload.run(worker)
@@ -759,10 +768,10 @@ def conduct(
             if not may_fail:
                 raise
             worker.after(error)
-        tell("sites", fs.sites if isinstance(fs, StrikingFS) else [])
+        report("sites", fs.sites if isinstance(fs, FaultingFS) else [])
         return 0
     except BaseException:
-        tell("error", traceback.format_exc())
+        report("error", traceback.format_exc())
         return 1
 
 
@@ -786,13 +795,21 @@ def fork(run: Callable[[int], int]) -> tuple[int, BinaryIO]:
 
 
 def run_forked(
-    workload: Workload, durability: str, seed: int, strike: Strike | None = None
+    workload: Workload,
+    durability: str,
+    seed: int,
+    planned_fault: PlannedFault | None = None,
 ) -> Outcome:
-    may_fail = strike is not None and strike.trouble is not None
+    may_fail = planned_fault is not None and planned_fault.action is not None
 
     def run(pipe: int) -> int:
-        return conduct(
-            workload, durability, seed, StrikingFS(strike), pipe, may_fail=may_fail
+        return run_workload(
+            workload,
+            durability,
+            seed,
+            FaultingFS(planned_fault),
+            pipe,
+            may_fail=may_fail,
         )
 
     child, pipe = fork(run)
@@ -824,7 +841,7 @@ def fill(durability: str, seed: int) -> int:
             if entry.name.endswith(".log")
         )
 
-    def tried(log: Log, size: int) -> bool:
+    def try_append(log: Log, size: int) -> bool:
         nonlocal full, stored
         rows = [
             (None, b"%d." % (stored + at) * size) for at in range(rng.randrange(1, 4))
@@ -837,7 +854,8 @@ def fill(durability: str, seed: int) -> int:
             full += 1
             assert error.retriable
             assert not log.has_failed, "a full disk must not prevent later appends"
-            # Under "always" the first batches may remain, and the error contains that.
+            # With "always", the first batches may remain, and the error has the offset
+            # after them.
             some = log.log_end_offset - end
             assert not some or (
                 durability == "always" and error.offset == log.log_end_offset
@@ -852,7 +870,7 @@ def fill(durability: str, seed: int) -> int:
         return True
 
     def opened() -> Log:
-        """Open the log again. The files that this writes need space too."""
+        """Open the log again. An opening writes files, which also need space."""
         try:
             return open_log("t-0", create=True, config=config, durability=durability)
         except DiskFullError:
@@ -894,20 +912,21 @@ def fill(durability: str, seed: int) -> int:
             closing.callback(close, log)
             check(log)
             for size in (4_000, 500, 60, 1):
-                while tried(log, size):
+                while try_append(log, size):
                     pass
             for _ in range(20):
-                tried(log, 1)
+                try_append(log, 1)
             check(log)
             with contextlib.suppress(DiskFullError):
                 log.flush()
                 log.tick()
             with open_log("t-0", read_only=True) as reader:
                 check(reader)
-            with contextlib.suppress(OSError):  # the rest, to the last page
+            # Fill the remaining space, up to the last page.
+            with contextlib.suppress(OSError):
                 for page in itertools.count():
                     os.pwrite(ballast, bytes(4096), page * 4096)
-            tried(log, 1)
+            try_append(log, 1)
             check(log)
             if round_ == 1:
                 close(log)
@@ -933,21 +952,21 @@ def fill(durability: str, seed: int) -> int:
             log.tick()  # removes the files that the delay has kept
             reserve()
             check(log)
-            assert tried(log, 1), "an append succeeds because space is free again"
+            assert try_append(log, 1), "an append succeeds because space is free again"
     release("opening")
     release("deleting")
     with open_log("t-0", config=config, durability=durability) as log:
         check(log)
-    print(
-        f"{stored} records stored, {full} appends refused for lack of room, none lost"
-    )
+    print(f"{stored} records stored, {full} appends refused on a full disk, none lost")
     return 0
 
 
 def main(task: str, durability: str, seed: str) -> int:
     if task == "fill":
         return fill(durability, int(seed))
-    return conduct(WORKLOADS[task], durability, int(seed), RealDisk(), 1, may_fail=True)
+    return run_workload(
+        WORKLOADS[task], durability, int(seed), RealDisk(), 1, may_fail=True
+    )
 
 
 if __name__ == "__main__":
