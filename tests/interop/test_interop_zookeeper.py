@@ -23,7 +23,7 @@ from logcore.registry.zookeeper import connect
 from netshim.command import main
 from netshim.security.stored import SecurityStore
 from support.registries import *  # noqa: F403
-from support.registries import Registries, gone
+from support.registries import Registries, is_removed_soon
 from support.security_stores import *  # noqa: F403
 from support.security_stores import OpenStore
 from support.zookeepers import ZooKeeper
@@ -108,7 +108,7 @@ def test_expired_session_writes_no_node(server: str) -> None:
         client_with_the_same_id.start()
         client_with_the_same_id.stop()
         client_with_the_same_id.close()
-        assert gone(lambda: other.get("/e"))
+        assert is_removed_soon(lambda: other.get("/e"))
         for _ in range(400):
             if first.session.state == "expired":
                 break

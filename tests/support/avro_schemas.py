@@ -11,8 +11,9 @@ SCHEMA = {
     "name": "Order",
     "fields": [{"name": "item", "type": "string"}, {"name": "amount", "type": "int"}],
 }
-#: An Order of 4 apples: 6 bytes of text, and the number, both as zig-zag varints.
+#: An Order as JSON.
 SHOWN = '{"item":"apples","amount":4}'
+#: The same Order in Avro. The size of the text and the amount are zig-zag varints.
 APPLES = b"\x0capples\x08"
 
 

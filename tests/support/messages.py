@@ -30,7 +30,7 @@ def draw(
     shape: Struct, version: int, flexible: bool, rng: random.Random, tame: bool = False
 ) -> Any:
     """Return a random value. Fields that this version does not have keep their
-    defaults. With `tame`, it contains only values that kio's types can express.
+    defaults. With `tame`, the value can be expressed with kio's types.
     """
     value = shape.cls()
     for field in shape.untagged(version) + (shape.tagged(version) if flexible else []):
@@ -49,7 +49,7 @@ def draw(
         else:
             drawn = draw_one(field, version, flexible, rng, tame)
         setattr(value, field.name, drawn)
-    # The default null of a field that may not be null in this version.
+    # A field may have the default null, which not every version allows.
     for field in shape.untagged(version):
         if getattr(value, field.name) is None and not field.is_nullable_in(version):
             setattr(value, field.name, draw_one(field, version, flexible, rng, tame))

@@ -1,7 +1,7 @@
-"""The conformance suite of registries: tests that a test file takes in whole, next to a
-fixture `registries`.
+"""The conformance suite of registries. A test file imports all tests of this module, and
+defines the fixture `registries`.
 
-`registries()` opens a registry with a session of its own; all of them share one tree,
+`registries()` opens a registry with a new session. All these registries share one tree,
 which is empty at first.
 """
 
@@ -37,9 +37,9 @@ from logcore.registry.views import TopicView
 Registries = Callable[[], Registry]
 
 
-def gone(act: Callable[[], object]) -> bool:
-    """Return whether a call finds no node. A server may detect the end of a session a
-    moment later.
+def is_removed_soon(act: Callable[[], object]) -> bool:
+    """Return whether a call finds no node within four seconds, because a server may detect
+    the end of a session late.
     """
     for _ in range(400):
         try:
@@ -65,7 +65,7 @@ def test_a_value_may_be_empty(registries: Registries) -> None:
     assert registry.get("/a") == Node(b"", 0)
 
 
-def test_many_nodes_are_read_together_without_missing_ones(
+def test_get_many_omits_missing_nodes(
     registries: Registries,
 ) -> None:
     registry = registries()
@@ -81,7 +81,7 @@ def test_many_nodes_are_read_together_without_missing_ones(
         registry.get_many(["/many/0", "no path"])
 
 
-def test_many_nodes_are_written_together_and_each_has_its_result(
+def test_write_many_returns_a_result_for_each_node(
     registries: Registries,
 ) -> None:
     registry = registries()
@@ -214,13 +214,13 @@ def test_values_grow_and_shrink(registries: Registries) -> None:
         assert other.get("/a") == Node(value, version)
 
 
-def test_a_large_value_may_be_the_first(registries: Registries) -> None:
+def test_node_is_created_with_a_large_value(registries: Registries) -> None:
     registry = registries()
     registry.create("/a", b"x" * VALUE_LIMIT_BYTES)
     assert registry.get("/a").value == b"x" * VALUE_LIMIT_BYTES
 
 
-def test_a_value_that_is_too_large_changes_nothing(registries: Registries) -> None:
+def test_value_above_the_limit_changes_nothing(registries: Registries) -> None:
     registry = registries()
     registry.create("/a", b"0")
     large = b"x" * (VALUE_LIMIT_BYTES + 1)
@@ -236,7 +236,9 @@ def test_a_value_that_is_too_large_changes_nothing(registries: Registries) -> No
 
 
 @pytest.mark.parametrize("value", ["text", 5, None])
-def test_a_value_is_bytes(registries: Registries, value: object) -> None:
+def test_value_that_is_not_bytes_is_refused(
+    registries: Registries, value: object
+) -> None:
     registry = registries()
     with pytest.raises(InvalidNodeError):
         registry.create("/a", value)  # type: ignore[arg-type]
@@ -396,7 +398,7 @@ def test_invalid_path_is_refused(registries: Registries, path: str) -> None:
 # -- update ----------------------------------------------------------------------------
 
 
-def test_update_gets_the_present_value(registries: Registries) -> None:
+def test_update_gets_the_current_value(registries: Registries) -> None:
     registry = registries()
     assert registry.update(
         "/a/n", lambda value: b"1" if value is None else value + b"!"
@@ -429,8 +431,8 @@ def test_an_update_that_raises_changes_nothing(registries: Registries) -> None:
 
 
 def test_no_update_is_lost(registries: Registries) -> None:
-    """Four threads, each with a registry, count to 25."""
-    made = [registries() for _ in range(4)]
+    """Each of four threads adds 1 to one counter 25 times, with its own registry."""
+    opened = [registries() for _ in range(4)]
 
     def count(registry: Registry) -> None:
         for _ in range(25):
@@ -438,12 +440,12 @@ def test_no_update_is_lost(registries: Registries) -> None:
                 "/consumers/g/count", lambda value: b"%d" % (int(value or b"0") + 1)
             )
 
-    threads = [threading.Thread(target=count, args=(registry,)) for registry in made]
+    threads = [threading.Thread(target=count, args=(registry,)) for registry in opened]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made[0].get("/consumers/g/count") == Node(b"100", 99)
+    assert opened[0].get("/consumers/g/count") == Node(b"100", 99)
 
 
 def test_one_registry_serves_several_threads(registries: Registries) -> None:
@@ -462,13 +464,13 @@ def test_one_registry_serves_several_threads(registries: Registries) -> None:
 
 
 def test_one_of_many_creators_succeeds(registries: Registries) -> None:
-    made = [registries() for _ in range(4)]
+    opened = [registries() for _ in range(4)]
     won: list[int] = []
 
     def create(number: int) -> None:
         for at in range(10):
             try:
-                made[number].create(f"/race/{at}", b"%d" % number, ephemeral=True)
+                opened[number].create(f"/race/{at}", b"%d" % number, ephemeral=True)
                 won.append(at)
             except NodeExistsError:
                 pass
@@ -484,14 +486,14 @@ def test_one_of_many_creators_succeeds(registries: Registries) -> None:
 # -- sessions --------------------------------------------------------------------------
 
 
-def test_sessions_have_ids_of_their_own(registries: Registries) -> None:
+def test_sessions_have_different_ids(registries: Registries) -> None:
     first = registries()
     other = registries()
     assert first.session.id != other.session.id
     assert first.session.state == other.session.state == "alive"
 
 
-def test_an_ephemeral_node_names_its_session(registries: Registries) -> None:
+def test_ephemeral_node_contains_its_session(registries: Registries) -> None:
     first = registries()
     other = registries()
     first.create("/a/e", b"x", ephemeral=True)
@@ -506,13 +508,13 @@ def test_ephemeral_node_is_removed_with_its_session(registries: Registries) -> N
     first.create("/consumers/g/ids/c", b"x", ephemeral=True)
     first.create("/a/p", b"x")
     first.close()
-    assert gone(lambda: other.get("/a/e"))
-    assert gone(lambda: other.get("/consumers/g/ids/c"))
+    assert is_removed_soon(lambda: other.get("/a/e"))
+    assert is_removed_soon(lambda: other.get("/consumers/g/ids/c"))
     assert other.children("/a") == ["p"]
     assert other.children("/consumers/g/ids") == []
 
 
-def test_an_ephemeral_node_may_be_changed_and_deleted_by_others(
+def test_other_session_changes_and_deletes_an_ephemeral_node(
     registries: Registries,
 ) -> None:
     first = registries()
@@ -540,7 +542,7 @@ def test_name_can_be_claimed_after_its_session_ends(registries: Registries) -> N
     with pytest.raises(NodeExistsError):
         other.create("/controller", b"other", ephemeral=True)
     first.close()
-    assert gone(lambda: other.get("/controller"))
+    assert is_removed_soon(lambda: other.get("/controller"))
     other.create("/controller", b"other", ephemeral=True)
     assert other.get("/controller") == Node(b"other", 0, other.session.id)
 
@@ -554,7 +556,7 @@ def test_a_large_ephemeral_node_grows_and_keeps_its_owner(
     first.set("/e", b"x" * 50_000)
     assert other.get("/e") == Node(b"x" * 50_000, 1, first.session.id)
     first.close()
-    assert gone(lambda: other.get("/e"))
+    assert is_removed_soon(lambda: other.get("/e"))
 
 
 def test_a_closed_registry_refuses_everything(registries: Registries) -> None:
@@ -577,7 +579,7 @@ def test_a_closed_registry_refuses_everything(registries: Registries) -> None:
 
 # -- watches ---------------------------------------------------------------------------
 
-QUIET_SECONDS = 0.05
+QUIET_SECONDS = 0.05  # if nothing is reported for this time, all is reported
 LONG_SECONDS = 300  # time limit for events that must happen
 
 
@@ -597,11 +599,13 @@ def test_watch_without_a_change_reports_none(registries: Registries) -> None:
     watch.close()
 
 
-@pytest.mark.parametrize("what", ["set", "delete", "create", "grow", "update"])
-def test_a_watch_reports_a_change_of_a_value(registries: Registries, what: str) -> None:
+@pytest.mark.parametrize("change", ["set", "delete", "create", "grow", "update"])
+def test_a_watch_reports_a_change_of_a_value(
+    registries: Registries, change: str
+) -> None:
     first = registries()
     other = registries()
-    path = "/w/new" if what == "create" else "/w/a"
+    path = "/w/new" if change == "create" else "/w/a"
     first.create("/w/a", b"0")
     watch = first.watch([path])
     settle(first, watch)
@@ -612,7 +616,7 @@ def test_a_watch_reports_a_change_of_a_value(registries: Registries, what: str) 
         "grow": lambda: other.set("/w/a", b"x" * 9_000),
         "update": lambda: other.update("/w/a", lambda value: b"1"),
     }
-    acts[what]()
+    acts[change]()
     assert watch.wait(LONG_SECONDS)
     watch.close()
 
@@ -630,8 +634,8 @@ def test_watch_continues_after_its_first_report(registries: Registries) -> None:
     watch.close()
 
 
-@pytest.mark.parametrize("what", ["create", "delete", "end"])
-def test_a_watch_reports_children(registries: Registries, what: str) -> None:
+@pytest.mark.parametrize("change", ["create", "delete", "end"])
+def test_a_watch_reports_children(registries: Registries, change: str) -> None:
     first = registries()
     other = registries()
     other.create("/t/e", ephemeral=True)
@@ -642,7 +646,7 @@ def test_a_watch_reports_children(registries: Registries, what: str) -> None:
         "delete": lambda: other.delete("/t/e"),
         "end": other.close,
     }
-    acts[what]()
+    acts[change]()
     assert watch.wait(LONG_SECONDS)
     watch.close()
 
@@ -716,10 +720,12 @@ def test_a_change_between_two_waits_is_not_lost(registries: Registries) -> None:
     watch.close()
 
 
-def test_end_of_an_owner_wakes_waiters_for_its_name(
+def test_end_of_an_owner_is_reported_to_watches(
     registries: Registries,
 ) -> None:
-    """The steps of a group member: wait for a watch, read, claim."""
+    """A group member claims a partition like this: it tries to create the node of the
+    owner, and waits for a report while another owner exists.
+    """
     first = registries()
     other = registries()
     first.create("/owners/t/0", b"one", ephemeral=True)
@@ -760,7 +766,7 @@ def test_broker_id_is_exclusive(registries: Registries) -> None:
     )
     assert first.children("/brokers/ids") == ["1", "2"]
     first.close()
-    assert gone(lambda: other.get("/brokers/ids/1"))
+    assert is_removed_soon(lambda: other.get("/brokers/ids/1"))
     views.register_broker(other, 1, "there", 9093, timestamp_ms=6)
 
 
@@ -857,7 +863,9 @@ def test_interrupted_deletion_is_completed_by_the_next_controller(
     )
 
 
-def test_controllers_follow_one_another(registries: Registries) -> None:
+def test_next_controller_is_elected_after_the_session_ends(
+    registries: Registries,
+) -> None:
     first = registries()
     other = registries()
     assert paths.elect(first, 1, 5) == 1
@@ -866,7 +874,7 @@ def test_controllers_follow_one_another(registries: Registries) -> None:
         other.get("/controller").value == b'{"version":1,"brokerid":1,"timestamp":"5"}'
     )
     first.close()
-    assert gone(lambda: other.get("/controller"))
+    assert is_removed_soon(lambda: other.get("/controller"))
     assert paths.elect(other, 2, 6) == 2
     assert other.get("/controller_epoch").value == b"2"
 

@@ -1,4 +1,4 @@
-"""A client of a schema registry that returns status, code and response unchanged."""
+"""A client of a schema registry that sends single requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-#: An Avro record, and a name for it.
+#: An Avro record with one field.
 RECORD = {
     "type": "record",
     "name": "Order",
@@ -35,7 +35,7 @@ class RegistryClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any]:
-        """Return the status and the JSON of an answer."""
+        """Return the status and the JSON of a response."""
         connection = http.client.HTTPConnection(self.address, timeout=60)
         try:
             connection.request(method, path, body, dict(headers or {}))
@@ -45,7 +45,7 @@ class RegistryClient:
             connection.close()
 
     def call(self, method: str, path: str, content: Any = None) -> Any:
-        """Return the JSON of an answer, or the code of a refusal."""
+        """Return the JSON of a response, or the error code of a refused request."""
         body = None if content is None else json.dumps(content).encode()
         status, answer = self.raw(method, path, body)
         if status == 200:
@@ -63,7 +63,7 @@ class RegistryClient:
         return self.call("DELETE", path)
 
     def register(self, subject: str, schema: Any, **fields: Any) -> Any:
-        """Register a schema, and return its id, or the code of a refusal."""
+        """Register a schema. Return its id, or the error code of a refused request."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         path = f"/subjects/{quote(subject, safe='')}/versions"
         answer = self.call("POST", path, {"schema": text, **fields})

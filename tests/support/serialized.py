@@ -93,7 +93,7 @@ VALUES: dict[str, list[Any]] = {
 
 @functools.cache
 def shipment_class() -> Any:
-    """Return the message class Shipment.Sea, whose file imports two others."""
+    """Return the message class Shipment.Sea, whose file imports two other files."""
     file_type = descriptor_pb2.FieldDescriptorProto
     weight = descriptor_pb2.FileDescriptorProto(
         name="shop/weight.proto", package="shop", syntax="proto3"
@@ -142,7 +142,7 @@ def shipment_class() -> Any:
 
 
 class SerializedTopics:
-    """Topics with the serializers of confluent-kafka. It is a context manager."""
+    """Topics with records that the serializers of confluent-kafka encode."""
 
     def __init__(self, kafka: Kafka, *, in_headers: bool = False) -> None:
         self.kafka = kafka

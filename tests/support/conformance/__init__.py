@@ -27,13 +27,13 @@ from support.client import Client
 
 Script = Callable[["RecordingClient"], None]
 
-#: Names of fields with random values, counts, or values of a clock. The comparison only
-#: checks whether they have a value.
+#: Fields with random values, counts, or values of a clock. The comparison only checks
+#: whether they have a value.
 _RANDOM_FIELDS = {
     "topic_id", "cluster_id", "producer_id", "log_append_time_ms", "last_timestamp", "start_timestamp",
     "transaction_start_time_ms", "log_dir", "session_id", "port", "current_txn_start_offset",
 }  # fmt: skip
-#: Texts for people, and sizes of disks.
+#: Fields that are not compared: texts for people, sizes of disks, and throttle times.
 _OMITTED_FIELDS = {
     "error_message",
     "batch_index_error_message",
@@ -49,12 +49,12 @@ _UNREADY = {
     codes.COORDINATOR_NOT_AVAILABLE,
 }
 _LIMIT_S = 60
-#: Time after which a broker is not expected to respond.
+#: The time after which no response is expected any more.
 _RESPONSE_LIMIT_S = 6
 
 
 def build(shape: Struct, given: Any) -> Any:
-    """Convert dicts and lists to a value of the wire."""
+    """Convert dicts and lists to a value of the wire codec."""
     values = {}
     for field in shape.fields:
         if field.name not in given:
@@ -73,11 +73,11 @@ def build(shape: Struct, given: Any) -> Any:
     return shape.cls(**values)
 
 
-def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any:
-    """Convert a value of the wire to dicts and lists, with the fields of a version.
+def comparable(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any:
+    """Convert a value of the wire codec to dicts and lists, with the fields of a version.
     Random values are masked.
 
-    `names` contains the names of members by their random id. New ids are added.
+    `names` contains a name for each random member id. New ids are added.
     """
     found = {}
     for field in shape.fields:
@@ -88,10 +88,11 @@ def plain(shape: Struct, value: Any, version: int, names: dict[str, str]) -> Any
             inner = field.struct
             if field.is_array:
                 each = sorted(
-                    (plain(inner, entry, version, names) for entry in each), key=repr
+                    (comparable(inner, entry, version, names) for entry in each),
+                    key=repr,
                 )
             else:
-                each = plain(inner, each, version, names)
+                each = comparable(inner, each, version, names)
         elif field.name in ("member_id", "leader") and each:
             each = names.setdefault(each, f"member {len(names) + 1}")
         elif field.name in _RANDOM_FIELDS:
@@ -129,8 +130,8 @@ class RecordingClient:
     ) -> None:
         """Prepare requests to the broker at `port`.
 
-        `admin` connects as a user that may do everything, for ask_unrecorded(). `connect` opens
-        the connection for ask(), if it is not a plain one to `port`.
+        `admin` opens the connection for ask_unrecorded(), as a user without restrictions.
+        `connect` opens the connection for ask(), by default a plain one to `port`.
         """
         self._connect = connect or (lambda: Client(port))
         self.port = port
@@ -160,7 +161,10 @@ class RecordingClient:
         except TimeoutError:
             return self._record_failure(step, "no answer")
         self.recorded.append(
-            (step, plain(self.api.response.schema, answer, self.version, self._names))
+            (
+                step,
+                comparable(self.api.response.schema, answer, self.version, self._names),
+            )
         )
         return answer
 
@@ -183,12 +187,12 @@ class RecordingClient:
         """Repeat a request until its error code does not report that the coordinator is
         not ready.
         """
-        until = time.monotonic() + _LIMIT_S
+        end_s = time.monotonic() + _LIMIT_S
         while True:
             code, answer = ask()
             if code not in _UNREADY:
                 return answer
-            assert time.monotonic() < until, code
+            assert time.monotonic() < end_s, code
             time.sleep(0.02)
 
     # -- helpers for scripts
@@ -217,16 +221,16 @@ class RecordingClient:
         return name
 
     def wait_for(self, name: str, partitions: int) -> bytes:
-        """Return the id of a topic, once the broker leads all its partitions. The
-        broker may describe the topic earlier.
+        """Wait until the broker leads all partitions of a topic, and return the topic id.
+        The broker may describe the topic before.
         """
-        until = time.monotonic() + _LIMIT_S
-        asked = [
+        end_s = time.monotonic() + _LIMIT_S
+        listed = [
             {"partition_index": number, "timestamp": -1} for number in range(partitions)
         ]
         while True:
             answer = self.ask_unrecorded(
-                wire.LIST_OFFSETS, 5, topics=[{"name": name, "partitions": asked}]
+                wire.LIST_OFFSETS, 5, topics=[{"name": name, "partitions": listed}]
             )
             if not any(each.error_code for each in answer.topics[0].partitions):
                 known = self.ask_unrecorded(
@@ -237,7 +241,7 @@ class RecordingClient:
                 )
                 found: bytes = known.topics[0].topic_id
                 return found
-            assert time.monotonic() < until, answer
+            assert time.monotonic() < end_s, answer
             time.sleep(0.02)
 
     def produce(self, name: str, records: bytes, partition: int = 0) -> Any:

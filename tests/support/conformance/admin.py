@@ -1,4 +1,4 @@
-"""Requests about topics, settings, the cluster and access."""
+"""Scripts of requests about topics, settings, the cluster and access."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from netshim import wire
 from support.conformance import RecordingClient, Script
 from support.conformance.data import batch
-from support.conformance.groups import commit, coordinator
+from support.conformance.groups import commit, wait_for_coordinator
 
 #: Kinds of resources in requests about settings.
 TOPIC = 2
@@ -26,11 +26,11 @@ KNOWN = [
 
 
 def api_versions(client: RecordingClient) -> None:
-    """report.py compares the served versions in a table of its own; this script checks
-    how they are reported.
+    """Check only whether versions are reported. The table in docs/conformance.md lists the
+    versions.
     """
     named = {"client_software_name": "tests", "client_software_version": "1.0"}
-    steps: list[tuple[str, dict[str, Any]]] = [("asked", named)]
+    steps: list[tuple[str, dict[str, Any]]] = [("a request", named)]
     if client.version >= 3:
         steps += [
             ("a name with a space", {**named, "client_software_name": "a b"}),
@@ -69,7 +69,7 @@ def create_topics(client: RecordingClient) -> None:
     def config(key: str, value: str | None) -> list[dict[str, Any]]:
         return [{"name": key, "value": value}]
 
-    ask("one that is there", {"name": there})
+    ask("an existing topic", {"name": there})
     ask("an empty name", {"name": ""})
     ask("an impossible name", {"name": "a b"})
     ask("a dot", {"name": "."})
@@ -78,7 +78,7 @@ def create_topics(client: RecordingClient) -> None:
     ask("no partitions", {"name": name, "num_partitions": 0})
     ask("partitions below -1", {"name": name, "num_partitions": -2})
     ask(
-        "more partitions than one request makes",
+        "too many partitions for one request",
         {"name": name, "num_partitions": 10_001},
         {"name": f"{name}-other"},
     )
@@ -89,26 +89,26 @@ def create_topics(client: RecordingClient) -> None:
         {"name": name, "configs": config("retention.ms", None)},
     )
     ask(
-        "a number that is none",
+        "a value that is not a number",
         {"name": name, "configs": config("retention.ms", "long")},
     )
     ask(
-        "a number below its range",
+        "a value below its range",
         {"name": name, "configs": config("segment.bytes", "1")},
     )
     ask(
-        "a policy that is not there",
+        "an unknown policy",
         {"name": name, "configs": config("cleanup.policy", "keep")},
     )
     # The first commit creates the topic.
-    coordinator(client, f"{client.name}-group")
+    wait_for_coordinator(client, f"{client.name}-group")
     commit(client, f"{client.name}-group", there)
     ask("an internal name", {"name": "__consumer_offsets"})
-    ask("one twice", {"name": f"{name}-twice"}, {"name": f"{name}-twice"})
+    ask("the same entry twice", {"name": f"{name}-twice"}, {"name": f"{name}-twice"})
     assigned = [{"partition_index": 0, "broker_ids": [1]}]
-    ask("assigned and counted", {"name": name, "assignments": assigned})
+    ask("both assignments and a count", {"name": name, "assignments": assigned})
     ask(
-        "a gap in what is assigned",
+        "a gap in the assignments",
         _assigned(name, [{"partition_index": 1, "broker_ids": [1]}]),
     )
     ask(
@@ -123,21 +123,21 @@ def create_topics(client: RecordingClient) -> None:
         "assigned to a broker twice",
         _assigned(name, [{"partition_index": 0, "broker_ids": [1, 1]}]),
     )
-    ask("only checked", {"name": name}, validate_only=True)
+    ask("only validated", {"name": name}, validate_only=True)
     ask(
-        "only checked, and wrong",
+        "only validated, with an error",
         {"name": name, "num_partitions": 0},
         validate_only=True,
     )
-    ask("made", {"name": name, "configs": config("retention.ms", "5000")})
+    ask("created", {"name": name, "configs": config("retention.ms", "5000")})
     ask("assigned", _assigned(f"{name}-assigned", assigned))
     if client.version >= 4:
         ask(
-            "by default",
+            "with default counts",
             {"name": f"{name}-d", "num_partitions": -1, "replication_factor": -1},
         )
-    ask("a dot where an underscore is", {"name": f"{name}.collides"})
-    ask("an underscore where a dot is", {"name": f"{name}_collides"})
+    ask("a dot instead of an underscore", {"name": f"{name}.collides"})
+    ask("an underscore instead of a dot", {"name": f"{name}_collides"})
     client.ask("none", topics=[], timeout_ms=30_000)
 
 
@@ -165,18 +165,20 @@ def delete_topics(client: RecordingClient) -> None:
 
     ask("no such topic", f"{name}-none")
     ask("an impossible name", "a b")
-    ask("one twice", name, name)
-    ask("one and one that is not there", name, f"{name}-none")
+    ask("the same entry twice", name, name)
+    ask("an existing and a missing topic", name, f"{name}-none")
     ask("none")
     if client.version >= 6:
         client.ask(
-            "by no id",
+            "by an unknown id",
             topics=[{"name": None, "topic_id": b"\1" * 16}],
             timeout_ms=30_000,
         )
-        client.ask("by neither", topics=[{"name": None}], timeout_ms=30_000)
+        client.ask("without name and id", topics=[{"name": None}], timeout_ms=30_000)
         client.ask(
-            "by both", topics=[{"name": other, "topic_id": other_id}], timeout_ms=30_000
+            "by name and id",
+            topics=[{"name": other, "topic_id": other_id}],
+            timeout_ms=30_000,
         )
         client.ask(
             "by its id",
@@ -196,14 +198,14 @@ def create_partitions(client: RecordingClient) -> None:
         )
 
     ask("no such topic", f"{name}-none", 3)
-    ask("as many as there are", name, 2)
+    ask("the current count", name, 2)
     ask("fewer", name, 1)
     ask("none", name, 0)
     ask("below zero", name, -1)
     ask("too few assigned", name, 4, assignments=[{"broker_ids": [1]}])
     ask("assigned to another broker", name, 3, assignments=[{"broker_ids": [99]}])
     client.ask(
-        "only checked",
+        "only validated",
         topics=[{"name": name, "count": 3, "assignments": None}],
         timeout_ms=1,
         validate_only=True,
@@ -221,27 +223,27 @@ def describe_configs(client: RecordingClient) -> None:
     def ask(
         step: str, kind: int, resource: str, keys: list[str] | None = keys, **more: Any
     ) -> None:
-        asked = {
+        entry = {
             "resource_type": kind,
             "resource_name": resource,
             "configuration_keys": keys,
         }
-        client.ask(step, resources=[asked], **more)
+        client.ask(step, resources=[entry], **more)
 
     ask("a topic", TOPIC, name)
     ask("no setting", TOPIC, name, [])
     step, recorded = client.recorded.pop()
     client.recorded.append((step, bool(recorded["results"][0]["configs"])))
-    ask("a setting that is not there", TOPIC, name, ["no.such"])
+    ask("an unknown setting", TOPIC, name, ["no.such"])
     ask("no such topic", TOPIC, f"{name}-none")
     ask("an impossible name", TOPIC, "a b")
     ask("another broker", BROKER, "99", ["log.retention.ms"])
-    ask("a broker that is no number", BROKER, "x", ["log.retention.ms"])
-    ask("a kind that is not there", 77, name)
+    ask("a broker id that is not a number", BROKER, "x", ["log.retention.ms"])
+    ask("an unknown type", 77, name)
     client.ask("none", resources=[])
     if client.version >= 1:
         ask("with synonyms", TOPIC, name, ["retention.ms"], include_synonyms=True)
-    ask("a group that is not there", GROUP, client.name, [_SESSION, _INTERVAL])
+    ask("an unknown group", GROUP, client.name, [_SESSION, _INTERVAL])
     ask("a group without a name", GROUP, "", [_SESSION])
     client.ask(
         "all of a topic",
@@ -268,24 +270,24 @@ def alter_configs(client: RecordingClient) -> None:
         **more: Any,
     ) -> None:
         configs = [{"name": key, "value": value} for key, value in settings]
-        asked = {"resource_type": kind, "resource_name": resource, "configs": configs}
-        client.ask(step, resources=[asked], **more)
+        entry = {"resource_type": kind, "resource_name": resource, "configs": configs}
+        client.ask(step, resources=[entry], **more)
 
     ask("no such topic", f"{name}-none", ("retention.ms", "1000"))
     ask("an unknown setting", name, ("no.such", "1"))
-    ask("a number that is none", name, ("retention.ms", "long"))
+    ask("a value that is not a number", name, ("retention.ms", "long"))
     ask("a setting without a value", name, ("retention.ms", None))
-    ask("one twice", name, ("retention.ms", "1"), ("retention.ms", "2"))
-    ask("a kind that is not there", name, ("retention.ms", "1"), kind=77)
-    ask("only checked", name, ("retention.ms", "7000"), validate_only=True)
-    ask("one for all that were set", name, ("segment.ms", "90000"))
+    ask("the same entry twice", name, ("retention.ms", "1"), ("retention.ms", "2"))
+    ask("an unknown type", name, ("retention.ms", "1"), kind=77)
+    ask("only validated", name, ("retention.ms", "7000"), validate_only=True)
+    ask("a setting that replaces all others", name, ("segment.ms", "90000"))
     client.ask("none", resources=[])
     twice = {"resource_type": TOPIC, "resource_name": name, "configs": []}
     client.ask("a topic twice", resources=[twice, twice])
     _record_topic_settings(client, name)
     ask("a group", client.name, (_SESSION, "50000"), kind=GROUP)
     ask(
-        "a group: one for all that were set",
+        "a group: a setting that replaces all others",
         client.name,
         (_INTERVAL, "6000"),
         kind=GROUP,
@@ -293,7 +295,12 @@ def alter_configs(client: RecordingClient) -> None:
     ask(
         "a group: an unknown setting", client.name, ("retention.ms", "1000"), kind=GROUP
     )
-    ask("a group: a number that is none", client.name, (_SESSION, "long"), kind=GROUP)
+    ask(
+        "a group: a value that is not a number",
+        client.name,
+        (_SESSION, "long"),
+        kind=GROUP,
+    )
     ask("a group without a name", "", (_SESSION, "50000"), kind=GROUP)
     _record_group_settings(client)
 
@@ -319,20 +326,20 @@ def incremental_alter_configs(client: RecordingClient) -> None:
 
     ask("no such topic", f"{name}-none", "retention.ms", 0, "1000")
     ask("set", name, "retention.ms", 0, "6000")
-    ask("set to nothing", name, "retention.ms", 0, None)
+    ask("set to null", name, "retention.ms", 0, None)
     ask("delete", name, "retention.ms", 1, None)
-    ask("delete what was not set", name, "segment.ms", 1, None)
+    ask("delete an unset setting", name, "segment.ms", 1, None)
     ask("append", name, "cleanup.policy", 2, "compact")
-    ask("append what is there", name, "cleanup.policy", 2, "compact")
+    ask("append a present entry", name, "cleanup.policy", 2, "compact")
     ask("subtract", name, "cleanup.policy", 3, "delete")
-    ask("append to what is no list", name, "retention.ms", 2, "1")
-    ask("an operation that is not there", name, "retention.ms", 9, "1")
+    ask("append to a setting that is not a list", name, "retention.ms", 2, "1")
+    ask("an unknown operation", name, "retention.ms", 9, "1")
     ask("an unknown setting", name, "no.such", 0, "1")
-    ask("a number that is none", name, "retention.ms", 0, "long")
-    ask("a kind that is not there", name, "retention.ms", 0, "1", kind=77)
+    ask("a value that is not a number", name, "retention.ms", 0, "long")
+    ask("an unknown type", name, "retention.ms", 0, "1", kind=77)
     config = {"name": "retention.ms", "config_operation": 0, "value": "1"}
     client.ask(
-        "one twice",
+        "the same entry twice",
         resources=[
             {"resource_type": TOPIC, "resource_name": name, "configs": [config, config]}
         ],
@@ -341,46 +348,53 @@ def incremental_alter_configs(client: RecordingClient) -> None:
     ask("a group: set", client.name, _SESSION, 0, "50000", kind=GROUP)
     ask("a group: set another", client.name, _INTERVAL, 0, "6000", kind=GROUP)
     ask("a group: delete", client.name, _SESSION, 1, "", kind=GROUP)
-    ask("a group: delete what was not set", client.name, _SESSION, 1, "", kind=GROUP)
+    ask("a group: delete an unset setting", client.name, _SESSION, 1, "", kind=GROUP)
     ask("a group: append", client.name, _SESSION, 2, "1", kind=GROUP)
     ask("a group: an unknown setting", client.name, "no.such", 0, "1", kind=GROUP)
     ask("a group: delete an unknown setting", client.name, "no.such", 1, "", kind=GROUP)
-    ask("a group: a number that is none", client.name, _SESSION, 0, "long", kind=GROUP)
+    ask(
+        "a group: a value that is not a number",
+        client.name,
+        _SESSION,
+        0,
+        "long",
+        kind=GROUP,
+    )
     ask("a group: too small", client.name, _SESSION, 0, "10", kind=GROUP)
-    ask("a group: to nothing", client.name, _SESSION, 0, None, kind=GROUP)
+    ask("a group: set to null", client.name, _SESSION, 0, None, kind=GROUP)
     ask("a group without a name", "", _SESSION, 0, "50000", kind=GROUP)
     _record_group_settings(client)
 
 
 def _record_topic_settings(client: RecordingClient, name: str) -> None:
     """Record the final settings of a topic."""
-    asked = {
+    resource = {
         "resource_type": TOPIC,
         "resource_name": name,
         "configuration_keys": [*KNOWN, "segment.ms"],
     }
-    answer = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[asked])
+    answer = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[resource])
     settings = {
         config.name: config.value
         for config in answer.results[0].configs
         if config.config_source == 1
     }
-    client.recorded.append(("how it is set in the end", settings))
+    client.recorded.append(("the final settings", settings))
 
 
 def _record_group_settings(client: RecordingClient) -> None:
     """Record the final settings of the group with the client's name."""
-    asked = {
+    resource = {
         "resource_type": GROUP,
         "resource_name": client.name,
         "configuration_keys": [_SESSION, _INTERVAL],
     }
-    answer = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[asked])
+    answer = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[resource])
     settings = {
         config.name: [config.value, config.config_source]
         for config in answer.results[0].configs
     }
-    client.recorded.append(("how the group is set in the end", settings))
+    client.recorded.append(("the final settings of the group", settings))
 
 
 def describe_log_dirs(client: RecordingClient) -> None:
@@ -392,11 +406,11 @@ def describe_log_dirs(client: RecordingClient) -> None:
 
 
 def describe_cluster(client: RecordingClient) -> None:
-    client.ask("asked")
+    client.ask("a request")
     client.ask("with operations", include_cluster_authorized_operations=True)
     if client.version >= 1:
         client.ask("the controllers", endpoint_type=2)
-        client.ask("an endpoint that is not there", endpoint_type=7)
+        client.ask("an unknown endpoint type", endpoint_type=7)
 
 
 def elect_leaders(client: RecordingClient) -> None:
@@ -411,12 +425,12 @@ def elect_leaders(client: RecordingClient) -> None:
             **fields,
         )
 
-    ask("a leader that leads", name, 0)
+    ask("a partition with its preferred leader", name, 0)
     ask("no such partition", name, 7)
     ask("no such topic", f"{name}-none", 0)
     if client.version >= 1:
-        ask("an unclean one that is not needed", name, 0, kind=1)
-        ask("a kind that is not there", name, 0, kind=5)
+        ask("an unclean election that is not needed", name, 0, kind=1)
+        ask("an unknown type", name, 0, kind=5)
     client.ask("none", timeout_ms=30_000, topic_partitions=[])
 
 
@@ -431,7 +445,7 @@ def alter_reassignments(client: RecordingClient) -> None:
             step, timeout_ms=30_000, topics=[{"name": topic, "partitions": [moved]}]
         )
 
-    ask("the present replica", [1])
+    ask("the current replica", [1])
     ask("an unknown broker", [7])
     ask("a broker twice", [1, 1])
     ask("a negative broker", [-1])
@@ -442,7 +456,7 @@ def alter_reassignments(client: RecordingClient) -> None:
     client.ask("no topics", timeout_ms=30_000, topics=[])
     if client.version >= 1:
         client.ask(
-            "another replication factor that is not allowed",
+            "another replication factor, not allowed",
             timeout_ms=30_000,
             allow_replication_factor_change=False,
             topics=[
@@ -475,7 +489,7 @@ _ANY_ACL = {
 
 def describe_acls(client: RecordingClient) -> None:
     client.ask("all", **_ANY_ACL)
-    client.ask("an operation that is not there", **{**_ANY_ACL, "operation": 99})
+    client.ask("an unknown operation", **{**_ANY_ACL, "operation": 99})
 
 
 def create_acls(client: RecordingClient) -> None:
@@ -500,7 +514,7 @@ def describe_quotas(client: RecordingClient) -> None:
     )
     client.ask("all", components=[])
     client.ask(
-        "of a kind that is not there",
+        "of an unknown entity type",
         components=[{"entity_type": "x", "match_type": 0, "match": "a"}],
     )
 
@@ -513,15 +527,17 @@ def alter_quotas(client: RecordingClient) -> None:
         }
         client.ask(step, entries=[entry], **more)
 
-    ask("only checked", "user", "producer_byte_rate", 1000.0, validate_only=True)
-    ask("a key that is not there", "user", "no_such", 1.0)
-    ask("a kind that is not there", "x", "producer_byte_rate", 1.0)
+    ask("only validated", "user", "producer_byte_rate", 1000.0, validate_only=True)
+    ask("an unknown key", "user", "no_such", 1.0)
+    ask("an unknown type", "x", "producer_byte_rate", 1.0)
     ask("set", "user", "producer_byte_rate", 1000.0)
 
 
 def describe_scram(client: RecordingClient) -> None:
-    client.ask("a user that is not there", users=[{"name": client.name}])
-    client.ask("one twice", users=[{"name": client.name}, {"name": client.name}])
+    client.ask("an unknown user", users=[{"name": client.name}])
+    client.ask(
+        "the same entry twice", users=[{"name": client.name}, {"name": client.name}]
+    )
     client.ask("all", users=[])
 
 
@@ -534,13 +550,15 @@ def alter_scram(client: RecordingClient) -> None:
         "salted_password": b"p" * 32,
     }
     client.ask(
-        "deletes one that is not there",
+        "delete an unknown user",
         deletions=[{"name": client.name, "mechanism": 1}],
         upsertions=[],
     )
-    client.ask("too few rounds", deletions=[], upsertions=[{**user, "iterations": 10}])
     client.ask(
-        "a mechanism that is not there",
+        "too few iterations", deletions=[], upsertions=[{**user, "iterations": 10}]
+    )
+    client.ask(
+        "an unknown mechanism",
         deletions=[],
         upsertions=[{**user, "mechanism": 9}],
     )

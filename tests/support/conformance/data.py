@@ -1,4 +1,4 @@
-"""Requests to produce, fetch, and list offsets of logs."""
+"""Scripts of requests about records, offsets and partitions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from logcore import recordbatch
 from netshim import wire
 from support.conformance import RecordingClient, Script
 
-#: Fixed, so that both logs contain the same bytes: 2026-01-01.
+#: The time of records, 2026-01-01. It is fixed, so that both logs contain the same bytes.
 NOW_MS = 1_767_225_600_000
-#: First versions of Produce and of Fetch in which topics are identified by their ids.
+#: The version of Produce and of Fetch from which on requests contain topic ids.
 _TOPIC_IDS_SINCE = 13
 _CRC_POSITION = 17
 
@@ -26,7 +26,7 @@ def batch(*values: bytes, time_ms: int = NOW_MS, **more: Any) -> bytes:
     return recordbatch.encode(rows, **more)
 
 
-def _with(records: bytes, position: int, form: str, value: int) -> bytes:
+def _patched(records: bytes, position: int, form: str, value: int) -> bytes:
     """Return a batch with another number at a position after its CRC, and with the
     matching CRC.
     """
@@ -40,7 +40,7 @@ def _with(records: bytes, position: int, form: str, value: int) -> bytes:
     return bytes(changed)
 
 
-def _old(value: bytes) -> bytes:
+def _message_v1(value: bytes) -> bytes:
     """Return a message in the format before batches, magic 1."""
     from zlib import crc32
 
@@ -89,24 +89,28 @@ def produce(client: RecordingClient) -> None:
     ask("a partition below zero", batch(b"a"), partition=-1)
     ask("no records", None)
     ask("empty records", b"")
-    ask("a batch without records", _with(batch(b"a"), 57, ">i", 0)[:61])
+    ask("a batch without records", _patched(batch(b"a"), 57, ">i", 0)[:61])
     ask("two batches", batch(b"a") + batch(b"b"))
     ask("a wrong CRC", batch(b"a")[:-1] + b"\xff")
-    ask("a cut batch", batch(b"a", b"b")[:-3])
+    ask("a truncated batch", batch(b"a", b"b")[:-3])
     ask("a few bytes", b"\0" * 5)
-    ask("a message of magic 1", _old(b"v"))
-    ask("magic 3", _with(batch(b"a"), 16, ">b", 3))
+    ask("a message of magic 1", _message_v1(b"v"))
+    ask("magic 3", _patched(batch(b"a"), 16, ">b", 3))
     ask("a base offset that is not 0", struct.pack(">q", 7) + batch(b"a")[8:])
-    ask("a count that does not fit", _with(batch(b"a", b"b"), 57, ">i", 5))
-    ask("a last offset delta that does not fit", _with(batch(b"a", b"b"), 23, ">i", 9))
-    ask("a control batch", _with(batch(b"a"), 21, ">h", 0x20))
+    ask("a wrong record count", _patched(batch(b"a", b"b"), 57, ">i", 5))
+    ask("a wrong last offset delta", _patched(batch(b"a", b"b"), 23, ">i", 9))
+    ask("a control batch", _patched(batch(b"a"), 21, ">h", 0x20))
     ask("too large", batch(b"x" * 3_000))
     ask(
         "no key in a compacted topic",
         recordbatch.encode([(None, b"v", (), NOW_MS)]),
         topic=compacted,
     )
-    ask("a time far from now", batch(b"a", time_ms=4_000_000_000_000), topic=short)
+    ask(
+        "a timestamp far in the future",
+        batch(b"a", time_ms=4_000_000_000_000),
+        topic=short,
+    )
     ask("the time of append", batch(b"a"), topic=stamped)
     for codec in ("gzip", "snappy", "lz4", "zstd"):
         ask(f"a batch in {codec}", batch(b"a" * 100, b"b" * 100, codec=codec))
@@ -120,14 +124,14 @@ def produce(client: RecordingClient) -> None:
         batch(b"p", base_sequence=2, producer_id=700, producer_epoch=2),
     )
     ask(
-        "a newer epoch, not at 0",
+        "a newer epoch, sequence not 0",
         batch(b"p", base_sequence=5, producer_id=700, producer_epoch=4),
     )
     ask(
         "a newer epoch", batch(b"p", base_sequence=0, producer_id=700, producer_epoch=4)
     )
     ask(
-        "an unknown producer, not at 0",
+        "an unknown producer, sequence not 0",
         batch(b"p", base_sequence=4, producer_id=701, producer_epoch=0),
     )
     ask(
@@ -163,11 +167,11 @@ def fetch(client: RecordingClient) -> None:
         step: str, offset: int, topic_entry: dict[str, Any] | None = None, **more: Any
     ) -> Any:
         part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-        of_request = {"max_wait_ms": 0, "max_bytes": 1 << 20, "session_epoch": -1}
+        request_fields = {"max_wait_ms": 0, "max_bytes": 1 << 20, "session_epoch": -1}
         for key, value in more.items():
             (
-                of_request
-                if key in of_request or key in ("isolation_level", "session_id")
+                request_fields
+                if key in request_fields or key in ("isolation_level", "session_id")
                 else part
             )[key] = value
         topics = [
@@ -176,12 +180,12 @@ def fetch(client: RecordingClient) -> None:
                 "partitions": [part],
             }
         ]
-        return client.ask(step, topics=topics, **of_request)
+        return client.ask(step, topics=topics, **request_fields)
 
     ask("from the start", 0)
     ask("inside a batch", 1)
     ask("at the end", 5)
-    ask("behind the end", 6)
+    ask("after the end", 6)
     ask("below zero", -1)
     ask("one byte of a partition", 0, partition_max_bytes=1)
     ask("one byte in all", 0, max_bytes=1)
@@ -190,18 +194,16 @@ def fetch(client: RecordingClient) -> None:
     ask("no such topic", 0, topic_fields(f"{name}-none", b"\1" * 16))
     ask("no such partition", 0, partition=7)
     ask("the epoch of the leader", 0, current_leader_epoch=0)
-    ask("an epoch to come", 0, current_leader_epoch=5)
+    ask("a future epoch", 0, current_leader_epoch=5)
     ask("last fetched epoch", 5, last_fetched_epoch=0)
-    ask("a last fetched epoch to come", 5, last_fetched_epoch=3)
-    ask("a session that is not there", 0, session_id=12_345, session_epoch=3)
-    ask("closing a session that is not there", 0, session_id=12_345)
-    client.ask(
-        "nothing asked", max_wait_ms=0, max_bytes=1000, session_epoch=-1, topics=[]
-    )
+    ask("a future last fetched epoch", 5, last_fetched_epoch=3)
+    ask("an unknown session", 0, session_id=12_345, session_epoch=3)
+    ask("close an unknown session", 0, session_id=12_345)
+    client.ask("no topics", max_wait_ms=0, max_bytes=1000, session_epoch=-1, topics=[])
 
 
 def fetch_session(client: RecordingClient) -> None:
-    """Fetch in a session of the client's own, if the broker creates sessions."""
+    """Fetch in a new session, if the broker creates sessions."""
     name = client.topic("-session")
     topic_id = client.wait_for(name, 2)
     client.produce(name, batch(b"a", b"b"))
@@ -236,31 +238,31 @@ def fetch_session(client: RecordingClient) -> None:
             **({"forgotten_topics_data": forgotten_topics} if forgotten_topics else {}),
         )  # fmt: skip
 
-    made = ask("a new one", 0, 0, {0: 0, 1: 0})
+    made = ask("a new session", 0, 0, {0: 0, 1: 0})
     if not made.session_id:
         return
     first = made.session_id
     ask("the next epoch", first, 1, {0: 2})
     ask("nothing new", first, 2, {})
     client.produce(name, batch(b"c"), partition=1)
-    ask("news of one partition", first, 3, {})
-    ask("an epoch again", first, 3, {})
-    ask("records that were not taken", first, 4, {})
+    ask("a new record in one partition", first, 3, {})
+    ask("the same epoch again", first, 3, {})
+    ask("records that were not fetched", first, 4, {})
     client.ask_unrecorded(
-        wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)]
+        wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_deletion(name, 1)]
     )
     ask("another log start", first, 5, {1: 1})
     ask("an unknown partition", first, 6, {7: 0})
     ask("an error again", first, 7, {})
     ask("a forgotten partition", first, 8, {}, [7])
     ask("nothing new after an error", first, 9, {})
-    ask("behind the end", first, 10, {0: 9})
-    ask("back from an error", first, 11, {0: 2})
+    ask("after the end", first, 10, {0: 9})
+    ask("a valid offset after an error", first, 11, {0: 2})
     ask("all are forgotten", first, 12, {}, [0, 1])
     ask("after all were forgotten", first, 13, {})
-    second = ask("a second one", first, 0, {0: 0})
-    third = ask("instead of the second one", second.session_id, 0, {0: 0})
-    ask("the second one is closed", second.session_id, 1, {})
+    second = ask("a second session", first, 0, {0: 0})
+    third = ask("a session that replaces the second one", second.session_id, 0, {0: 0})
+    ask("the second session is closed", second.session_id, 1, {})
     ask("closed", third.session_id, -1, {0: 0})
     ask("after it was closed", third.session_id, 1, {})
     ask("without partitions", 0, 0, {})
@@ -272,7 +274,7 @@ def list_offsets(client: RecordingClient) -> None:
     client.produce(name, batch(b"a", b"b"))
     client.produce(name, batch(b"c", time_ms=NOW_MS + 60_000))
     client.ask_unrecorded(
-        wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_cut(name, 1)]
+        wire.DELETE_RECORDS, 2, timeout_ms=30_000, topics=[_deletion(name, 1)]
     )
 
     def ask(step: str, timestamp: int, topic: str = name, **more: Any) -> None:
@@ -285,9 +287,9 @@ def list_offsets(client: RecordingClient) -> None:
     ask("the start", -2)
     ask("the largest time", -3)
     ask("the local start", -4)
-    ask("what was last tiered", -5)
-    ask("the earliest that is pending", -6)
-    ask("below all of these", -9)
+    ask("the last tiered offset", -5)
+    ask("the earliest pending upload", -6)
+    ask("an unknown negative timestamp", -9)
     ask("a time before all", 0)
     ask("a time between", NOW_MS + 10_000)
     ask("the time of a record", NOW_MS + 60_000)
@@ -295,13 +297,13 @@ def list_offsets(client: RecordingClient) -> None:
     ask("no such topic", -1, topic=f"{name}-none")
     ask("no such partition", -1, partition_index=7)
     ask("the epoch of the leader", -1, current_leader_epoch=0)
-    ask("an epoch to come", -1, current_leader_epoch=5)
+    ask("a future epoch", -1, current_leader_epoch=5)
     ask("read committed", -1, isolation_level=1)
     twice = {"name": name, "partitions": [{"partition_index": 0, "timestamp": -1}] * 2}
     client.ask("a partition twice", replica_id=-1, topics=[twice])
 
 
-def _cut(name: str, offset: int) -> dict[str, Any]:
+def _deletion(name: str, offset: int) -> dict[str, Any]:
     return {"name": name, "partitions": [{"partition_index": 0, "offset": offset}]}
 
 
@@ -324,11 +326,11 @@ def offset_for_leader_epoch(client: RecordingClient) -> None:
         client.ask(step, replica_id=-1, topics=[{"topic": topic, "partitions": [part]}])
 
     ask("the epoch", 0)
-    ask("an epoch to come", 5)
+    ask("a future epoch", 5)
     ask("no epoch", -1)
     ask("no such topic", 0, f"{name}-none")
     ask("no such partition", 0, partition=7)
-    ask("the leader's epoch is another", 0, current=4)
+    ask("another epoch of the leader", 0, current=4)
 
 
 def delete_records(client: RecordingClient) -> None:
@@ -343,8 +345,8 @@ def delete_records(client: RecordingClient) -> None:
         )
 
     ask("some", 1)
-    ask("fewer than are gone", 0)
-    ask("more than there are", 9)
+    ask("below the log start", 0)
+    ask("after the end", 9)
     ask("all", -1)
     ask("below zero", -5)
     ask("no such topic", 0, f"{name}-none")
@@ -364,7 +366,7 @@ def metadata(client: RecordingClient) -> None:
 
     ask("a topic", [{"name": name}])
     ask("no topic", [])
-    # In version 0 it means all topics, including topics of other scripts.
+    # In version 0, no topic means all topics, including those of other scripts.
     step, recorded = client.recorded.pop()
     client.recorded.append(
         (
@@ -382,7 +384,7 @@ def metadata(client: RecordingClient) -> None:
         ask("no such topic", [{"name": f"{name}-none"}])
     if has_ids:
         ask("by its id", [{"topic_id": topic_id, "name": None}])
-        ask("by no id", [{"topic_id": b"\1" * 16, "name": None}])
+        ask("by an unknown id", [{"topic_id": b"\1" * 16, "name": None}])
         ask("by id and name", [{"topic_id": topic_id, "name": name}])
     if client.version >= 8:
         ask(
@@ -426,7 +428,7 @@ def write_markers(client: RecordingClient) -> None:
         }
         client.ask(step, markers=[marker])
 
-    ask("of a producer that never wrote")
+    ask("of an unknown producer")
     ask("a later coordinator", coordinator_epoch=4)
     ask("an earlier coordinator", coordinator_epoch=1)
     ask("no such topic", f"{name}-none")

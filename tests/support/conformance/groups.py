@@ -1,4 +1,4 @@
-"""Requests to groups of both protocols, and about their offsets."""
+"""Scripts of requests to groups of both protocols, and about their offsets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SESSION = {
 _BASIC_JOIN = 5
 
 
-def coordinator(client: RecordingClient, group_id: str) -> None:
+def wait_for_coordinator(client: RecordingClient, group_id: str) -> None:
     """Wait until the broker coordinates a group."""
 
     def ask() -> tuple[int, Any]:
@@ -34,8 +34,8 @@ def coordinator(client: RecordingClient, group_id: str) -> None:
 
 
 def join(client: RecordingClient, group_id: str, **more: Any) -> Any:
-    """Let a member of the classic protocol join. In a group without other members it is
-    the leader.
+    """Let a member join by the classic protocol. In a group without other members, the
+    member is the leader.
     """
     fields = {
         **_SESSION,
@@ -51,12 +51,12 @@ def join(client: RecordingClient, group_id: str, **more: Any) -> Any:
     )
 
 
-def stable(client: RecordingClient, suffix: str = "") -> tuple[str, str]:
+def create_stable_group(client: RecordingClient, suffix: str = "") -> tuple[str, str]:
     """Create a group with one member that has its assignment, and return the group id
     and the member id.
     """
     group_id = f"{client.name}{suffix}"
-    coordinator(client, group_id)
+    wait_for_coordinator(client, group_id)
     joined = join(client, group_id)
     mine = {"member_id": joined.member_id, "assignment": b"mine"}
     done = client.ask_unrecorded(
@@ -68,7 +68,7 @@ def stable(client: RecordingClient, suffix: str = "") -> tuple[str, str]:
 
 
 def find_coordinator(client: RecordingClient) -> None:
-    coordinator(client, client.name)
+    wait_for_coordinator(client, client.name)
     has_list = client.version >= 4
 
     def ask(step: str, key: str, key_type: int) -> None:
@@ -78,7 +78,7 @@ def find_coordinator(client: RecordingClient) -> None:
     ask("of a group", client.name, 0)
     ask("of an empty group id", "", 0)
     if client.version >= 1:
-        ask("of a type that is not there", client.name, 9)
+        ask("of an unknown type", client.name, 9)
         ask("of share groups", client.name, 2)
     if has_list:
         client.ask(
@@ -89,7 +89,7 @@ def find_coordinator(client: RecordingClient) -> None:
 
 def join_group(client: RecordingClient) -> None:
     group_id = client.name
-    coordinator(client, group_id)
+    wait_for_coordinator(client, group_id)
     fields = {
         **_SESSION,
         "protocols": [{"name": "range", "metadata": SUBSCRIPTION}],
@@ -121,7 +121,7 @@ def join_group(client: RecordingClient) -> None:
 
 
 def heartbeat(client: RecordingClient) -> None:
-    group_id, member_id = stable(client)
+    group_id, member_id = create_stable_group(client)
     fields = {"group_id": group_id, "member_id": member_id, "generation_id": 1}
     client.ask("a member", **fields)
     client.ask("another generation", **{**fields, "generation_id": 7})
@@ -134,7 +134,7 @@ def heartbeat(client: RecordingClient) -> None:
 
 def sync_group(client: RecordingClient) -> None:
     group_id = client.name
-    coordinator(client, group_id)
+    wait_for_coordinator(client, group_id)
     joined = join(client, group_id)
     member_id = joined.member_id
     fields = {
@@ -170,7 +170,7 @@ def sync_group(client: RecordingClient) -> None:
 
 
 def leave_group(client: RecordingClient) -> None:
-    group_id, member_id = stable(client)
+    group_id, member_id = create_stable_group(client)
 
     def ask(step: str, group_id: str, member_id: str) -> None:
         if client.version >= 3:
@@ -191,7 +191,7 @@ def leave_group(client: RecordingClient) -> None:
 
 def describe_groups(client: RecordingClient) -> None:
     name = client.topic()
-    group_id, _ = stable(client)
+    group_id, _ = create_stable_group(client)
     # Otherwise, other scripts would decide whether a group with an empty name exists.
     commit(client, "", name)
     client.ask("a group", groups=[group_id])
@@ -205,7 +205,7 @@ def describe_groups(client: RecordingClient) -> None:
 
 
 def list_groups(client: RecordingClient) -> None:
-    group_id, _ = stable(client)
+    group_id, _ = create_stable_group(client)
     filters: list[tuple[str, dict[str, Any]]] = [("all", {})]
     if client.version >= 4:
         filters += [
@@ -229,7 +229,7 @@ def list_groups(client: RecordingClient) -> None:
 
 def offset_commit(client: RecordingClient) -> None:
     name = client.topic()
-    group_id, member_id = stable(client, "-group")
+    group_id, member_id = create_stable_group(client, "-group")
     simple = f"{client.name}-simple"
 
     def ask(
@@ -282,7 +282,7 @@ def offset_commit(client: RecordingClient) -> None:
         generation_id_or_member_epoch=1,
         member_id="nobody",
     )
-    ask("without a member, in a group that has some", group_id)
+    ask("without a member, in a group with members", group_id)
     client.ask(
         "no topics", group_id=simple, generation_id_or_member_epoch=-1, topics=[]
     )
@@ -305,7 +305,7 @@ def commit(client: RecordingClient, group_id: str, topic: str, offset: int = 5) 
 def offset_fetch(client: RecordingClient) -> None:
     name = client.topic()
     group_id = f"{client.name}-simple"
-    coordinator(client, group_id)
+    wait_for_coordinator(client, group_id)
     commit(client, group_id, name)
     has_groups = client.version >= 8
 
@@ -318,7 +318,7 @@ def offset_fetch(client: RecordingClient) -> None:
             client.ask(step, group_id=group_id, topics=topics, **more)
 
     both = [{"name": name, "partition_indexes": [0, 1]}]
-    ask("committed and not", group_id, both)
+    ask("a committed and an uncommitted partition", group_id, both)
     ask("no such topic", group_id, [{"name": f"{name}-none", "partition_indexes": [0]}])
     ask("no such partition", group_id, [{"name": name, "partition_indexes": [7]}])
     ask("an unknown group", f"{group_id}-none", both)
@@ -328,7 +328,7 @@ def offset_fetch(client: RecordingClient) -> None:
         ask("all topics", group_id, None)
         ask("all topics of an unknown group", f"{group_id}-none", None)
     if client.version >= 7:
-        ask("what is stable", group_id, both, require_stable=True)
+        ask("only stable offsets", group_id, both, require_stable=True)
     if client.version >= 9:
         group = {
             "group_id": group_id,
@@ -348,10 +348,10 @@ def offset_fetch(client: RecordingClient) -> None:
 def delete_groups(client: RecordingClient) -> None:
     name = client.topic()
     group_id = f"{client.name}-simple"
-    coordinator(client, group_id)
+    wait_for_coordinator(client, group_id)
     commit(client, group_id, name)
     commit(client, "", name)
-    full, _ = stable(client, "-full")
+    full, _ = create_stable_group(client, "-full")
     client.ask("a group with members", groups_names=[full])
     client.ask("a group", groups_names=[group_id])
     client.ask("the same again", groups_names=[group_id])
@@ -362,9 +362,9 @@ def delete_groups(client: RecordingClient) -> None:
 def offset_delete(client: RecordingClient) -> None:
     name = client.topic()
     group_id = f"{client.name}-simple"
-    coordinator(client, group_id)
+    wait_for_coordinator(client, group_id)
     commit(client, group_id, name)
-    full, _ = stable(client, "-full")
+    full, _ = create_stable_group(client, "-full")
 
     def ask(step: str, group_id: str, topic: str = name, partition: int = 0) -> None:
         topics = [{"name": topic, "partitions": [{"partition_index": partition}]}]
@@ -374,7 +374,7 @@ def offset_delete(client: RecordingClient) -> None:
     ask("of an empty group id", "")
     ask("no such topic", group_id, f"{name}-none")
     ask("no such partition", group_id, partition=7)
-    ask("what was not committed", group_id, partition=1)
+    ask("an uncommitted partition", group_id, partition=1)
     ask("of a group with members", full)
     ask("committed", group_id)
     ask("the same again", group_id)
@@ -425,12 +425,12 @@ def consumer_group_heartbeat(client: RecordingClient) -> None:
         member_id="A",
         server_assignor="sticky",
     )
-    client.ask("joins", **joining, group_id=group_id, member_id="A")
-    client.ask("beats", group_id=group_id, member_id="A", member_epoch=1)
-    client.ask("an epoch to come", group_id=group_id, member_id="A", member_epoch=8)
-    classic, _ = stable(client, "-classic")
-    client.ask("joins a classic group", **joining, group_id=classic, member_id="A")
-    client.ask("leaves", group_id=group_id, member_id="A", member_epoch=-1)
+    client.ask("a join", **joining, group_id=group_id, member_id="A")
+    client.ask("a heartbeat", group_id=group_id, member_id="A", member_epoch=1)
+    client.ask("a future epoch", group_id=group_id, member_id="A", member_epoch=8)
+    classic, _ = create_stable_group(client, "-classic")
+    client.ask("a join of a classic group", **joining, group_id=classic, member_id="A")
+    client.ask("a leave", group_id=group_id, member_id="A", member_epoch=-1)
 
 
 def consumer_group_describe(client: RecordingClient) -> None:
@@ -448,7 +448,7 @@ def consumer_group_describe(client: RecordingClient) -> None:
     client.ask("a group", group_ids=[group_id])
     client.ask("an unknown group", group_ids=[f"{group_id}-none"])
     client.ask("an empty group id", group_ids=[""])
-    classic, _ = stable(client, "-classic")
+    classic, _ = create_stable_group(client, "-classic")
     client.ask("a classic group", group_ids=[classic])
     client.ask(
         "with operations", group_ids=[group_id], include_authorized_operations=True

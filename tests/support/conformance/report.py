@@ -1,5 +1,5 @@
-"""Compares our responses with the responses of a Kafka broker, explains each
-difference, and writes both as a page.
+"""Compares our responses with the responses of a Kafka broker, and writes the page of the
+differences with their reasons.
 
 Kafka's responses are stored in tests/data/kafka/answers.json.gz, so that each run of
 the tests compares with them. On a machine with Java, `make interop` queries Kafka
@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "group_consumer_session_timeout_ms": 45_000,
 }
 
-#: By API and version, such as "Fetch-4": (step, answer), in order.
+#: For each API and version, such as "Fetch-4", the steps and their responses in order.
 Answers = dict[str, list[tuple[str, Any]]]
 
 #: (API, step) -> the reason why our response differs. A step that ends in * covers
@@ -64,15 +64,15 @@ REASONS: Mapping[tuple[str, str], str] = {
     (
         "Produce",
         "a base offset that is not 0",
-    ): "it is refused before a log is read, so the answer contains no log start",
+    ): "we refuse the batch before a log is read, so the answer contains no log start",
     (
         "Fetch",
         "two batches by their size",
     ): "Kafka sends a part of the batch that does not fit; we send whole batches",
     (
         "CreateTopics",
-        "only checked",
-    ): "Kafka draws an id for a topic that it does not make",
+        "only validated",
+    ): "Kafka returns an id for a topic that it does not create",
     (
         "DescribeConfigs",
         "with synonyms",
@@ -80,15 +80,14 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("AlterConfigs", "a topic twice"): "Kafka fails and does not answer",
     (
         "IncrementalAlterConfigs",
-        "an operation that is not there",
+        "an unknown operation",
     ): "Kafka fails with UNKNOWN_SERVER_ERROR",
     (
         "AddOffsetsToTxn",
         "an empty group id",
-    ): "Kafka takes it, and refuses each commit of that group",
+    ): "Kafka accepts the group id, and refuses each commit of that group",
 }
-#: APIs of Kafka 4.1 that we do not serve. For each key, the name of the API and the
-#: reason.
+#: APIs of Kafka 4.1 that we do not serve: for each API key, the name or the purpose.
 NOT_SERVED: Mapping[str, str] = {
     "34": "AlterReplicaLogDirs: a broker has one directory",
     "38-41": "delegation tokens",

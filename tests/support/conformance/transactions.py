@@ -1,4 +1,4 @@
-"""Requests about transactions and their producers."""
+"""Scripts of requests about transactions and their producers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from netshim import wire
 from netshim.wire import codes
 from support.conformance import RecordingClient, Script
 from support.conformance.data import batch
-from support.conformance.groups import coordinator, stable
+from support.conformance.groups import create_stable_group, wait_for_coordinator
 
 _TIMEOUT_MS = 60_000
 
 
-def begun(client: RecordingClient, suffix: str = "") -> dict[str, Any]:
+def start_producer(client: RecordingClient, suffix: str = "") -> dict[str, Any]:
     """Return the ids of a transactional producer without an open transaction."""
     transactional_id = f"{client.name}{suffix}"
     client.ask_unrecorded(
@@ -45,7 +45,7 @@ def begun(client: RecordingClient, suffix: str = "") -> dict[str, Any]:
     }
 
 
-def _added(client: RecordingClient, ids: dict[str, Any], topic: str) -> None:
+def _add_partition(client: RecordingClient, ids: dict[str, Any], topic: str) -> None:
     """Add a partition to the transaction."""
 
     def ask() -> tuple[int, Any]:
@@ -84,7 +84,7 @@ def _records(ids: dict[str, Any], sequence: int = 0) -> bytes:
 
 
 def init_producer_id(client: RecordingClient) -> None:
-    ids = begun(client, "-first")
+    ids = start_producer(client, "-first")
     client.ask(
         "without a transactional id",
         transactional_id=None,
@@ -104,7 +104,9 @@ def init_producer_id(client: RecordingClient) -> None:
             step, transactional_id=client.name, transaction_timeout_ms=timeout_ms
         )
     client.ask(
-        "a new one", transactional_id=client.name, transaction_timeout_ms=_TIMEOUT_MS
+        "a new transactional id",
+        transactional_id=client.name,
+        transaction_timeout_ms=_TIMEOUT_MS,
     )
     client.ask(
         "the same again",
@@ -114,8 +116,8 @@ def init_producer_id(client: RecordingClient) -> None:
     if client.version >= 3:
         same = {**ids, "transaction_timeout_ms": _TIMEOUT_MS}
         client.ask("with its epoch", **same)
-        client.ask("with its former epoch", **same)
-        client.ask("with an epoch to come", **{**same, "producer_epoch": 9})
+        client.ask("with its previous epoch", **same)
+        client.ask("with a future epoch", **{**same, "producer_epoch": 9})
         client.ask(
             "with another id", **{**same, "producer_id": ids["producer_id"] + 1_000}
         )
@@ -125,7 +127,7 @@ def init_producer_id(client: RecordingClient) -> None:
 
 def add_partitions(client: RecordingClient) -> None:
     name = client.topic()
-    ids = begun(client)
+    ids = start_producer(client)
 
     def ask(
         step: str,
@@ -152,26 +154,26 @@ def add_partitions(client: RecordingClient) -> None:
     if client.version >= 4:
         ask("verified", verifies=True)
         ask("one of two verified", partitions=(0, 1), verifies=True)
-        ask("an epoch to come verified", verifies=True, producer_epoch=99)
+        ask("a future epoch verified", verifies=True, producer_epoch=99)
     ask("both", partitions=(0, 1))
     ask("no such topic", f"{name}-none")
     ask("no such partition", partitions=(0, 7))
     ask("an older epoch", producer_epoch=ids["producer_epoch"] - 1)
-    ask("an epoch to come", producer_epoch=ids["producer_epoch"] + 5)
+    ask("a future epoch", producer_epoch=ids["producer_epoch"] + 5)
     ask("another producer", producer_id=ids["producer_id"] + 1_000)
     ask("an unknown transactional id", transactional_id=f"{client.name}-none")
     ask("an empty transactional id", transactional_id="")
 
 
 def add_offsets(client: RecordingClient) -> None:
-    ids = begun(client)
+    ids = start_producer(client)
     group_id = f"{client.name}-group"
-    coordinator(client, group_id)
+    wait_for_coordinator(client, group_id)
     client.ask("a group", **ids, group_id=group_id)
     client.ask("the same again", **ids, group_id=group_id)
     client.ask("an empty group id", **ids, group_id="")
     client.ask(
-        "an epoch to come",
+        "a future epoch",
         **{**ids, "producer_epoch": ids["producer_epoch"] + 5},
         group_id=group_id,
     )
@@ -189,13 +191,13 @@ def add_offsets(client: RecordingClient) -> None:
 
 def end_txn(client: RecordingClient) -> None:
     name = client.topic()
-    ids = begun(client)
+    ids = start_producer(client)
     client.ask("nothing to commit", **ids, committed=True)
     client.ask("nothing to abort", **ids, committed=False)
     for committed in (True, False):
         kind = "commit" if committed else "abort"
-        ids = begun(client, f"-{kind}")
-        _added(client, ids, name)
+        ids = start_producer(client, f"-{kind}")
+        _add_partition(client, ids, name)
         part = {"index": 0, "records": _records(ids)}
         done = client.ask_unrecorded(
             wire.PRODUCE, 9,
@@ -204,7 +206,7 @@ def end_txn(client: RecordingClient) -> None:
         )  # fmt: skip
         assert done.responses[0].partition_responses[0].error_code == 0, done
         client.ask(
-            f"{kind}: an epoch to come",
+            f"{kind}: a future epoch",
             **{**ids, "producer_epoch": 9},
             committed=committed,
         )
@@ -214,9 +216,9 @@ def end_txn(client: RecordingClient) -> None:
             committed=committed,
         )
         client.ask(kind, **ids, committed=committed)
-        _ended(client, ids)
+        _wait_for_markers(client, ids)
         client.ask(f"{kind} again", **ids, committed=committed)
-        client.ask(f"{kind}, then the other", **ids, committed=not committed)
+        client.ask(f"{kind}, then the opposite", **ids, committed=not committed)
     client.ask(
         "an unknown transactional id",
         **{**ids, "transactional_id": f"{client.name}-none"},
@@ -227,7 +229,7 @@ def end_txn(client: RecordingClient) -> None:
     )
 
 
-def _ended(client: RecordingClient, ids: dict[str, Any]) -> None:
+def _wait_for_markers(client: RecordingClient, ids: dict[str, Any]) -> None:
     """Wait until the markers are written."""
 
     def ask() -> tuple[int, Any]:
@@ -244,8 +246,8 @@ def _ended(client: RecordingClient, ids: dict[str, Any]) -> None:
 
 def txn_offset_commit(client: RecordingClient) -> None:
     name = client.topic()
-    ids = begun(client)
-    group_id, member_id = stable(client, "-group")
+    ids = start_producer(client)
+    group_id, member_id = create_stable_group(client, "-group")
     client.ask_unrecorded(wire.ADD_OFFSETS_TO_TXN, 3, **ids, group_id=group_id)
 
     def ask(
@@ -269,7 +271,7 @@ def txn_offset_commit(client: RecordingClient) -> None:
     ask("a long text", text="x" * 5_000)
     ask("no such topic", f"{name}-none")
     ask("no such partition", partition=7)
-    ask("an epoch to come", producer_epoch=ids["producer_epoch"] + 5)
+    ask("a future epoch", producer_epoch=ids["producer_epoch"] + 5)
     ask("another producer", producer_id=ids["producer_id"] + 1_000)
     ask("an empty group id", group_id="")
     if client.version >= 3:
@@ -280,8 +282,8 @@ def txn_offset_commit(client: RecordingClient) -> None:
 
 def describe_producers(client: RecordingClient) -> None:
     name = client.topic()
-    ids = begun(client)
-    _added(client, ids, name)
+    ids = start_producer(client)
+    _add_partition(client, ids, name)
     part = {"index": 0, "records": _records(ids)}
     topics = [{"name": name, "partition_data": [part]}]
     client.ask_unrecorded(
@@ -292,9 +294,7 @@ def describe_producers(client: RecordingClient) -> None:
         timeout_ms=30_000,
         topic_data=topics,
     )
-    client.ask(
-        "a transaction that is open", topics=[{"name": name, "partition_indexes": [0]}]
-    )
+    client.ask("an open transaction", topics=[{"name": name, "partition_indexes": [0]}])
     client.ask("no producer", topics=[{"name": name, "partition_indexes": [1]}])
     client.ask("no such partition", topics=[{"name": name, "partition_indexes": [7]}])
     client.ask(
@@ -304,11 +304,11 @@ def describe_producers(client: RecordingClient) -> None:
 
 def describe_transactions(client: RecordingClient) -> None:
     name = client.topic()
-    ids = begun(client)
+    ids = start_producer(client)
     mine = [ids["transactional_id"]]
     client.ask("nothing open", transactional_ids=mine)
-    _added(client, ids, name)
-    client.ask("one that is open", transactional_ids=mine)
+    _add_partition(client, ids, name)
+    client.ask("an open transaction", transactional_ids=mine)
     client.ask("an unknown transactional id", transactional_ids=[f"{client.name}-none"])
     client.ask("an empty transactional id", transactional_ids=[""])
     client.ask("none", transactional_ids=[])
@@ -316,16 +316,16 @@ def describe_transactions(client: RecordingClient) -> None:
 
 def list_transactions(client: RecordingClient) -> None:
     name = client.topic()
-    ids = begun(client)
-    _added(client, ids, name)
+    ids = start_producer(client)
+    _add_partition(client, ids, name)
     filters: list[tuple[str, dict[str, Any]]] = [
-        ("one that is open", {"state_filters": ["Ongoing"]}),
+        ("an open transaction", {"state_filters": ["Ongoing"]}),
         ("of a producer", {"producer_id_filters": [ids["producer_id"]]}),
         ("of a producer without transactions", {"producer_id_filters": [123_456_789]}),
-        ("a state that is not there", {"state_filters": ["Sleeping"]}),
+        ("an unknown state", {"state_filters": ["Sleeping"]}),
     ]
     if client.version >= 1:
-        filters.append(("those that are old", {"duration_filter": 600_000}))
+        filters.append(("old transactions", {"duration_filter": 600_000}))
     if client.version >= 2:
         filters += [
             (f"by {pattern}", {"transactional_id_pattern": pattern})
