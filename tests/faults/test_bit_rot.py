@@ -30,7 +30,7 @@ from logcore.metadata import checkpoint
 from logcore.reader import aborted_transactions, typed_columns
 from logcore.recordbatch import RecordBatch, encode, read_batches
 from logcore.testing import SimulatedDisk
-from support.files import CODECS, FUTURE, T0, Files, own
+from support.files import CODECS, FUTURE, T0, Files, closed_directory
 from support.vectors import VECTORS
 
 FLIPS = int(os.environ.get("LOGCORE_FLIPS", "50000"))
@@ -386,7 +386,7 @@ def flipped_bits(files: Files, count: int) -> Iterator[tuple[str, Files]]:
 def test_damage_of_a_log_of_logcore_is_detected(
     make_queries: Any, damages: Any, read_only: bool, count: int
 ) -> None:
-    files = own()
+    files = closed_directory()
     sound = query_results(files, make_queries, read_only=read_only)
     counts = {"same": 0, "error": 0, "cut": 0}
     undetected = []
@@ -522,7 +522,7 @@ def _sent(log: logcore.Log, offset: int) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize("read_only", [True, False], ids=["read", "written"])
-@pytest.mark.parametrize("make_files", [own, compacted, transactional])
+@pytest.mark.parametrize("make_files", [closed_directory, compacted, transactional])
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_missing_batch_or_segment_is_detected(
     make_files: Callable[[], Files], read_only: bool, step: int
@@ -609,7 +609,7 @@ def append_duplicate(files: Files) -> Any:
 def test_flipped_bit_in_a_small_file_is_refused_or_harmless(
     name: str, read: Callable[[Files], Any], step: int
 ) -> None:
-    files = own()
+    files = closed_directory()
     expected = read(files)
     (path,) = (path for path in files if os.path.basename(path) == name)
     for bit in range(0, len(files[path]) * 8, step):

@@ -51,7 +51,7 @@ from logcore.staging.manifest import Manifest, StagedFile, read_state
 from logcore.testing import SimulatedDisk
 from netshim import wire
 from support import group_messages
-from support.files import own
+from support.files import closed_directory
 from support.messages import MESSAGES, draw, encode
 from support.vectors import DATA
 
@@ -324,7 +324,7 @@ def decoders() -> dict[
         for path in sorted((DATA / "vectors").glob("*/*/*"))
         if path.suffix
     ]
-    files_of_logcore = own()
+    files_of_logcore = closed_directory()
     text = [
         data
         for path, data in files_of_logcore.items()

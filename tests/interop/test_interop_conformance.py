@@ -47,8 +47,8 @@ def test_recorded_validation_of_topic_settings_is_current(tmp_path: Path) -> Non
     """tests/netshim/test_topic_settings.py compares with the file that this test
     writes.
     """
-    before = topic_settings.stored()
+    before = topic_settings.load_verdicts()
     with kafka_jvm.Broker(tmp_path) as broker:
-        verdicts = topic_settings.ask(int(broker.address.rpartition(":")[2]))
-    topic_settings.store(verdicts)
+        verdicts = topic_settings.query_broker(int(broker.address.rpartition(":")[2]))
+    topic_settings.save_verdicts(verdicts)
     assert verdicts == before

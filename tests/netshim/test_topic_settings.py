@@ -44,7 +44,7 @@ def is_accepted(name: str, value: str) -> bool:
 
 @pytest.mark.parametrize("name", topic_settings.forms())
 def test_each_value_of_a_setting_has_the_verdict_of_kafka(name: str) -> None:
-    verdicts = topic_settings.stored()[name]
+    verdicts = topic_settings.load_verdicts()[name]
     assert list(verdicts) == topic_settings.forms()[name], (
         "make interop asks Kafka again"
     )
@@ -58,8 +58,8 @@ def test_each_value_of_a_setting_has_the_verdict_of_kafka(name: str) -> None:
 
 def test_create_topics_has_the_verdicts_of_kafka(tmp_path: Path) -> None:
     with netshim.serve(tmp_path / "data") as server:
-        answers = topic_settings.ask(server.port)
-    stored = topic_settings.stored()
+        answers = topic_settings.query_broker(server.port)
+    stored = topic_settings.load_verdicts()
     differing = {
         (name, value)
         for name, each in answers.items()
@@ -96,7 +96,7 @@ def test_topic_without_a_cleanup_policy_keeps_all_records(tmp_path: Path) -> Non
 def test_all_settings_of_kafka_are_known() -> None:
     known = {
         name
-        for name, verdicts in topic_settings.stored().items()
+        for name, verdicts in topic_settings.load_verdicts().items()
         if any(verdicts.values())
     }
     assert known == {

@@ -26,7 +26,7 @@ from support.sinks import (
     CONFIGS,
     PARTITIONS,
     TYPES,
-    WHOLE,
+    CONTENTS,
     Content,
     Stream,
 )
@@ -71,13 +71,13 @@ def explore_power_cuts(
         return RecoveredPartitions(before, after)
 
     def check(recovered: RecoveredPartitions, kind: Kind) -> None:
-        assert recovered.before in WHOLE, (
+        assert recovered.before in CONTENTS, (
             f"a part of a batch is stored: {[len(row) for row in recovered.before]}"
         )
-        assert WHOLE.index(recovered.before) >= committed[0], (
+        assert CONTENTS.index(recovered.before) >= committed[0], (
             f"batch {committed[0] - 1} was committed and is lost"
         )
-        assert recovered.after == WHOLE[-1], (
+        assert recovered.after == CONTENTS[-1], (
             f"after the replay: {[len(row) for row in recovered.after]}"
         )
 
@@ -152,10 +152,10 @@ def test_power_cut_during_an_unnamed_write_leaves_all_rows_or_none(
         return before
 
     def check(found: Content, kind: Kind) -> None:
-        assert found in WHOLE, (
+        assert found in CONTENTS, (
             f"a part of a write is stored: {[len(row) for row in found]}"
         )
-        assert WHOLE.index(found) >= committed[0], (
+        assert CONTENTS.index(found) >= committed[0], (
             f"write {committed[0] - 1} was committed and is lost"
         )
 

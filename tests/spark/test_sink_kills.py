@@ -32,7 +32,7 @@ from logcore.errors import DiskFullError, LogcoreError
 from logcore.fs import OS, Data
 from logcore.inspect.verify import verify
 from support.real_faults import FaultingFS, PlannedFault
-from support.sinks import BATCHES, CONFIGS, QUERY, WHOLE, Stream, expected
+from support.sinks import BATCHES, CONFIGS, QUERY, CONTENTS, Stream, expected
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
 #: Exit code of a driver whose batch failed. Spark would have ended the query.
@@ -141,17 +141,17 @@ def check_partitions(path: Path, committed: int) -> None:
     stream = Stream(path)
     visible = []
     for partition, values in enumerate(stream.content(OS, read_only=True)):
-        states = [state[partition] for state in WHOLE]
+        states = [state[partition] for state in CONTENTS]
         assert values in states, (
             f"a part of a batch is in partition {partition}: {len(values)} records"
         )
         visible.append(states.index(values))
     assert max(visible) - min(visible) <= 1, visible
     partitions = stream.content(OS)
-    assert partitions in WHOLE, (
+    assert partitions in CONTENTS, (
         f"a partial batch is visible: {[len(row) for row in partitions]}"
     )
-    assert WHOLE.index(partitions) >= max(committed, *visible), (
+    assert CONTENTS.index(partitions) >= max(committed, *visible), (
         f"batch {max(committed, *visible) - 1} was committed or visible, and is missing"
     )
 
@@ -160,7 +160,7 @@ def finish(path: Path, committed: int, tasks: int = 3) -> None:
     """Run the query again without a fault, and check that every row is stored once."""
     last = Driver(path, committed, tasks=tasks)
     assert last.wait() == 0
-    assert Stream(path).content(OS) == WHOLE[-1]
+    assert Stream(path).content(OS) == CONTENTS[-1]
     assert not [verdict for verdict in verify(str(path)) if verdict.status == "damaged"]
 
 
@@ -346,4 +346,4 @@ def test_writer_that_has_the_directory_open_applies_the_batches(
         while driver.is_alive():
             holder.tick()
         assert (driver.wait(), driver.done) == (0, len(BATCHES))
-    assert Stream(path).content(OS) == WHOLE[-1]
+    assert Stream(path).content(OS) == CONTENTS[-1]

@@ -219,8 +219,8 @@ class ConsumerHistory:
         newest = max(generations.values(), default=-1)
         for number, worker in enumerate(self.workers):
             if generations.get(number) == newest:
-                for partition in worker.consumer.assignment():
-                    owners.setdefault(partition, []).append(number)
+                for topic_partition in worker.consumer.assignment():
+                    owners.setdefault(topic_partition, []).append(number)
         assert all(len(members) == 1 for members in owners.values()), (
             f"two owners in generation {newest}: {owners}"
         )

@@ -54,6 +54,6 @@ def _unpack(folder: Path, packages: Sequence[str]) -> None:
             subprocess.run(["dpkg", "-x", str(file), str(tree)], check=True)
         try:
             tree.rename(folder)
-        except OSError:  # another process of this run was first
+        except OSError:  # another process of this run has unpacked the packages too
             if not folder.is_dir():
                 raise

@@ -3,7 +3,7 @@ to another topic.
 
     python faststream_job.py ADDRESS confluent|aiokafka
 
-Runs in an environment that has faststream.
+The job runs in an environment with faststream.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A directory of topics as bytes by path, for tests that damage it."""
+"""The files of a directory of topics, for tests that damage them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 
 T0 = 1_700_000_000_000
-FUTURE = 4_000_000_000_000  # no producer has expired then
+FUTURE = 4_000_000_000_000  # the time of records, so that no producer expires
 CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
 Files = dict[str, bytes]
 
 
-def own() -> Files:
-    """Return a directory of logcore that was closed cleanly: three segments, all
-    codecs, a producer, settings, and an allocated producer id.
+def closed_directory() -> Files:
+    """Return the files of a directory that logcore has closed cleanly. It has a log with
+    three segments, all codecs and an idempotent producer, and settings of the topic.
     """
     disk = SimulatedDisk(now_ms=T0)
     config = {

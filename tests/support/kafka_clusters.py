@@ -17,7 +17,7 @@ _CLUSTER_ID: Final = "ASNFZ4mrze9-3LqYdlQyEA"
 
 
 class KafkaCluster(Cluster):
-    """Brokers 1 to `count`; each is a controller too."""
+    """Brokers 1 to `count`. Each broker is also a controller."""
 
     def __init__(
         self,
@@ -93,7 +93,8 @@ class KafkaCluster(Cluster):
         address = f"127.0.0.1:{self.ports[number]}"
         controller = self._controllers[number]
         voters = ",".join(
-            f"{number}@{place}" for number, place in self._controllers.items()
+            f"{voter}@{voter_address}"
+            for voter, voter_address in self._controllers.items()
         )
         folder = self.path / str(number)
         return {

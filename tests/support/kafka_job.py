@@ -32,7 +32,7 @@ def totals(spark: Any, source: str, sink: str, security: dict[str, str]) -> None
 
 
 def copied(spark: Any, source: str, sink: str, checkpoint: str) -> Any:
-    """Copy the present records of a topic to another topic as a stream, and return the
+    """Copy the current records of a topic to another topic with a stream, and return the
     query.
     """
     rows = (

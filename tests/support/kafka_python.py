@@ -1,9 +1,9 @@
 """kafka-python's sockets, as classes with their own names.
 
-A client that is closed while it connects forgets the socket (kafka/net/inet.py keeps it
-in a local variable of a coroutine that is never resumed). The garbage collector then
-warns in whichever test runs at that moment. pyproject.toml ignores the warning for these
-classes alone, so that a forgotten socket of ours still fails a test.
+A client that is closed while it connects does not close the socket (kafka/net/inet.py
+keeps it in a local variable of a coroutine that is never resumed). The garbage collector
+then warns in the test that runs at that time. pyproject.toml ignores the warning for
+these classes alone, so that an unclosed socket of logcore still fails a test.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python lake_job.py DELTA WAREHOUSE JARS MODE
 
-It runs in an environment with another pyspark, so it imports no other file of the
-tests. MODE is "read" or "compact". It prints the rows of each table as one line of
+The job runs in an environment with another pyspark, so it imports no other file of the
+tests. MODE is "read" or "compact". The job prints the rows of each table as one line of
 JSON.
 """
 

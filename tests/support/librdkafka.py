@@ -18,7 +18,7 @@ import pytest
 
 from support.environments import ROOT
 
-#: Version of the npm package. It contains librdkafka 2.15.1.
+#: The npm package with its version. It contains librdkafka 2.15.1.
 PACKAGE = "@confluentinc/kafka-javascript@1.10.1"
 #: The tests that are built.
 SOURCES = (
@@ -27,7 +27,7 @@ SOURCES = (
     "0115-producer_auth.cpp",
     "0119-consumer_auth.cpp",
 )
-#: File of empty functions that replace the other tests, which are not compiled.
+#: The file with functions that replace the other tests, which are not compiled.
 STUBS = "stubs.c"
 
 

@@ -20,7 +20,7 @@ _NOT_A_FOLLOWER = -1
 
 
 def low_port() -> int:
-    """Return a free port below those that outgoing connections get.
+    """Return a free port below the range of ports for outgoing connections.
 
     A connection to a port without a listener may get the same port for its own side, and
     a broker could then not listen there.
@@ -40,8 +40,8 @@ class Cut(enum.Enum):
     BOTH = "connections end, and new ones end too"
 
 
-class _Pair:
-    """A connection through the proxy. `follower` is known after its first fetch."""
+class _ProxiedConnection:
+    """A connection through the proxy. `follower` is set by the first fetch."""
 
     def __init__(self, client: socket.socket, broker: socket.socket) -> None:
         self.client = client
@@ -55,12 +55,12 @@ class _Pair:
 
 
 class LinkProxy(Closeable):
-    """The way to one broker, which listens on another port."""
+    """Forwards connections to one broker, which listens on another port."""
 
     def __init__(self, broker_port: int) -> None:
         self._broker_port = broker_port
         self._cuts: dict[int, Cut] = {}
-        self._pairs: set[_Pair] = set()
+        self._pairs: set[_ProxiedConnection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -115,24 +115,24 @@ class LinkProxy(Closeable):
                 continue
             for sock in (client, broker):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            pair = _Pair(client, broker)
+            pair = _ProxiedConnection(client, broker)
             with self._lock:
                 self._pairs.add(pair)
-            thread = threading.Thread(target=self._carry, args=(pair,))
+            thread = threading.Thread(target=self._forward, args=(pair,))
             self._threads.append(thread)
             thread.start()
 
-    def _carry(self, pair: _Pair) -> None:
-        back = threading.Thread(target=self._pump, args=(pair, False))
+    def _forward(self, pair: _ProxiedConnection) -> None:
+        back = threading.Thread(target=self._copy_frames, args=(pair, False))
         back.start()
-        self._pump(pair, True)
+        self._copy_frames(pair, True)
         back.join()
         with self._lock:
             self._pairs.discard(pair)
         pair.client.close()
         pair.broker.close()
 
-    def _pump(self, pair: _Pair, is_request: bool) -> None:
+    def _copy_frames(self, pair: _ProxiedConnection, is_request: bool) -> None:
         source, target = pair.client, pair.broker
         lost = Cut.REQUESTS
         if not is_request:

@@ -1,8 +1,8 @@
 """Machines as network namespaces with links that a test can cut.
 
 A router connects the namespaces with each other and with the namespace of the tests.
-Works only on Linux, as root, with the program `ip`. A cut drops packets without an
-answer.
+This works only on Linux, as root, with the program `ip`. A cut link drops packets
+silently.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Machine:
 
 
 class Network(Closeable):
-    """Machines by name, each in a network of its own, around a router.
+    """Machines by name. Each machine is in a separate network with a router.
 
     Skips the test if the system has no network namespaces.
     """
@@ -54,16 +54,16 @@ class Network(Closeable):
     def __init__(self, *names: str) -> None:
         if os.name != "posix" or os.geteuid() or shutil.which("ip") is None:
             pytest.skip("needs root and the program ip, for network namespaces")
-        # One test has a network of its own in addition to the network of its module.
-        # The name of an interface has at most 15 characters.
+        # A test may create a network besides the network of its module, so the prefix is
+        # unique. It is short, because interface names have at most 15 characters.
         self._prefix = f"lc{os.getpid() % 100_000}n{next(_networks)}"
         self._router = f"{self._prefix}router"
         self._host_link = f"{self._prefix}host"
         self._cuts: set[tuple[str, str]] = set()
         self._namespaces: list[str] = []
-        second = self._free_network()
+        subnet = self._free_network()
         self._addresses = {
-            name: f"10.{second}.{number}.2"
+            name: f"10.{subnet}.{number}.2"
             for number, name in enumerate((TESTS, *names))
         }
         self.machines = {
@@ -71,7 +71,7 @@ class Network(Closeable):
             for name in names
         }
         try:
-            self._create(second)
+            self._create(subnet)
         except OSError as error:
             self.close()
             pytest.skip(f"needs network namespaces: {error}")
@@ -83,29 +83,29 @@ class Network(Closeable):
             [number for number in range(80, 200) if f"10.{number}." not in used]
         )
 
-    def _create(self, second: int) -> None:
+    def _create(self, subnet: int) -> None:
         self._add_namespace(self._router)
         for number, name in enumerate(self._addresses):
             inner = outer = f"{self._prefix}r{number}"
             if name == TESTS:
                 inner = self._host_link
                 _ip("link", "add", outer, "type", "veth", "peer", "name", inner)
-                place: tuple[str, ...] = ()
+                options: tuple[str, ...] = ()
             else:
                 namespace = self.machines[name].namespace
                 self._add_namespace(namespace)
                 inner = "eth0"
                 peer = ("peer", "name", inner, "netns", namespace)
                 _ip("link", "add", outer, "type", "veth", *peer)
-                place = ("-n", namespace)
-            gateway = f"10.{second}.{number}.1"
+                options = ("-n", namespace)
+            gateway = f"10.{subnet}.{number}.1"
             _ip("link", "set", outer, "netns", self._router)
             _ip("-n", self._router, "addr", "add", f"{gateway}/30", "dev", outer)
             _ip("-n", self._router, "link", "set", outer, "up")
             address = f"{self._addresses[name]}/30"
-            _ip(*place, "addr", "add", address, "dev", inner)
-            _ip(*place, "link", "set", inner, "up")
-            _ip(*place, "route", "add", f"10.{second}.0.0/16", "via", gateway)
+            _ip(*options, "addr", "add", address, "dev", inner)
+            _ip(*options, "link", "set", inner, "up")
+            _ip(*options, "route", "add", f"10.{subnet}.0.0/16", "via", gateway)
         forward = "echo 1 > /proc/sys/net/ipv4/ip_forward"
         _ip("netns", "exec", self._router, "sh", "-c", forward)
 

@@ -1,10 +1,11 @@
-"""A Spark job that runs on any pyspark from 4.0: batch and stream, in and out.
+"""A Spark job that runs on any pyspark from 4.0. It reads and writes in batches and in
+streams.
 
     python -m support.matrix_job DIRECTORY WORK [SERVERS JARS]
 
 It prints a line of JSON: the rows that it has read, and the version of pyspark. With
-SERVERS, it does the same with Spark's Kafka connector, whose JARS are given, against a
-broker.
+SERVERS, it also does the steps with a broker and Spark's Kafka connector, which is in
+JARS.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COLUMNS = ("topic", "partition", "offset", "timestampType", "key", "value", "hea
 
 
 class Job:
-    """The same steps for one format. `options` name the place of its records."""
+    """The steps of the job with one format. `options` are the options of the format."""
 
     def __init__(
         self, spark: Any, name: str, options: dict[str, str], work: str

@@ -41,7 +41,9 @@ class CountedBroker(ServerThread):
             connection.close()
 
     def samples(self) -> dict[str, Samples]:
-        """Return all samples by name and by their values of labels, in label order."""
+        """Return all samples by name and by the values of their labels, which are sorted by
+        label.
+        """
         status, text = self.get("/metrics")
         assert status == 200, text
         found: dict[str, Samples] = {}

@@ -1,4 +1,4 @@
-"""Other versions of pyspark, each in an environment of its own below build/."""
+"""Other versions of pyspark, each in a separate environment below build/."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CONNECTOR = "4.2"
 
 
 def environment_of(minor: str) -> Path:
-    """Return the Python of an environment with this pyspark, the dependencies of the
-    checkout, and the checkout itself.
+    """Return the Python of an environment with this version of pyspark, the checkout and
+    its dependencies.
     """
     checkout = ["--editable", f"{ROOT}[arrow,broker]"]
     return environment(

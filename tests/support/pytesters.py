@@ -1,7 +1,7 @@
-"""Runs of pytest inside a test, in its own process.
+"""Inner runs of pytest: a test runs pytest in its own process.
 
-An inner run that ends switches the fault handler off, and with it the handler for
-SIGBUS that mappings need. So an inner run does not use the fault handler.
+When an inner run ends, pytest disables the fault handler, and with it the handler for
+SIGBUS that memory mappings need. So an inner run does not use the fault handler.
 """
 
 from __future__ import annotations

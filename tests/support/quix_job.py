@@ -3,7 +3,7 @@
 
     python quix_job.py ADDRESS STATE_FOLDER
 
-Runs in an environment that has quixstreams.
+The job runs in an environment with quixstreams.
 """
 
 import sys

@@ -45,7 +45,7 @@ def netshim(*arguments: object, expected: int = 0) -> str:
 class SecuredCluster(Cluster):
     """Three brokers with SASL_SSL and access control lists.
 
-    The user ADMIN may do everything, and ALICE what allow() allows.
+    The user ADMIN may do everything. The user ALICE has the rules of allow().
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class SecuredCluster(Cluster):
         """Create users, and wait until they can log in to every broker."""
         with self.store() as store:
             for name in names:
-                made = scram.credentials_of(
+                credentials = scram.credentials_of(
                     password_of(name), scram.MIN_ITERATIONS, os.urandom
                 )
-                store.set_credentials(name, made)
+                store.set_credentials(name, credentials)
         for name in names:
             for number in self.processes:
                 until(

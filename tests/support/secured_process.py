@@ -1,4 +1,4 @@
-"""A broker in a process of its own, with TLS, users, rules and quotas.
+"""A broker in a separate process, with TLS, users, rules and quotas.
 
 It is set up by the commands of docs/security.md.
 """
@@ -22,7 +22,7 @@ from support.client import DEADLINE_S, Client
 
 USER = "alice"
 PASSWORD = "a password of alice"
-#: Bounds that no client of the tests reaches.
+#: Quotas that no client of the tests reaches.
 _QUOTAS = (
     "producer_byte_rate=1e12",
     "consumer_byte_rate=1e12",
@@ -89,7 +89,8 @@ def _run(*arguments: object) -> None:
 def secured_process(
     data: Path, protocol: str = "SASL_SSL", *options: str
 ) -> Iterator[SecuredProcess]:
-    """Run a broker over a directory. Its user may do everything but change security.
+    """Run a broker over a directory. The user may do everything except change users, rules
+    and quotas.
 
     `options` are further options of netshim serve.
     """

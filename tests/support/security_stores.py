@@ -1,6 +1,6 @@
 """Tests of two stores of users, rules and quotas that share one registry of any kind.
 
-A module that imports them has a fixture `open_store`, which opens another store.
+A module that imports them defines the fixture `open_store`, which opens another store.
 """
 
 from __future__ import annotations
@@ -52,54 +52,56 @@ def until_changed(store: SecurityStore) -> SecuritySnapshot:
     return store.load()
 
 
-def settled(store: SecurityStore) -> SecuritySnapshot:
-    """Return the facts after the watch was armed for all nodes that exist."""
+def load_settled(store: SecurityStore) -> SecuritySnapshot:
+    """Load a store until no change is reported. The watch then covers all nodes."""
     while True:
-        facts = store.load()
+        snapshot = store.load()
         if not store.has_changed():
-            return facts
+            return snapshot
 
 
 def test_change_of_one_store_reaches_the_other(open_store: OpenStore) -> None:
     first, other = open_store(), open_store()
-    assert settled(other) == SecuritySnapshot()
+    assert load_settled(other) == SecuritySnapshot()
     assert not other.has_quotas
     first.set_credentials("alice", {"SCRAM-SHA-256": credential(4_096)})
     assert until_changed(other).users["alice"]["SCRAM-SHA-256"].iterations == 4_096
     assert other.has_quotas
-    settled(other)
-    # The value of a node, not its existence.
+    load_settled(other)
+    # This changes the value of a node, and creates no node.
     first.set_credentials("alice", {"SCRAM-SHA-256": credential(8_192)})
     assert until_changed(other).users["alice"]["SCRAM-SHA-256"].iterations == 8_192
-    settled(other)
+    load_settled(other)
     first.add_acls([rule("t"), rule("u")])
     assert until_changed(other).acls
-    assert settled(other).acls == (rule("t"), rule("u"))
+    assert load_settled(other).acls == (rule("t"), rule("u"))
     first.add_acls([rule("t", "bob")])
     assert len(until_changed(other).acls) == 3
-    settled(other)
+    load_settled(other)
     first.set_quotas(("alice", "c", None), {"producer_byte_rate": 5.0})
     until_changed(other)
-    assert settled(other).quotas == {("alice", "c", None): {"producer_byte_rate": 5.0}}
+    assert load_settled(other).quotas == {
+        ("alice", "c", None): {"producer_byte_rate": 5.0}
+    }
     first.remove_acls([rule("t"), rule("u"), rule("t", "bob")])
     first.set_quotas(("alice", "c", None), {"producer_byte_rate": None})
     first.set_credentials("alice", {"SCRAM-SHA-256": None})
     until_changed(other)
-    facts = settled(other)
-    assert not (facts.users or facts.acls or facts.quotas)
+    snapshot = load_settled(other)
+    assert not (snapshot.users or snapshot.acls or snapshot.quotas)
 
 
 def test_unchanged_store_reports_nothing(open_store: OpenStore) -> None:
     first, other = open_store(), open_store()
     first.add_acls([rule("t")])
-    settled(other)
+    load_settled(other)
     first.remove_acls([rule("missing")])
     first.add_acls([rule("t")])
     assert not other.has_changed()
 
 
 def test_concurrent_changes_of_two_stores_are_all_kept(open_store: OpenStore) -> None:
-    """Each change is a compare-and-set of one node, which the other stores change too."""
+    """Each change is a compare-and-set of a node that the other stores also change."""
     stores = [open_store() for _ in range(3)]
 
     def change(number: int, store: SecurityStore) -> None:
@@ -115,9 +117,9 @@ def test_concurrent_changes_of_two_stores_are_all_kept(open_store: OpenStore) ->
         thread.start()
     for thread in threads:
         thread.join()
-    facts = stores[0].load()
-    assert len(facts.acls) == 30
-    assert len(facts.quotas["u", None, None]) == 30
+    snapshot = stores[0].load()
+    assert len(snapshot.acls) == 30
+    assert len(snapshot.quotas["u", None, None]) == 30
 
 
 def test_both_stores_share_one_broker_login(open_store: OpenStore) -> None:

@@ -1,5 +1,5 @@
-"""Forwarders and mirrors in processes of their own that are killed at random moments,
-against any cluster.
+"""Forwarders and mirrors in processes that are killed at random times, with any cluster
+as the other side.
 
     python -m support.shippers KIND DATA BOOTSTRAP [end]
 
@@ -33,7 +33,7 @@ def main(kind: str, data: str, bootstrap: str, end: str = "") -> None:
     until_end = bool(end)
     is_reported = False
 
-    def say() -> None:
+    def report_ready() -> None:
         nonlocal is_reported
         if not is_reported and shipper.metrics().record_count:
             is_reported = True
@@ -57,7 +57,7 @@ def main(kind: str, data: str, bootstrap: str, end: str = "") -> None:
         else:
             shipper = Mirror(logdir, cluster, topics=[TOPIC], offsets=kind)  # type: ignore[arg-type]
         stack.enter_context(shipper)
-        shipper.run(until_end=until_end, after_step=say)
+        shipper.run(until_end=until_end, after_step=report_ready)
 
 
 def start(kind: str, data: Path, bootstrap: str, *more: str) -> subprocess.Popen[str]:
@@ -91,29 +91,29 @@ def kill_often(
     seed: int,
     before_each: Callable[[int], None],
 ) -> list[int]:
-    """Start and kill a shipper this number of times, and then let one complete. Return
-    the signal that killed each process.
+    """Start and kill a shipper `kills` times, then run a shipper until its end. Return
+    the exit codes of the killed processes.
 
-    `before_each` is called with the number of the round before a process starts; it may
+    Before a process starts, before_each() is called with the number of the round. It may
     add records.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     codes = []
-    for turn in range(kills):
-        before_each(turn)
+    for round_number in range(kills):
+        before_each(round_number)
         process = start(kind, data, bootstrap)
         assert process.stdout is not None
-        if chance.random() < 0.7:  # otherwise the kill hits the start of the process
+        if rng.random() < 0.7:  # otherwise the kill hits the start of the process
             process.stdout.readline()
-        time.sleep(chance.random() * 0.3)
+        time.sleep(rng.random() * 0.3)
         process.kill()
-        _, is_reported = process.communicate()
+        _, errors = process.communicate()
         codes.append(process.returncode)
-        assert process.returncode == -9, is_reported
+        assert process.returncode == -9, errors
     before_each(kills)
     process = start(kind, data, bootstrap, "end")
-    _, is_reported = process.communicate(timeout=100)
-    assert process.returncode == 0, is_reported
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
     return codes
 
 
@@ -129,17 +129,17 @@ def fill(log: logcore.Log, count: int) -> None:
 
 
 def check_repeats(found: list[Record], wanted: list[Record]) -> int:
-    """Check the output of an at-least-once forwarder: no record may precede its
-    predecessor. Return how many records were repeated.
+    """Check the output of an at-least-once forwarder: no record is missing, and the first
+    copies are in order. Return the number of repeated records.
     """
     values = [record.value for record in wanted]
-    place = {value: at for at, value in enumerate(values)}
+    position_of = {value: at for at, value in enumerate(values)}
     before = -1
     for record in found:
-        at = place[record.value]
+        at = position_of[record.value]
         assert at <= before + 1, f"{record} comes before its predecessor"
         before = at
-    assert set(place) == {record.value for record in found}, "none is missing"
+    assert set(position_of) == {record.value for record in found}, "records are missing"
     return len(found) - len(wanted)
 
 

@@ -52,8 +52,8 @@ def expected(batch_id: int, partition: int, query: str = QUERY) -> list[bytes]:
     ]
 
 
-#: The content of the topic after that number of written batches.
-WHOLE: Sequence[Content] = [
+#: The content of the topic after each number of written batches.
+CONTENTS: Sequence[Content] = [
     tuple(
         tuple(itertools.chain(*(expected(batch, number) for batch in range(end))))
         for number in range(PARTITIONS)
@@ -94,7 +94,7 @@ class Stream:
         for module in (rows, staged, stream_writer, writer):
             self._patch.setattr(module, "OS", fs)
         self._patch.setattr(logcore, "open_dir", functools.partial(self.opening, fs=fs))
-        # StagedWrite.plan() reads them from the directory.
+        # StagedWrite checks with it that the directory exists.
         self._patch.setattr(os.path, "isdir", lambda _: True)
 
     def create(self, fs: FS, config: dict[str, Any]) -> None:
@@ -121,7 +121,9 @@ class Stream:
         tasks: int,
         query: str | None = None,
     ) -> list[Any]:
-        """Run the tasks of a batch; each has a share of the rows of each partition."""
+        """Run the tasks of a batch. Each task writes a share of the rows of each
+        partition.
+        """
         messages = []
         for task in range(tasks):
             values = []
@@ -142,7 +144,7 @@ class Stream:
     def content(
         self, fs: FS, opening: Callable[..., Any] | None = None, **how: Any
     ) -> Content:
-        """Return the content of each partition; offsets have no gap."""
+        """Return the content of each partition. The offsets must have no gap."""
         found = []
         with (opening or self.opening)(self.path, fs=fs, **how) as directory:
             for partition in range(PARTITIONS):

@@ -3,14 +3,14 @@ tested.
 
 If LOGCORE_TEST_STEPS contains a file `wanted.<topic>.<step>`, the source reports the
 step by creating `<topic>.<step>.<pid>`. It continues when that file is removed, or
-after a second or two.
+after 1.5 seconds.
 
 | step | |
 |---|---|
-| task | a task has staged its rows, and has not reported it |
+| task | a task has staged its rows, and has not reported them |
 | staged | all tasks have staged their rows; the commit begins |
 | manifest | the manifest is published; none of its rows is in the log |
-| done | the log has the batch; Spark has no report of it |
+| done | the log has the batch; Spark has not recorded the commit |
 """
 
 from __future__ import annotations

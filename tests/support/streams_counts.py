@@ -6,7 +6,7 @@ import confluent_kafka
 
 
 class Counts:
-    """The committed counts of words in the topic `counts`, read while they grow."""
+    """The committed counts of words in the topic `counts`, read while it grows."""
 
     def __init__(self, address: str, partitions: int) -> None:
         self._consumer = confluent_kafka.Consumer(

@@ -1,5 +1,5 @@
-"""Runs a program at a terminal: its three streams are a pseudo-terminal of a given
-width.
+"""Runs a program at a terminal: stdin, stdout and stderr are a pseudo-terminal with a
+given width.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SOURCE = str(Path(logcore.__file__).resolve().parents[1])
 def at_terminal(
     *arguments: object, columns: int = 80, typed: str = "", module: str = "logcore"
 ) -> tuple[int, str]:
-    """Return the exit code and the output on the terminal. `typed` is the user's input,
-    which is sent at once.
+    """Run `python -m module`, and return the exit code and the output on the terminal. The
+    text `typed` is sent before the program reads.
     """
     ours, theirs = pty.openpty()
     try:

@@ -29,7 +29,7 @@ class TokenIssuer:
     user: str = "alice"
     #: The lifetime of the tokens that the server issues.
     lifetime_s: float = 300
-    #: Number of tokens that were issued.
+    #: The number of tokens that were issued.
     issued: int = 0
     key: rsa.RSAPrivateKey = attrs.Factory(_new_key)
     #: The clock of the times in the tokens, in seconds.

@@ -1,4 +1,4 @@
-"""Values of topics' settings in all forms, and the values that Kafka accepts."""
+"""Valid and invalid values of topic settings, and whether Kafka accepts each value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.client import Client
 VERDICTS = (
     Path(__file__).resolve().parents[1] / "data" / "kafka" / "topic_settings.json"
 )
-#: Topics in a request.
+#: The number of topics in a request.
 _AT_ONCE = 100
 #: Settings that Kafka 4 does not have any more.
 REMOVED = ("message.downconversion.enable", "message.format.version")
@@ -130,7 +130,9 @@ _FORMS = {
 
 
 def forms() -> dict[str, list[str]]:
-    """Return the values of each setting that Kafka has, or had."""
+    """Return the values to try for each setting, including settings of earlier versions of
+    Kafka.
+    """
     found = {
         name: _FORMS[field.metadata["type"]]
         for name, field in CONFIGS.items()
@@ -139,16 +141,16 @@ def forms() -> dict[str, list[str]]:
     return found | {name: ["true", "false", "3.0"] for name in REMOVED}
 
 
-def ask(port: int) -> dict[str, dict[str, bool]]:
+def query_broker(port: int) -> dict[str, dict[str, bool]]:
     """Return whether a broker accepts each value of each setting, in CreateTopics
     requests that only validate.
     """
-    asked = [(name, value) for name, values in forms().items() for value in values]
+    requested = [(name, value) for name, values in forms().items() for value in values]
     request = wire.CREATE_TOPICS.Request
     client = Client(port)
     verdicts: dict[str, dict[str, bool]] = {}
-    for first in range(0, len(asked), _AT_ONCE):
-        some = asked[first : first + _AT_ONCE]
+    for first in range(0, len(requested), _AT_ONCE):
+        some = requested[first : first + _AT_ONCE]
         topics = [
             request.Topic(
                 name=f"t{number}",
@@ -170,13 +172,13 @@ def ask(port: int) -> dict[str, dict[str, bool]]:
     return verdicts
 
 
-def stored() -> dict[str, dict[str, bool]]:
-    """Return Kafka's results of the last query."""
+def load_verdicts() -> dict[str, dict[str, bool]]:
+    """Return the stored verdicts of Kafka."""
     verdicts: dict[str, dict[str, bool]] = json.loads(VERDICTS.read_text("utf-8"))
     return verdicts
 
 
-def store(verdicts: dict[str, dict[str, bool]]) -> None:
+def save_verdicts(verdicts: dict[str, dict[str, bool]]) -> None:
     lines = [
         f"{json.dumps(name)}: {json.dumps(values)}"
         for name, values in sorted(verdicts.items())

@@ -1,6 +1,6 @@
-"""A ZooKeeper server in a Java process of its own.
+"""A ZooKeeper server in a Java process.
 
-Maven fetches the server once. Without Java or Maven, the test is skipped.
+Maven fetches the server once. If Java or Maven is missing, the test is skipped.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Self
 
 from support.kafka_jvm import fetch_jars, free_port
 
-#: The servers end sessions in steps of this time.
+#: The unit of time of the servers. Session timeouts are multiples of it.
 TICK_MS = 200
 _START_S = 60.0
 
 
 class ZooKeeper:
-    """A server. `prefix` is a command that runs the server elsewhere.
+    """A server with its files in `directory`.
 
-    `members` are the addresses of an ensemble, and this server is member `number`.
+    `prefix` is a command that runs the server on another machine. `members` are the
+    addresses of an ensemble, in which this server has the number `number`.
     """
 
     def __init__(
         self,
-        place: Path,
+        directory: Path,
         *,
         address: str = "127.0.0.1",
         port: int = 0,
@@ -37,9 +38,9 @@ class ZooKeeper:
         number: int = 0,
     ) -> None:
         folder = fetch_jars("zookeeper.xml", "zookeeper", "zookeeper")
-        self._place = place
+        self._directory = directory
         self.host, self.port = address, port or free_port()
-        data = place / "data"
+        data = directory / "data"
         data.mkdir(parents=True)
         lines = [
             f"dataDir={data}",
@@ -60,9 +61,9 @@ class ZooKeeper:
                 for at, member in enumerate(members, 1)
             ]
             main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        (place / "zoo.cfg").write_text("\n".join(lines) + "\n")
+        (directory / "zoo.cfg").write_text("\n".join(lines) + "\n")
         java = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-cp", f"{folder}/*", main]
-        self._command = [*prefix, *java, str(place / "zoo.cfg")]
+        self._command = [*prefix, *java, str(directory / "zoo.cfg")]
         self.process: subprocess.Popen[bytes] | None = None
         self.begin()
 
@@ -84,7 +85,7 @@ class ZooKeeper:
         return f"{self.host}:{self.port}"
 
     def mode(self) -> str:
-        """Return "leader", "follower", "standalone", or "" while it does not serve."""
+        """Return "leader", "follower" or "standalone", or "" if the server does not run."""
         try:
             with socket.create_connection((self.host, self.port), 2) as sock:
                 sock.sendall(b"srvr")
@@ -94,11 +95,11 @@ class ZooKeeper:
         return answer.decode().rpartition("Mode: ")[2].split("\n")[0]
 
     def output(self) -> str:
-        return (self._place / "out").read_text(errors="replace")
+        return (self._directory / "out").read_text(errors="replace")
 
     def begin(self) -> None:
         """Start the process, with the data of its earlier run."""
-        with (self._place / "out").open("ab") as out:
+        with (self._directory / "out").open("ab") as out:
             self.process = subprocess.Popen(self._command, stdout=out, stderr=out)
 
     def await_start(self) -> None:

@@ -14,7 +14,7 @@ from logcore.errors import RegistryClosedError
 from logcore.registry import FileRegistry, open_registry
 from netshim.security.stored import SecurityStore
 from support.security_stores import *  # noqa: F403
-from support.security_stores import OpenStore, rule, settled
+from support.security_stores import OpenStore, load_settled, rule
 
 
 @pytest.fixture(params=["alone", "cluster"])
@@ -42,17 +42,17 @@ def test_store_continues_in_the_next_session_of_its_broker(tmp_path: Path) -> No
 
     sessions = [opened()]
     store = SecurityStore.of_cluster(lambda: sessions[-1])
-    settled(store)
+    load_settled(store)
     sessions[0].close()
     with pytest.raises(RegistryClosedError):
         store.load()
     with opened() as second:
         sessions.append(second)
         assert store.has_changed()
-        settled(store)
+        load_settled(store)
         other = SecurityStore(tmp_path / "cluster")
         other.add_acls([rule("t")])
         other.close()
-        assert settled(store).acls == (rule("t"),)
+        assert load_settled(store).acls == (rule("t"),)
         store.close()
         assert second.children("/kafka-acl") == ["Topic"]  # still open

@@ -1,13 +1,14 @@
 """Raw requests of every API and version to two brokers, and their responses in a form
 that can be compared.
 
-A script sends requests of one API in one version. It gets an RecordingClient, and its steps have
-names. A difference is reported by API, version and step. Each script uses its own names
-for topics, groups and transactions, so no script sees the objects of another script.
+A script sends requests of one API in one version. Its argument is a RecordingClient, and
+its steps have names. A difference is reported by API, version and step. Each script uses
+its own names for topics, groups and transactions, so no script sees the objects of
+another script.
 
-`plain` masks values that two brokers may answer differently without a relevant
-difference: random ids, ports, times, error texts. Lists of structs are compared without
-their order, because the order in Kafka depends on hash tables.
+comparable() masks values that differ between any two brokers: random ids, ports, times,
+error texts. Lists of structs are compared without their order, because the order in Kafka
+depends on hash tables.
 
 This module sends requests and masks responses. The scripts are in data.py, groups.py,
 admin.py and transactions.py, and report.py compares the results.
