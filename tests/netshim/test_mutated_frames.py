@@ -85,7 +85,7 @@ def test_mutated_frames_harm_neither_the_broker_nor_other_clients(
 ) -> None:
     simulation = run_simulation(seed, 10, errors)
     assert simulation.outcomes["answered"] > 10_000, simulation.outcomes
-    assert simulation.outcomes["cut"] > 5_000, simulation.outcomes
+    assert simulation.outcomes["closed"] > 5_000, simulation.outcomes
     assert simulation.honest.rounds > 50
 
 
@@ -103,7 +103,7 @@ def test_mutated_frames_do_not_pass_access_control(
     assert simulation.outcomes["answered"] > 1_000 * changes_per_frame, (
         simulation.outcomes
     )
-    assert simulation.outcomes["unknown, cut"] > 100 * changes_per_frame, (
+    assert simulation.outcomes["unknown, closed"] > 100 * changes_per_frame, (
         simulation.outcomes
     )
     assert simulation.honest.rounds > 5 * changes_per_frame

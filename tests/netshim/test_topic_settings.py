@@ -42,10 +42,10 @@ def is_accepted(name: str, value: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", topic_settings.forms())
+@pytest.mark.parametrize("name", topic_settings.values_by_setting())
 def test_each_value_of_a_setting_has_the_verdict_of_kafka(name: str) -> None:
     verdicts = topic_settings.load_verdicts()[name]
-    assert list(verdicts) == topic_settings.forms()[name], (
+    assert list(verdicts) == topic_settings.values_by_setting()[name], (
         "make interop asks Kafka again"
     )
     differing = {

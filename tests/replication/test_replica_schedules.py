@@ -31,14 +31,14 @@ FAST_WITHIN = 500
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_schedules_keep_the_invariants(part: int) -> None:
-    acknowledged = answers = 0
+    acknowledged = offset_reads = 0
     for seed in range(part, FAST, PARTS):
         world = run_schedule(seed)
         acknowledged += world.acknowledged
-        answers += world.offset_answers
-    # The clients made progress: about 40 acknowledgements and 30 answers each.
+        offset_reads += world.offset_reads
+    # The clients made progress: about 40 acknowledgements and 30 reads of offsets each.
     assert acknowledged > 20 * FAST // PARTS
-    assert answers > 15 * FAST // PARTS
+    assert offset_reads > 15 * FAST // PARTS
 
 
 @pytest.mark.slow

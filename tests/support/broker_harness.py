@@ -60,7 +60,7 @@ class BrokerHarness:
     def send(
         self, api: Any, version: int, request: Any, client_id: str = "test"
     ) -> Any:
-        """Return the parts of the response, or a PendingResponse that will have them."""
+        """Send a request. Return the parts of the response, or a PendingResponse."""
         frame = bytearray(wire.encode_request(api, version, 1, client_id, request))
         reply = self._handle(memoryview(frame)[4:], self.now_ms)
         # The next request of a connection overwrites the buffer.
@@ -68,7 +68,7 @@ class BrokerHarness:
         return reply
 
     def ask(self, api: Any, version: int, request: Any, client_id: str = "test") -> Any:
-        """Return the response to a request whose work is finished."""
+        """Send a request, and return the response. It must be available at once."""
         return self.read(api, version, self.send(api, version, request, client_id))
 
     @staticmethod
@@ -85,12 +85,12 @@ class BrokerHarness:
         part = request.Topic.Partition(
             partition=0, fetch_offset=offset, partition_max_bytes=1 << 20, **more
         )
-        answer = self.ask(
+        response = self.ask(
             wire.FETCH,
             version,
             request(topics=[request.Topic(topic=topic, partitions=[part])]),
         )
-        return answer.responses[0].partitions[0]
+        return response.responses[0].partitions[0]
 
     @staticmethod
     def fetch_request(partitions: range, topic: str = "t") -> Any:
@@ -118,8 +118,10 @@ class BrokerHarness:
 
     def produce(self, records: Any, version: int = 9, **more: Any) -> Any:
         """Append records to partition 0, and return its part of the response."""
-        answer = self.ask(wire.PRODUCE, version, self.produce_request(records, **more))
-        return answer.responses[0].partition_responses[0]
+        response = self.ask(
+            wire.PRODUCE, version, self.produce_request(records, **more)
+        )
+        return response.responses[0].partition_responses[0]
 
     def epochs(self, topic: str = "t") -> set[int]:
         """Return the leader epochs that three requests report for the partition, after

@@ -100,11 +100,11 @@ class Client:
         self, offset: int = 0, topic: str = "t", partition: int = 0, **more: Any
     ) -> Any:
         request = wire.FETCH.Request
-        asked = request.Topic.Partition(
+        partition_fields = request.Topic.Partition(
             partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20
         )
         body = request(
-            topics=[request.Topic(topic=topic, partitions=[asked])],
+            topics=[request.Topic(topic=topic, partitions=[partition_fields])],
             **{"max_wait_ms": 0, **more},
         )
         return self.ask(wire.FETCH, 11, body).responses[0].partitions[0]

@@ -48,7 +48,7 @@ class Load:
         self.acknowledged: dict[int, tuple[int, int | None]] = {}
         self.errors: list[Any] = []
         self._is_over = threading.Event()
-        # A test that fails does not call end(), and must end nevertheless.
+        # A daemon thread, because a test that fails does not call end().
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -134,25 +134,25 @@ class OffsetLoad:
 
     def _commit(self) -> None:
         client = self._client()
-        place = confluent_kafka.TopicPartition(self._topic, 0, 0)
+        position = confluent_kafka.TopicPartition(self._topic, 0, 0)
         while not self._is_over.is_set():
-            place.offset += 1
+            position.offset += 1
             try:
-                client.commit(offsets=[place], asynchronous=False)
+                client.commit(offsets=[position], asynchronous=False)
             except confluent_kafka.KafkaException:
                 time.sleep(0.05)
             else:
-                self._floor = max(self._floor, place.offset)
+                self._floor = max(self._floor, position.offset)
                 self.commits += 1
         client.close()
 
     def _read(self) -> None:
         client = self._client()
-        place = confluent_kafka.TopicPartition(self._topic, 0)
+        position = confluent_kafka.TopicPartition(self._topic, 0)
         while not self._is_over.is_set():
             floor = self._floor
             try:
-                (found,) = client.committed([place], timeout=10)
+                (found,) = client.committed([position], timeout=10)
             except confluent_kafka.KafkaException:
                 time.sleep(0.05)
                 continue
@@ -222,33 +222,37 @@ def check_records(
     twice.
     """
     found = read_all(cluster, topic)
-    places: dict[int, list[tuple[int, int]]] = {}
-    for place, value in found.items():
-        places.setdefault(value, []).append(place)
+    positions: dict[int, list[tuple[int, int]]] = {}
+    for position, value in found.items():
+        positions.setdefault(value, []).append(position)
     lost = {
         value: (number, offset)
         for value, (number, offset) in acknowledged.items()
         if not any(
-            place[0] == number and offset in (None, place[1])
-            for place in places.get(value, ())
+            position[0] == number and offset in (None, position[1])
+            for position in positions.get(value, ())
         )
     }
     assert not lost, (
         f"{len(lost)} of {len(acknowledged)} are lost: {[*lost.items()][:5]}"
     )
-    twice = {value: each for value, each in places.items() if len(each) > 1}
-    assert not twice, (
-        f"records are stored twice: {describe_batches(cluster, topic, twice)}"
+    duplicates = {
+        value: value_positions
+        for value, value_positions in positions.items()
+        if len(value_positions) > 1
+    }
+    assert not duplicates, (
+        f"records are stored twice: {describe_batches(cluster, topic, duplicates)}"
     )
 
 
 def describe_batches(
-    cluster: Cluster, topic: str, places: dict[int, list[tuple[int, int]]]
+    cluster: Cluster, topic: str, positions: dict[int, list[tuple[int, int]]]
 ) -> dict[int, list[str]]:
     """Describe the batches of values that are stored twice, with their producer epochs."""
     found: dict[int, list[str]] = {}
-    for value, each in [*places.items()][:5]:
-        for number, offset in each:
+    for value, value_positions in [*positions.items()][:5]:
+        for number, offset in value_positions:
             batch = _batch_at(cluster, topic, number, offset)
             found.setdefault(value, []).append(f"{topic}-{number}: {batch}")
     return found

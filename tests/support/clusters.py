@@ -29,15 +29,17 @@ FAST = {
 LIMIT_S = 90.0
 
 
-def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    """Return the first true result of a condition."""
+def until(
+    condition: Callable[[], Any], description: str, limit_s: float = LIMIT_S
+) -> Any:
+    """Wait until a condition returns a true value, and return that value."""
     end_s = time.monotonic() + limit_s
     while True:
         found = condition()
         if found:
             return found
         if time.monotonic() > end_s:
-            raise AssertionError(f"not within {limit_s:.0f} s: {what}")
+            raise AssertionError(f"not within {limit_s:.0f} s: {description}")
         time.sleep(0.02)
 
 
@@ -67,8 +69,8 @@ class Cluster:
         `ports` are the ports on which brokers listen, and `advertised` the ports that
         clients and other brokers use instead. `machines` are the machines of brokers, by
         default this one. `environment` is added to the environment of each broker.
-        `client` and `client_config` are settings for the protocol of the listeners:
-        `client` those of ask(), and `client_config` those of librdkafka.
+        `client` has the settings for ask() and `client_config` the settings for
+        librdkafka, with the protocol of the listeners.
         """
         self.path = path
         self._protocol = protocol

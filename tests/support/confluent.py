@@ -16,10 +16,10 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 LIMIT_S = 60.0
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], description: str) -> Any:
     end_s = time.monotonic() + LIMIT_S
     while not (found := condition()):
-        assert time.monotonic() < end_s, what
+        assert time.monotonic() < end_s, description
         time.sleep(0.01)
     return found
 

@@ -276,15 +276,17 @@ class CoordinatorSimulation:
         """Return the records of the last batch: kind, name, value."""
         found: list[tuple[Any, ...]] = []
         for key, value in self.batches[-1]:
-            place = read_consumer_key(key)
-            if place is None:
+            record_key = read_consumer_key(key)
+            if record_key is None:
                 found.append((RecordKind.CLASSIC, "", value))
                 continue
             found.append(
                 (
-                    place.kind,
-                    place.name,
-                    None if value is None else read_consumer_value(place.kind, value),
+                    record_key.kind,
+                    record_key.name,
+                    None
+                    if value is None
+                    else read_consumer_value(record_key.kind, value),
                 )
             )
         return found

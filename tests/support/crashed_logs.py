@@ -1,4 +1,4 @@
-"""Logs with damage from a crash."""
+"""Logs of processes that were killed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def environment(name: str, *wanted: str) -> Path:
+def environment(name: str, *requirements: str) -> Path:
     """Return the Python of an environment with these packages, as pip names them. The
     test is skipped if the environment cannot be created.
     """
@@ -27,7 +27,7 @@ def environment(name: str, *wanted: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         for command in (
             ["venv", "--python", sys.executable, str(folder)],
-            ["pip", "install", "--python", str(python), *wanted],
+            ["pip", "install", "--python", str(python), *requirements],
         ):
             done = subprocess.run(
                 [uv, "--quiet", *command],

@@ -1,5 +1,5 @@
-"""Run programs of calls on a log: with an explorer of crashes, or with a disk of which
-single operations fail.
+"""Run programs of calls on a log: with an explorer of crashes, or on a disk on which one
+operation fails.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def explore_program(actions: Sequence[str], durability: str, **options: Any) -> 
         raise
 
 
+#: The actions of run_with_fault().
 SCRIPT = (
     "append",
     "append_big",

@@ -234,10 +234,10 @@ class GroupSimulation:
         if self.is_static:
             settings |= {**_STATIC, "group_instance_id": "spared"}
         with self._consuming(fs, settings) as consumer:
-            until = self.machine.steps + _MAX_STEPS
+            last_step = self.machine.steps + _MAX_STEPS
             while not self._is_complete():
                 self._poll_once(consumer)
-                assert self.machine.steps < until, (
+                assert self.machine.steps < last_step, (
                     f"all: {self.processed} {consumer.assignment()}"
                 )
 
@@ -268,8 +268,8 @@ class GroupSimulation:
     def _rewind(self, fs: SharedFS) -> None:
         """Reset the group to the beginning, once."""
         with logcore.open_dir(PATH, shared=True, fs=fs) as data:
-            until = self.machine.steps + self.rng.randrange(2_000)
-            while self.machine.steps < until:
+            last_step = self.machine.steps + self.rng.randrange(2_000)
+            while self.machine.steps < last_step:
                 data.refresh()
             with contextlib.suppress(RegistryLockedError):
                 self.processed_after_rewind = {}
@@ -331,9 +331,11 @@ class GroupSimulation:
         """Treat the committed offsets of the group as acknowledged, because a member may
         continue from them.
         """
-        for partition, each in consumer.committed(self.partitions).items():
-            if each is not None:
-                self.acked[partition] = max(each.offset, self.acked.get(partition, 0))
+        for partition, committed in consumer.committed(self.partitions).items():
+            if committed is not None:
+                self.acked[partition] = max(
+                    committed.offset, self.acked.get(partition, 0)
+                )
 
     def _on_commit(
         self,
@@ -343,7 +345,10 @@ class GroupSimulation:
         """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
             self.confirmed_commits.append(
-                {partition: each.offset for partition, each in offsets.items()}
+                {
+                    partition: committed.offset
+                    for partition, committed in offsets.items()
+                }
             )
 
     def _record_confirmed(self) -> None:

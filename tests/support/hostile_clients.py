@@ -375,11 +375,11 @@ class ScriptRun(RecordingClient):
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
         for _ in range(3):
-            code, answer = ask()
+            code, response = ask()
             if not code:
                 break
             self.simulation.pass_time(100)
-        return answer
+        return response
 
     def wait_for(self, name: str, partitions: int) -> bytes:
         known = self.ask_unrecorded(
@@ -423,15 +423,21 @@ class HonestClient:
         self.topic = _HONEST_NAME
         self.group = f"group-{_HONEST_NAME}"
         self.written: list[bytes] = []
-        self.decided: list[bytes] = []
+        self.committed_values: list[bytes] = []
         self.rounds = 0
         #: The latest requests.
         self.sent: deque[bytes] = deque(maxlen=30)
         self.seen_ms = simulation.now_ms
-        made = {"name": self.topic, "num_partitions": 2, "replication_factor": 1}
-        made["configs"] = [{"name": "retention.ms", "value": "-1"}]
-        answer = self.ask(wire.CREATE_TOPICS, 7, topics=[made], timeout_ms=1_000)
-        assert not answer.topics[0].error_code, answer
+        topic_fields = {
+            "name": self.topic,
+            "num_partitions": 2,
+            "replication_factor": 1,
+        }
+        topic_fields["configs"] = [{"name": "retention.ms", "value": "-1"}]
+        response = self.ask(
+            wire.CREATE_TOPICS, 7, topics=[topic_fields], timeout_ms=1_000
+        )
+        assert not response.topics[0].error_code, response
         join = {
             "group_id": self.group,
             "session_timeout_ms": 30_000,
@@ -472,10 +478,10 @@ class HonestClient:
             self._write()
             self._transact()
             self._read(0, self.written)
-            self._read(1, self.decided)
+            self._read(1, self.committed_values)
             self._commit()
-            answer = self.ask(wire.HEARTBEAT, 3, **self.member_fields)
-            assert not answer.error_code, answer
+            response = self.ask(wire.HEARTBEAT, 3, **self.member_fields)
+            assert not response.error_code, response
         except InvariantViolated:
             raise
         except Exception as error:
@@ -528,7 +534,7 @@ class HonestClient:
         )
         assert not self.producer.error_code, self.producer
         if commits:
-            self.decided.append(value)
+            self.committed_values.append(value)
 
     def _read(self, partition: int, expected: list[bytes]) -> None:
         """Read the last few records. Earlier rounds have read the earlier ones."""
@@ -538,14 +544,14 @@ class HonestClient:
             "fetch_offset": start,
             "partition_max_bytes": 1 << 20,
         }
-        answer = self.ask(
+        response = self.ask(
             wire.FETCH,
             11,
             max_bytes=1 << 20,
             isolation_level=1,
             topics=[{"topic": self.topic, "partitions": [requested]}],
         )
-        part = answer.responses[0].partitions[0]
+        part = response.responses[0].partitions[0]
         assert not part.error_code, part
         aborted = {
             (each.producer_id, each.first_offset)
@@ -726,10 +732,10 @@ class HostileSimulation:
             answered = sum(1 for _ in client.responses())
         except CloseConnection:
             self._end(client)
-            return "unknown, cut" if client.is_unauthenticated else "cut"
+            return "unknown, closed" if client.is_unauthenticated else "closed"
         if client.connection.overdue(self.now_ms) is not None:
             self._end(client)
-            return "cut later"
+            return "closed later"
         if not client.connection.is_idle:
             self.parked.append(client)
             self.client = self.new_client()

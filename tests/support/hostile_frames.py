@@ -44,36 +44,36 @@ _BATCH_HEAD_BYTES = 61
 
 
 def mutate(
-    data: bytes, others: Sequence[bytes], rng: random.Random, least: int = 0
+    data: bytes, others: Sequence[bytes], rng: random.Random, kept_bytes: int = 0
 ) -> bytes:
     """Return the bytes with a few changes. The first `least` bytes are kept."""
-    made = bytearray(data)
+    changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 5))):
-        at = rng.randint(min(least, len(made)), len(made))
+        at = rng.randint(min(kept_bytes, len(changed)), len(changed))
         match rng.randrange(10):
-            case 0 | 1 if at < len(made):
-                made[at] ^= 1 << rng.randrange(8)
-            case 2 if at < len(made):
-                made[at] = rng.randrange(256)
+            case 0 | 1 if at < len(changed):
+                changed[at] ^= 1 << rng.randrange(8)
+            case 2 if at < len(changed):
+                changed[at] = rng.randrange(256)
             case 3:
-                del made[at:]
+                del changed[at:]
             case 4:
-                made[at:at] = rng.randbytes(rng.randrange(9))
+                changed[at:at] = rng.randbytes(rng.randrange(9))
             case 5:
-                made[at : at + 4] = rng.choice(_FOUR_BYTES)
+                changed[at : at + 4] = rng.choice(_FOUR_BYTES)
             case 6:
-                made[at : at + 2] = rng.choice(_TWO_BYTES)
+                changed[at : at + 2] = rng.choice(_TWO_BYTES)
             case 7:
-                made[at : at + rng.choice((1, 5))] = rng.choice(_VARINTS)
+                changed[at : at + rng.choice((1, 5))] = rng.choice(_VARINTS)
             case 8:
                 other = rng.choice(others)
                 start = rng.randrange(len(other) + 1)
-                made[at : at + rng.choice((0, 30))] = other[
+                changed[at : at + rng.choice((0, 30))] = other[
                     start : start + rng.randrange(60)
                 ]
             case 9:
-                del made[at : at + rng.randrange(1, 20)]
-    return bytes(made)
+                del changed[at : at + rng.randrange(1, 20)]
+    return bytes(changed)
 
 
 class Variants:
@@ -109,11 +109,11 @@ class Variants:
         """Return a random variant."""
         rng = self._chance
         if self._fields and rng.random() < 0.6:
-            made = self._with_another_value()
-            if made is not None:
-                return made
-        least = 0 if rng.random() < 0.05 else 4  # the size of API key and version
-        return mutate(self._frame, self._others, rng, least) or b"\0"
+            changed = self._with_another_value()
+            if changed is not None:
+                return changed
+        kept_bytes = 0 if rng.random() < 0.05 else 4  # the size of API key and version
+        return mutate(self._frame, self._others, rng, kept_bytes) or b"\0"
 
     def _with_another_value(self) -> bytes | None:
         """Return a variant with another value of a field, or None if the value does not
@@ -154,7 +154,7 @@ class Variants:
             return not before
         if isinstance(before, int):
             bits = _BITS.get(field.type, 32)
-            most = (1 << (bits - 1)) - 1
+            maximum = (1 << (bits - 1)) - 1
             return rng.choice(
                 (
                     0,
@@ -164,9 +164,9 @@ class Variants:
                     2,
                     before + 1,
                     before - 1,
-                    most,
-                    -most - 1,
-                    rng.randint(-most, most),
+                    maximum,
+                    -maximum - 1,
+                    rng.randint(-maximum, maximum),
                 )
             )
         if isinstance(before, str) or (before is None and "string" in field.type):
@@ -180,13 +180,13 @@ class Variants:
         rng = self._chance
         if rng.random() < 0.1:
             return rng.choice((None, b"", bytes(16), before * 2, rng.randbytes(16)))
-        made = mutate(before, self._others, rng)
+        changed = mutate(before, self._others, rng)
         if (
-            len(made) > _BATCH_HEAD_BYTES
+            len(changed) > _BATCH_HEAD_BYTES
             and len(before) > _BATCH_HEAD_BYTES
             and rng.random() < 0.7
         ):
-            sealed = bytearray(made)
+            sealed = bytearray(changed)
             recordbatch.stamp_crc(sealed)
             return bytes(sealed)
-        return made
+        return changed

@@ -227,7 +227,7 @@ class Storage:
                 process.stdout.close()
             self._errors.close()
 
-    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+    def ask(self, operation: str, **more: Any) -> dict[str, Any]:
         """Send a request, and return the response.
 
         Raises:
@@ -235,16 +235,18 @@ class Storage:
         """
         process = self.process
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"do": what, **more}, default=os.fspath) + "\n")
+        process.stdin.write(
+            json.dumps({"do": operation, **more}, default=os.fspath) + "\n"
+        )
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
             self._errors.seek(0)
             pytest.fail(f"Kafka's process ended: {self._errors.read()[-2000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise KafkaError(answer["error"], answer["trace"])
-        return answer
+        response: dict[str, Any] = json.loads(line)
+        if "error" in response:
+            raise KafkaError(response["error"], response["trace"])
+        return response
 
     def dump(self, path: Path, *options: str) -> str:
         """Return the output of kafka-dump-log for a file."""

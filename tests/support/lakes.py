@@ -24,29 +24,33 @@ COMMIT_BYTES = 2_000
 KINDS = ("delta", "iceberg")
 
 
-def target(kind: str, place: Path, name: str = "orders") -> Any:
+def target(kind: str, directory: Path, name: str = "orders") -> Any:
     """Return a table below a directory."""
     if kind == "delta":
-        return lake.DeltaTarget(place / name)
-    return lake.IcebergTarget(f"shop.{name}", catalog=lake.local_catalog(place))
+        return lake.DeltaTarget(directory / name)
+    return lake.IcebergTarget(f"shop.{name}", catalog=lake.local_catalog(directory))
 
 
-def rows_of(kind: str, place: Path, name: str = "orders") -> Any:
+def rows_of(kind: str, directory: Path, name: str = "orders") -> Any:
     """Return all rows of a table as an Arrow table, in the order of partition and
     offset. The rows are read by the library of the format.
     """
     if kind == "delta":
         import deltalake
 
-        found = deltalake.DeltaTable(place / name).to_pyarrow_table()
+        found = deltalake.DeltaTable(directory / name).to_pyarrow_table()
     else:
-        found = lake.local_catalog(place).load_table(f"shop.{name}").scan().to_arrow()
+        found = (
+            lake.local_catalog(directory).load_table(f"shop.{name}").scan().to_arrow()
+        )
     return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
-def offsets_of(kind: str, place: Path, name: str = "orders") -> list[tuple[int, int]]:
+def offsets_of(
+    kind: str, directory: Path, name: str = "orders"
+) -> list[tuple[int, int]]:
     """Return partition and offset of each row of a table."""
-    found = rows_of(kind, place, name)
+    found = rows_of(kind, directory, name)
     columns = (found.column("partition"), found.column("offset"))
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
@@ -60,8 +64,8 @@ def committed_offsets(logdir: logcore.LogDir) -> list[tuple[int, int]]:
 
 
 def fill(logdir: logcore.LogDir, count: int, first: int = 0) -> None:
-    """Append records to all partitions. Every fourth dozen is an aborted transaction,
-    and the others are committed.
+    """Append records to all partitions. Each dozen is a transaction. Every fourth
+    transaction is aborted.
     """
     producer = logdir.producer(transactional_id="writer", threaded=False)
     producer.init_transactions()
@@ -84,7 +88,7 @@ def fill(logdir: logcore.LogDir, count: int, first: int = 0) -> None:
     producer.close()
 
 
-def export(kind: str, data: Path, place: Path, die_at: int = 0) -> None:
+def export(kind: str, data: Path, directory: Path, die_at: int = 0) -> None:
     """Run an export in this process, and kill the process at a call of a function.
 
     `die_at` is the number of that call, or 0 if the process is not killed. A conflict
@@ -109,7 +113,7 @@ def export(kind: str, data: Path, place: Path, die_at: int = 0) -> None:
         stack.callback(sys.setprofile, None)
         stack.callback(threading.setprofile, None)
         try:
-            lake.export(logdir, TOPIC, target(kind, place), options)
+            lake.export(logdir, TOPIC, target(kind, directory), options)
         except CommitConflictError:
             sys.exit(3)
 

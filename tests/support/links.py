@@ -1,7 +1,7 @@
 """Links between the brokers of a cluster that a test can cut.
 
 Each broker advertises the port of a LinkProxy. The proxy recognizes the fetches of
-followers by their node id, and handles each follower as a link of its own. It passes on
+followers by their node id, and handles each follower as a separate link. It passes on
 all other connections.
 """
 

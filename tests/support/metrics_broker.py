@@ -35,8 +35,8 @@ class CountedBroker(ServerThread):
         connection = http.client.HTTPConnection(self._url.removeprefix("http://"))
         try:
             connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            response = connection.getresponse()
+            return response.status, response.read().decode()
         finally:
             connection.close()
 

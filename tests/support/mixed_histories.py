@@ -71,7 +71,7 @@ class ClassicClient(Client):
         self.awaited_response = ""
         self.is_stable = False
         #: The version of the topics that this client has assigned as the leader. A leader
-        #: joins again if the topics change. None if it is not the leader.
+        #: joins again if the topics change. None for other members.
         self.led_topics_version: int | None = None
 
     def __repr__(self) -> str:
@@ -158,20 +158,22 @@ class ClassicClient(Client):
 
     def assign_partitions(self, joined: Joined) -> dict[str, bytes]:
         claims: dict[tuple[str, int], str] = {}
-        wanted: dict[str, tuple[str, ...]] = {}
+        topics_of_members: dict[str, tuple[str, ...]] = {}
         for member in joined.members:
             subscription = read_subscription(member.metadata)
             assert subscription is not None
-            wanted[member.member_id] = subscription.topics
+            topics_of_members[member.member_id] = subscription.topics
             claims.update(
                 (partition, member.member_id) for partition in subscription.owned
             )
         shares: dict[str, list[tuple[str, int]]] = {
-            member_id: [] for member_id in wanted
+            member_id: [] for member_id in topics_of_members
         }
         for name, count in sorted(self.history.simulation.counts.items()):
             receivers = sorted(
-                member_id for member_id, topics in wanted.items() if name in topics
+                member_id
+                for member_id, topics in topics_of_members.items()
+                if name in topics
             )
             for number in range(count if receivers else 0):
                 receiver = receivers[number % len(receivers)]
@@ -419,7 +421,7 @@ class MixedHistory(RandomHistory):
         assert found is not None and found.state == "Stable"
         assert all(isinstance(client, ClassicClient) for client in self.clients)
         assert found.members.keys() == {client.member_id for client in self.clients}
-        wanted = {
+        topics_of_members = {
             name
             for client in self.clients
             if isinstance(client, ClassicClient)
@@ -427,7 +429,7 @@ class MixedHistory(RandomHistory):
         }
         everything = sorted(
             (topic_id(name), number)
-            for name in wanted
+            for name in topics_of_members
             for number in range(self.simulation.counts[name])
         )
         assert (

@@ -91,7 +91,7 @@ class ModelCluster:
     # -- faults ------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Raise an error of a fault, or of none, at random."""
+        """Raise the error of a fault, at random."""
         drawn = self.rng.random()
         if drawn < self.faults.kill:
             raise Killed
@@ -296,19 +296,19 @@ class ModelLog:
         ]
 
     def lose_records_from(self, offset: int) -> None:
-        """Elect another leader, which does not have the records from an offset on."""
+        """Elect a leader without the records from an offset on."""
         self.end = offset
         self.epoch += 1
         self.records = [
             record for record in self.records if record.record.offset < offset
         ]
 
-    def compact(self, kept: Callable[[Record], bool]) -> None:
-        """Remove records, but never the last one."""
+    def compact(self, is_kept: Callable[[Record], bool]) -> None:
+        """Remove the records that are not kept, but never the last record."""
         self.records = [
             record
             for record in self.records
-            if kept(record.record) or record is self.records[-1]
+            if is_kept(record.record) or record is self.records[-1]
         ]
 
 
@@ -368,10 +368,10 @@ class ModelSource:
             left = [
                 record for record in log.records if record.record.offset >= position
             ]
-            some = left[: self.rng.randrange(1, 6)]
-            if some:
-                found[partition] = some
-            if len(some) == len(left):
+            fetched = left[: self.rng.randrange(1, 6)]
+            if fetched:
+                found[partition] = fetched
+            if len(fetched) == len(left):
                 reached[partition] = log.end
         return FetchResult(found, reached, lost)
 

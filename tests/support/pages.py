@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-#: Characters with a meaning for sh. Quotes and comments are handled here too.
+#: Characters with a meaning for sh, except quotes and comments, which shlex handles.
 _MEANT_FOR_SH: Final = re.compile(r"[|&;<>$`*?~\\]")
 
 

@@ -45,7 +45,7 @@ class Sender:
     """The state that a process and its replacements share."""
 
     number: int
-    tried: int = 0
+    value_count: int = 0
     #: The number of acknowledged batches of the idempotent producer.
     sent: int = 0
     #: The values of a batch whose result is unknown.
@@ -54,8 +54,8 @@ class Sender:
     open_values: list[bytes] = attrs.Factory(list)
 
     def value(self) -> bytes:
-        self.tried += 1
-        return b"%d:%d" % (self.number, self.tried)
+        self.value_count += 1
+        return b"%d:%d" % (self.number, self.value_count)
 
 
 @attrs.frozen

@@ -71,7 +71,7 @@ class ProducerHistory:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk()
         self.policy = self.rng.choice(["group", "os", "always", "every(3)"])
-        self.data = self.opened(create=True)
+        self.data = self.open_data(create=True)
         # Small segments, so that the batches of one round are in several segments.
         config = {
             "segment.bytes": self.rng.choice([300, 1_000, 1 << 20]),
@@ -81,10 +81,10 @@ class ProducerHistory:
         self.data.create_topic("t", PARTITIONS, config)
         self.workers: list[Worker] = []
         self.ledger: dict[bytes, Sent] = {}
-        self.made = 0
+        self.worker_count = 0
         self.outcome_counts: Counter[str] = Counter()
 
-    def opened(self, **given: Any) -> LogDir:
+    def open_data(self, **given: Any) -> LogDir:
         return logcore.open_dir("/data", durability=self.policy, fs=self.disk, **given)
 
     def step(self) -> None:
@@ -119,8 +119,8 @@ class ProducerHistory:
             "threaded": False,
         }
         producer = self.data.producer(**settings)
-        self.workers.append(Worker(self.made, producer, settings))
-        self.made += 1
+        self.workers.append(Worker(self.worker_count, producer, settings))
+        self.worker_count += 1
 
     def send(self) -> None:
         if not self.workers:
@@ -271,7 +271,7 @@ class ProducerHistory:
         self.disk.crash()
         self.disk = self.rng.choice(states)
         self.workers = []
-        self.data = self.opened()
+        self.data = self.open_data()
         for sent in self.ledger.values():
             sent.is_acked = sent.is_durable
             if not sent.outcomes:
@@ -302,8 +302,8 @@ class ProducerHistory:
                 if record.value != b"other"
             ]
             names = [name for _, name in stored]
-            twice = [name for name, count in Counter(names).items() if count > 1]
-            assert not twice, f"stored twice: {twice}"
+            duplicates = [name for name, count in Counter(names).items() if count > 1]
+            assert not duplicates, f"stored twice: {duplicates}"
             offsets = {name: offset for offset, name in stored}
             for sent in self.ledger.values():
                 if sent.partition != partition:
@@ -319,7 +319,7 @@ class ProducerHistory:
                     assert sent.name not in offsets, (
                         f"{sent.name} failed with {sent.outcomes[0][0]} and is stored"
                     )
-            for number in range(self.made):
+            for number in range(self.worker_count):
                 numbers = [
                     int(name.split(b":")[1])
                     for name in names

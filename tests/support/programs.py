@@ -127,7 +127,8 @@ class Program:
             self.explorer.check_promises()
         return self.explorer.finish()
 
-    # Each action makes one call to the log and records the promise of that call.
+    # Each action makes a call to the log, and records in the history which records the log
+    # may or must contain afterwards.
 
     def open(self) -> None:
         if self.log is None:

@@ -130,7 +130,7 @@ class PlannedFault:
 
     at: int
     part: float = 0.0
-    #: None for SIGKILL.
+    #: If None, the process is killed with SIGKILL.
     action: FaultAction | None = None
 
 
@@ -570,8 +570,8 @@ class TopicsChecker:
                 assert {
                     entry.name for entry in os.scandir("d") if entry.is_dir()
                 } == set(keys), "the directories differ from the topics"
-                for key, place in keys.items():
-                    log = directory.partition(*place)
+                for key, topic_partition in keys.items():
+                    log = directory.partition(*topic_partition)
                     start = log.log_start_offset
                     self.logs[key].receive("found", start, list(log.read(start)))
                     if not is_again:
@@ -831,8 +831,8 @@ def fill(durability: str, seed: int) -> int:
         "index.interval.bytes": 500,
         "file.delete.delay.ms": 0,
     }
-    kept: list[bytes | None] = []
-    start = full = stored = 0
+    expected: list[bytes | None] = []
+    start = refused_count = stored = 0
 
     def bytes_of_logs() -> int:
         return sum(
@@ -842,7 +842,7 @@ def fill(durability: str, seed: int) -> int:
         )
 
     def try_append(log: Log, size: int) -> bool:
-        nonlocal full, stored
+        nonlocal refused_count, stored
         rows = [
             (None, b"%d." % (stored + at) * size) for at in range(rng.randrange(1, 4))
         ]
@@ -851,21 +851,23 @@ def fill(durability: str, seed: int) -> int:
         try:
             receipt = log.append_many(rows)
         except DiskFullError as error:
-            full += 1
+            refused_count += 1
             assert error.retriable
             assert not log.has_failed, "a full disk must not prevent later appends"
             # With "always", the first batches may remain, and the error has the offset
             # after them.
-            some = log.log_end_offset - end
-            assert not some or (
+            stored_count = log.log_end_offset - end
+            assert not stored_count or (
                 durability == "always" and error.offset == log.log_end_offset
             )
-            kept.extend(value for _, value in rows[:some])
-            stored += some
-            assert some or bytes_of_logs() == before, "bytes of a failed append remain"
+            expected.extend(value for _, value in rows[:stored_count])
+            stored += stored_count
+            assert stored_count or bytes_of_logs() == before, (
+                "bytes of a failed append remain"
+            )
             return False
         assert receipt.offset == end
-        kept.extend(value for _, value in rows)
+        expected.extend(value for _, value in rows)
         stored += len(rows)
         return True
 
@@ -890,19 +892,21 @@ def fill(durability: str, seed: int) -> int:
         """Reserve space that an operator may release, once for opening and once for
         deleting.
         """
-        for what, number in itertools.product(("opening", "deleting"), range(4)):
-            with open(f"reserve-{what}-{number}", "wb") as file:
+        for purpose, number in itertools.product(("opening", "deleting"), range(4)):
+            with open(f"reserve-{purpose}-{number}", "wb") as file:
                 file.write(bytes(8_192))
 
-    def release(what: str) -> None:
+    def release(purpose: str) -> None:
         for number in range(4):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"reserve-{what}-{number}")
+                os.unlink(f"reserve-{purpose}-{number}")
 
     def check(log: Log) -> None:
         assert log.log_start_offset == start
         found = [record.value for record in log.read(start)]
-        assert found == kept[start:], f"{len(found)} of {len(kept) - start} records"
+        assert found == expected[start:], (
+            f"{len(found)} of {len(expected) - start} records"
+        )
 
     reserve()
     ballast = os.open("ballast", os.O_RDWR | os.O_CREAT)
@@ -957,7 +961,9 @@ def fill(durability: str, seed: int) -> int:
     release("deleting")
     with open_log("t-0", config=config, durability=durability) as log:
         check(log)
-    print(f"{stored} records stored, {full} appends refused on a full disk, none lost")
+    print(
+        f"{stored} records stored, {refused_count} appends refused on a full disk, none lost"
+    )
     return 0
 
 

@@ -69,13 +69,15 @@ def test_get_many_omits_missing_nodes(
     registries: Registries,
 ) -> None:
     registry = registries()
-    wanted = [f"/many/{number}" for number in range(40)]
-    for path in wanted[::2]:
+    node_paths = [f"/many/{number}" for number in range(40)]
+    for path in node_paths[::2]:
         registry.create(path, path.encode())
-    registry.set(wanted[0], b"new")
+    registry.set(node_paths[0], b"new")
     registry.create("/many/own", ephemeral=True)
-    found = registry.get_many([*wanted, "/many/own", "/%/odd name"])
-    assert found == {path: registry.get(path) for path in [*wanted[::2], "/many/own"]}
+    found = registry.get_many([*node_paths, "/many/own", "/%/odd name"])
+    assert found == {
+        path: registry.get(path) for path in [*node_paths[::2], "/many/own"]
+    }
     assert registry.get_many([]) == {}
     with pytest.raises(InvalidNodeError):
         registry.get_many(["/many/0", "no path"])

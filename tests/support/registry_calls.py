@@ -39,22 +39,22 @@ class RegistryClient:
         connection = http.client.HTTPConnection(self.address, timeout=60)
         try:
             connection.request(method, path, body, dict(headers or {}))
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
         finally:
             connection.close()
 
     def call(self, method: str, path: str, content: Any = None) -> Any:
         """Return the JSON of a response, or the error code of a refused request."""
         body = None if content is None else json.dumps(content).encode()
-        status, answer = self.raw(method, path, body)
+        status, response = self.raw(method, path, body)
         if status == 200:
-            return answer
-        assert isinstance(answer["message"], str), answer
-        assert answer["error_code"] // 10 ** (len(str(answer["error_code"])) - 3) == (
-            status
-        )
-        return answer["error_code"]
+            return response
+        assert isinstance(response["message"], str), response
+        assert response["error_code"] // 10 ** (
+            len(str(response["error_code"])) - 3
+        ) == (status)
+        return response["error_code"]
 
     def get(self, path: str) -> Any:
         return self.call("GET", path)
@@ -66,5 +66,5 @@ class RegistryClient:
         """Register a schema. Return its id, or the error code of a refused request."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         path = f"/subjects/{quote(subject, safe='')}/versions"
-        answer = self.call("POST", path, {"schema": text, **fields})
-        return answer if isinstance(answer, int) else answer["id"]
+        response = self.call("POST", path, {"schema": text, **fields})
+        return response if isinstance(response, int) else response["id"]

@@ -1,5 +1,5 @@
-"""Checks whether the results of calls on a registry are possible for a registry in
-which each node is a register of its own.
+"""Checks whether the results of calls on a registry are possible if each node is an
+independent register.
 
 A history contains calls, results, and their times. It is valid if the operations on
 each node can be put in one order, each between its call and its result, in which a
@@ -81,17 +81,19 @@ def apply(
         value, is_ephemeral = call.arguments
         if node is not None:
             return "NodeExistsError", state
-        made = (value, 0, call.session if is_ephemeral else None)
+        created = (value, 0, call.session if is_ephemeral else None)
         # The node of an ended session is removed at once.
         return 0, (
-            None if is_ephemeral and call.session in expired else made,
+            None if is_ephemeral and call.session in expired else created,
             expired,
             fenced,
         )
     if kind == "update":
         tag = call.arguments[0]
-        made = (tag, 0, None) if node is None else (node[0] + tag, node[1] + 1, node[2])
-        return made, (made, expired, fenced)
+        created = (
+            (tag, 0, None) if node is None else (node[0] + tag, node[1] + 1, node[2])
+        )
+        return created, (created, expired, fenced)
     if node is None:
         return "NodeNotFoundError", state
     value, version, session = node

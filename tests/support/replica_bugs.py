@@ -438,7 +438,7 @@ BUGS = [
             (
                 World.evaluate,
                 "if role is Role.LEADER and key == self.leader_key(process.leader):",
-                "if broker in found.isr:",
+                "if broker in current_state.isr:",
             ),
         ),
     ),
@@ -494,7 +494,7 @@ BUGS = [
         "the epoch of a registration is not read back",
         "R09 R10",
         100,
-        ((World.register, "epoch = found.epoch", "pass"),),
+        ((World.register, "epoch = registered.epoch", "pass"),),
     ),
     Bug(
         "a reassignment ends while a broker that it removes is in sync",
@@ -573,9 +573,9 @@ BUGS = [
         (
             (
                 World.read_registry,
-                "process.state, process.version = found, version",
+                "process.state, process.version = current_state, version",
                 "if process.leader is None or self.rng.random() < 0.1:\n"
-                "        process.state, process.version = found, version",
+                "        process.state, process.version = current_state, version",
             ),
         ),
         MOVES_AND_CUTS,
@@ -761,8 +761,8 @@ BUGS = [
         (
             (
                 World.take_over,
-                "disk.begin_epoch(found.leader_epoch)",
-                "disk.begin_epoch(found.leader_epoch); disk._producers = Producers()",
+                "disk.begin_epoch(current_state.leader_epoch)",
+                "disk.begin_epoch(current_state.leader_epoch); disk._producers = Producers()",
             ),
         ),
     ),

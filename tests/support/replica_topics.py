@@ -263,18 +263,18 @@ class TopicsWorld(World):
             topic_ms = self.now_ms - int(self.rng.random() * _READ_MS)
             deletions_ms = topic_ms - int(self.rng.random() * _READ_MS)
             topic_id = registry.topic_at(max(0, topic_ms))
-            found, version = None, -1
+            current_state, version = None, -1
             if topic_id == registry.topic_id:
-                found, version = registry.parsed, registry.version
+                current_state, version = registry.parsed, registry.version
         process.live = live
         view = self.view_of(process)
         view.deleted_ids = frozenset(
-            each
-            for each, at_ms in registry.deleted_ids.items()
+            topic_id
+            for topic_id, at_ms in registry.deleted_ids.items()
             if at_ms <= deletions_ms
         )
         view.topic_id = topic_id
-        process.state, process.version = found, version
+        process.state, process.version = current_state, version
         if process.session is not None:
             process.lease_until_ms = sent_ms + SESSION_MS
         self.evaluate(process)

@@ -1,15 +1,16 @@
 """Transactions over two replicated partitions on three simulated brokers.
 
 The log of the coordinator and the two partitions with data are three Worlds of
-replica_world, with one clock and one network. A broker fails in all three at once. They
-call the code of the brokers:
+replica_world, with one clock and one network. A broker fails in all three at once. The
+worlds call the code of the brokers:
 - logcore.coordination.transactions: the coordinator;
 - netshim.cluster.transaction_shards: the distribution of markers to leaders, and the
   verification that a producer may write;
 - logcore.partition.producers: sequences, epochs and markers of a partition.
 
-They simulate its environment: records of the coordinator that are stored once they are
-committed, messages, timers, and clients that send their requests again.
+The worlds simulate the environment of this code: records of the coordinator that are
+stored once they are committed, messages, timers, and clients that send their requests
+again.
 
     run_transactions(seed)             # raises InvariantBroken, with the seed and steps
 
@@ -79,7 +80,7 @@ from support.replica_world import (
 TRANSACTION_TIMEOUT_MS = 900
 ENDED_BY_MS = FAULTS_END_MS + 8_000
 REQUEST_TIMEOUT_MS = 250
-LOAD_AGAIN_MS = 100
+RELOAD_DELAY_MS = 100
 FAULTS = (
     "kill", "kill@leader", "kill@leader", "power", "power@leader", "power_all", "pause",
     "pause@leader", "long_pause@leader", "cut", "cut_one_way", "cut_registry@leader",
@@ -114,7 +115,7 @@ class PartitionWorld(World):
     def __init__(self, transaction_world: TransactionWorld, name: Partition) -> None:
         self.transaction_world = transaction_world
         self.name = name
-        beside = next(iter(transaction_world.partitions()), None)
+        beside = next(iter(transaction_world.partition_worlds()), None)
         super().__init__(0, transaction_world.options, transaction_world.steps, beside)
 
     def trace(self, text: str, *values: object) -> None:
@@ -221,7 +222,7 @@ class StatePartitionWorld(PartitionWorld):
         memory.is_executing = False
         if memory.machine is not None and memory.machine.is_over:
             memory.machine = None
-            self.call_later(LOAD_AGAIN_MS, process, self.load, process, memory)
+            self.call_later(RELOAD_DELAY_MS, process, self.load, process, memory)
 
     def execute(
         self, process: Process, memory: CoordinatorMemory, effect: Effect
@@ -417,7 +418,7 @@ class DataWorld(PartitionWorld):
     """A partition that transactions write to."""
 
     def verifier_of(self, process: Process) -> TransactionShards:
-        """Return the code by which this process verifies producers."""
+        """Return the TransactionShards with which this process verifies producers."""
         found: TransactionShards | None = vars(process).get("verifier")
         if found is None:
             state: Any = SimpleNamespace(
@@ -723,11 +724,11 @@ class TransactionWorld:
         # The second client with the id fences the first one.
         self.clients[1].resumes_ms = self.rng.randint(500, 3_500)
 
-    def partitions(self) -> Iterator[PartitionWorld]:
+    def partition_worlds(self) -> Iterator[PartitionWorld]:
         return iter(self._worlds)
 
     def world_of(self, partition: Partition) -> PartitionWorld:
-        return next(each for each in self._worlds if each.name == partition)
+        return next(world for world in self._worlds if world.name == partition)
 
     def call_later(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
         self.state_partition.call_later(delay_ms, None, call, *args)
@@ -781,7 +782,7 @@ class TransactionWorld:
             world.heal()
 
     def is_done(self) -> bool:
-        if not self.is_healed or not all(each.is_idle for each in self.clients):
+        if not self.is_healed or not all(client.is_idle for client in self.clients):
             require(
                 self.now_ms < ENDED_BY_MS,
                 "R12",

@@ -261,7 +261,9 @@ class SimulatedRegistry:
 
     def expire(self, now_ms: int) -> bool:
         """Remove the sessions that are overdue, and their ephemeral nodes."""
-        overdue = {each for each, at_ms in self.sessions.items() if at_ms < now_ms}
+        overdue = {
+            session for session, at_ms in self.sessions.items() if at_ms < now_ms
+        }
         for session in overdue:
             del self.sessions[session]
         self.brokers = {
@@ -436,7 +438,7 @@ FAULTS = (
 )  # fmt: skip
 #: The faults of schedules without syncs, in which a power cut loses records by design.
 WITHOUT_SYNCS = tuple(
-    each for each in FAULTS if not each.startswith("power") and each != "wipe"
+    fault for fault in FAULTS if not fault.startswith("power") and fault != "wipe"
 )
 
 
@@ -530,7 +532,7 @@ class World:
         #: The end of the records that were acknowledged with acks=all.
         self.acknowledged_end = 0
         self.acknowledged = 0
-        self.offset_answers = 0
+        self.offset_reads = 0
         self.is_acknowledged_since_heal = False
         #: For each leader epoch, the broker and incarnation that append in it.
         self.appenders: dict[int, tuple[int, int]] = {}
@@ -725,11 +727,11 @@ class World:
                 self.registry.create_broker(session, process.broker, value)
                 self.notify_watches()
         except NodeExistsError:
-            found, owner = self.registry.brokers[process.broker]
+            registered, owner = self.registry.brokers[process.broker]
             if owner != session:
                 raise
             # The response to an earlier create was lost. The epoch in the node is valid.
-            epoch = found.epoch
+            epoch = registered.epoch
         process.epoch = epoch
         self.trace("broker {} registered with epoch {}", process.broker, epoch)
 
@@ -764,11 +766,11 @@ class World:
         with self.call_registry(process):
             if process.session is not None:
                 self.registry.renew(process.session, self.now_ms)
-            live, found = self.registry.live(), self.registry.parsed
+            live, current_state = self.registry.live(), self.registry.parsed
             version = self.registry.version
         # A lost response does not change the view of the broker.
         process.live = live
-        process.state, process.version = found, version
+        process.state, process.version = current_state, version
         if process.session is not None:
             process.lease_until_ms = sent_ms + SESSION_MS
         self.evaluate(process)
@@ -808,8 +810,8 @@ class World:
                     return
         except (RegistryUnavailableError, SessionExpiredError):
             return
-        found = process.state
-        if found is None:
+        current_state = process.state
+        if current_state is None:
             new = electing.create_state(
                 tuple(range(1, self.options.replicas + 1)),
                 process.live,
@@ -819,9 +821,12 @@ class World:
                 return
         else:
             new = electing.review(
-                found, self.settings, process.live, self.registry.controller_epoch
+                current_state,
+                self.settings,
+                process.live,
+                self.registry.controller_epoch,
             )
-        if new is not found:
+        if new is not current_state:
             self.write_state(process, new, process.version)
 
     def write_state(
@@ -883,19 +888,20 @@ class World:
 
     def evaluate(self, process: Process) -> None:
         """Change the role of a broker to its role in the state it has read."""
-        found = process.state
+        current_state = process.state
         broker, epoch = process.broker, process.epoch
-        if found is None:
+        if current_state is None:
             return
-        if broker not in found.replicas:
+        if broker not in current_state.replicas:
             self.remove_replica(process)
             return
-        role = state.role_of(found, broker, epoch)
-        key = (found.leader_epoch, epoch)
+        role = state.role_of(current_state, broker, epoch)
+        key = (current_state.leader_epoch, epoch)
         if process.leader is not None:
             if role is Role.LEADER and key == self.leader_key(process.leader):
                 self.set_leader_state(
-                    process, leading.read_state(process.leader, found, process.version)
+                    process,
+                    leading.read_state(process.leader, current_state, process.version),
                 )
                 return
             self.trace("broker {} resigns", broker)
@@ -906,14 +912,16 @@ class World:
             process.taking_over = None
         if process.follower is not None:
             if role is Role.FOLLOWER and key == self.follower_key(process.follower):
-                if process.follower.state is not found:
-                    process.follower = following.read_state(process.follower, found)
+                if process.follower.state is not current_state:
+                    process.follower = following.read_state(
+                        process.follower, current_state
+                    )
                 return
             process.follower = None
         if role is Role.LEADER:
             if process.taking_over != key:
                 assert epoch is not None
-                process.taking_over = (found.leader_epoch, epoch)
+                process.taking_over = (current_state.leader_epoch, epoch)
                 self.call_later(
                     1 + int(self.rng.random() * 15),
                     process,
@@ -925,7 +933,7 @@ class World:
             assert epoch is not None
             disk = process.disk
             process.follower = following.follow(
-                found,
+                current_state,
                 broker,
                 epoch,
                 is_durable_first=self.options.is_durable_first,
@@ -944,23 +952,23 @@ class World:
 
     def take_over(self, process: Process, key: tuple[int, int]) -> None:
         """Become the leader, after the sync of the log."""
-        found = process.state
-        if process.taking_over != key or found is None:
+        current_state = process.state
+        if process.taking_over != key or current_state is None:
             return
         process.taking_over = None
         disk = process.disk
         disk.durable_end = disk.end
-        disk.begin_epoch(found.leader_epoch)
+        disk.begin_epoch(current_state.leader_epoch)
         self.trace(
             "broker {} leads epoch {} from {}",
             process.broker,
-            found.leader_epoch,
+            current_state.leader_epoch,
             disk.end,
         )
-        self.check_leader(process, found.leader_epoch)
+        self.check_leader(process, current_state.leader_epoch)
         process.idle_fetches = {}
         process.leader = leading.take_over(
-            found,
+            current_state,
             process.version,
             process.broker,
             min_insync_replicas=self.settings.min_insync_replicas,
@@ -1151,7 +1159,7 @@ class World:
         leader = process.leader
         disk = process.disk
         if leader is None:
-            answer = LeaderResponse(ReplicationError.NOT_LEADER_OR_FOLLOWER)
+            response = LeaderResponse(ReplicationError.NOT_LEADER_OR_FOLLOWER)
         else:
             refusal = None
             facts = fetch, leader.state, disk.end, process.high_watermark, process.live
@@ -1175,14 +1183,14 @@ class World:
                 if refusal is None and is_idle_fetch:
                     process.idle_fetches[fetch.replica] = facts
             if refusal is not None:
-                answer = LeaderResponse(
+                response = LeaderResponse(
                     refusal.error, refusal.diverging, log_start=disk.start
                 )
             else:
                 # With 6 records for each fetch, a new replica would miss the limit of
                 # R10.
                 size = 60 if self.is_healed else 6
-                answer = LeaderResponse(
+                response = LeaderResponse(
                     records=disk.records[fetch.offset : fetch.offset + size],
                     high_watermark=process.high_watermark,
                     log_start=disk.start,
@@ -1193,7 +1201,7 @@ class World:
             self.on_fetch_response,
             fetch,
             incarnation,
-            answer,
+            response,
         )
 
     # -- the follower ------------------------------------------------------------------
@@ -1228,19 +1236,21 @@ class World:
         process: Process,
         fetch: FollowerFetch,
         incarnation: int,
-        answer: LeaderResponse,
+        response: LeaderResponse,
     ) -> None:
         follower = process.follower
         if follower is None or process.incarnation != incarnation:
             return
         disk = process.disk
-        own = disk.end_of_epoch(answer.diverging[0]) if answer.diverging else (-1, -1)
+        own = (
+            disk.end_of_epoch(response.diverging[0]) if response.diverging else (-1, -1)
+        )
         before = follower
-        follower, effects = following.answered(follower, fetch, answer, own)
+        follower, effects = following.answered(follower, fetch, response, own)
         if follower is before and not effects:
             return
         process.follower = follower
-        delay_ms = 2 if answer.records else 35
+        delay_ms = 2 if response.records else 35
         for effect in effects:
             match effect:
                 case following.AppendFetched(records):
@@ -1316,11 +1326,11 @@ class World:
     def pick_process(self) -> Process | None:
         """Return a process that acts as the leader, if there is one."""
         leaders = [
-            each
-            for each in self.processes.values()
-            if each.leader is not None
-            and each.is_up
-            and each.paused_until_ms <= self.now_ms
+            process
+            for process in self.processes.values()
+            if process.leader is not None
+            and process.is_up
+            and process.paused_until_ms <= self.now_ms
         ]
         return self.rng.choice(leaders) if leaders else None
 
@@ -1336,18 +1346,18 @@ class World:
             self.last_commit += 1
             self.produce(process, acks_all=True, commit=self.last_commit)
         else:
-            found = self.fetch_offset(process)
-            if found is not None:
-                self.offset_answers += 1
+            offset = self.fetch_offset(process)
+            if offset is not None:
+                self.offset_reads += 1
                 require(
-                    found >= self.committed_floor or self.may_lose_records,
+                    offset >= self.committed_floor or self.may_lose_records,
                     "R13",
-                    "broker {} answers {}, and a client has seen {}",
+                    "broker {} returns {}, and a client has seen {}",
                     process.broker,
-                    found,
+                    offset,
                     self.committed_floor,
                 )
-                self.committed_floor = found
+                self.committed_floor = offset
 
     def idempotent_client(self, producer: IdempotentProducer) -> None:
         """Send the batches in flight again, perhaps with a new batch."""
@@ -1409,8 +1419,8 @@ class World:
         process = rng.choice(list(self.processes.values()))
         if self.is_idle or not process.is_up or process.paused_until_ms > self.now_ms:
             return
-        found = process.state
-        if found is None or found.leader_epoch < producer.leader_epoch:
+        current_state = process.state
+        if current_state is None or current_state.leader_epoch < producer.leader_epoch:
             return
         while len(producer.unacknowledged) < KNOWN_BATCHES:
             producer.begin_batch()
@@ -1469,7 +1479,7 @@ class World:
 
     def fault(self, name: str) -> None:
         self.trace("fault {}", name)
-        running = [each for each in self.processes.values() if each.is_up]
+        running = [process for process in self.processes.values() if process.is_up]
         if not running:
             return
         victim = self.rng.choice(running)
@@ -1494,16 +1504,18 @@ class World:
 
     def fault_wipe(self, victim: Process) -> None:
         """Replace the disk, unless no other member of the ISR and ELR would remain."""
-        found = self.registry.parsed
-        if found is None:
+        current_state = self.registry.parsed
+        if current_state is None:
             return
         disks = {process.disk.name for process in self.processes.values()}
-        kept = {broker: member.disk for broker, member in found.isr.items()}
-        kept.update(found.elr)
-        kept.pop(victim.broker, None)
-        if found.removing:
+        remaining = {
+            broker: member.disk for broker, member in current_state.isr.items()
+        }
+        remaining.update(current_state.elr)
+        remaining.pop(victim.broker, None)
+        if current_state.removing:
             return
-        if any(disk in disks for disk in kept.values()):
+        if any(disk in disks for disk in remaining.values()):
             self.kill(victim, wipe=True)
 
     def fault_pause(self, victim: Process) -> None:
@@ -1527,12 +1539,15 @@ class World:
 
     def fault_cut(self, victim: Process) -> None:
         other = self.rng.choice(
-            [each for each in self.processes if each != victim.broker]
+            [broker for broker in self.processes if broker != victim.broker]
         )
         self.cut_links({(victim.broker, other), (other, victim.broker)})
 
     def fault_cut_one_way(self, victim: Process) -> None:
-        nodes = [REGISTRY, *(each for each in self.processes if each != victim.broker)]
+        nodes = [
+            REGISTRY,
+            *(broker for broker in self.processes if broker != victim.broker),
+        ]
         link = (victim.broker, self.rng.choice(nodes))
         self.cut_links({link if self.rng.random() < 0.5 else (link[1], link[0])})
 
@@ -1553,30 +1568,30 @@ class World:
 
     def fault_move_leader(self, victim: Process) -> None:
         """Elect another member of the ISR although the leader is alive."""
-        found = self.registry.parsed
-        if found is None or victim.session is None:
+        current_state = self.registry.parsed
+        if current_state is None or victim.session is None:
             return
         live = self.registry.live()
         others = [
-            each
-            for each in electing.eligible_members(found, live)
-            if each != found.leader
+            member
+            for member in electing.eligible_members(current_state, live)
+            if member != current_state.leader
         ]
-        if others and found.leader != NO_LEADER:
-            new = electing.move_leader(found, self.rng.choice(others))
+        if others and current_state.leader != NO_LEADER:
+            new = electing.move_leader(current_state, self.rng.choice(others))
             self.write_state(victim, new, self.registry.version)
 
     def fault_reassign(self, victim: Process) -> None:
         """Move replicas to other brokers, or cancel the reassignment."""
-        found = victim.state
-        if found is None or victim.session is None:
+        current_state = victim.state
+        if current_state is None or victim.session is None:
             return
         target: tuple[int, ...] | None = tuple(
             self.rng.sample(sorted(self.processes), self.options.replicas)
         )
-        if found.removing and self.rng.random() < 0.3:
+        if current_state.removing and self.rng.random() < 0.3:
             target = None
-        changed = electing.reassign(found, target, set(self.processes))
+        changed = electing.reassign(current_state, target, set(self.processes))
         assert isinstance(changed, LeaderAndIsr)
         self.trace("broker {} reassigns to {}", victim.broker, target)
         self.write_state(victim, changed, victim.version)
@@ -1734,32 +1749,32 @@ class World:
         """Return whether the schedule is over. Check R09, R10 and R16."""
         if not self.is_healed:
             return False
-        found = self.registry.parsed
-        if found is None:
+        current_state = self.registry.parsed
+        if current_state is None:
             require(self.now_ms < LEADER_BY_MS, "R09", "the partition has no state")
             return False
-        if not found.isr and not found.elr:
+        if not current_state.isr and not current_state.elr:
             return True
         if self.is_acknowledged_since_heal:
-            is_complete = not found.adding and not found.removing
+            is_complete = not current_state.adding and not current_state.removing
             require(
-                not is_complete or len(found.replicas) == self.options.replicas,
+                not is_complete or len(current_state.replicas) == self.options.replicas,
                 "R16",
                 "{} has another number of replicas after its reassignments",
-                found,
+                current_state,
             )
-            if is_complete and found.isr.keys() == set(found.replicas):
+            if is_complete and current_state.isr.keys() == set(current_state.replicas):
                 return self.is_equal()
             self.equal_by_ms = None
             if self.stopped:
                 return True
-            require(self.now_ms < IN_SYNC_BY_MS, "R10", "the ISR is {}", found)
+            require(self.now_ms < IN_SYNC_BY_MS, "R10", "the ISR is {}", current_state)
         else:
             require(
                 self.now_ms < LEADER_BY_MS or self.stopped > 0,
                 "R09",
                 "no leader accepts writes: {}",
-                found,
+                current_state,
             )
         return self.now_ms >= IN_SYNC_BY_MS
 
@@ -1768,25 +1783,26 @@ class World:
         self.is_idle = True
         if self.equal_by_ms is None:
             self.equal_by_ms = self.now_ms + EQUAL_WITHIN_MS
-        found = self.registry.parsed
-        assert found is not None
-        disks = [self.processes[each].disk for each in found.replicas]
+        current_state = self.registry.parsed
+        assert current_state is not None
+        disks = [self.processes[broker].disk for broker in current_state.replicas]
         # A follower may have deleted more records than another follower, if the leader
         # was killed between their fetches.
-        start = max(each.start for each in disks)
-        least = 0
-        if found.leader != NO_LEADER:
-            least = self.processes[found.leader].disk.start
+        start = max(disk.start for disk in disks)
+        leader_start = 0
+        if current_state.leader != NO_LEADER:
+            leader_start = self.processes[current_state.leader].disk.start
         first = disks[0].records[start:]
         if self.stopped or all(
-            each.start >= least and each.records[start:] == first for each in disks
+            disk.start >= leader_start and disk.records[start:] == first
+            for disk in disks
         ):
             return True
         require(
             self.now_ms < self.equal_by_ms,
             "R15",
             "the replicas are idle and have (start, end) {}",
-            [(each.start, each.end) for each in disks],
+            [(disk.start, disk.end) for disk in disks],
         )
         return False
 

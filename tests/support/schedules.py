@@ -127,8 +127,8 @@ def sharing_power(seed: int) -> int:
 
 
 def sharing_acks(seed: int, acts: str) -> None:
-    """Acknowledged records are durable at the moment of the acknowledgement, even if a
-    sync that began before a truncation reports otherwise.
+    """Check that records are durable when they are acknowledged, even if a sync that began
+    before a truncation ends after it.
     """
     chances = Chances(switch=0.4, stop=0.04)
     simulation = PartitionSimulation(
@@ -293,8 +293,8 @@ def _kinds() -> dict[str, Callable[[int], object]]:
 
 
 KINDS: Final = _kinds()
-#: Number of schedules of each kind in forty schedules. A schedule of groups costs as
-#: much as twenty of the registry.
+#: The number of schedules of each simulation in forty schedules. A schedule of a group
+#: takes as long as twenty schedules of a registry.
 _OF_FORTY: Final = {
     "registry": 28,
     "sharing": 6,
@@ -308,13 +308,13 @@ _FIRST_SEED: Final = 10_000_000
 
 def numbered(number: int) -> tuple[str, int]:
     """Return the kind and the seed of a schedule of the endless search."""
-    turn, place = divmod(number, sum(_OF_FORTY.values()))
+    cycle, index = divmod(number, sum(_OF_FORTY.values()))
     for simulation, count in _OF_FORTY.items():
-        if place < count:
+        if index < count:
             kinds = [name for name in KINDS if name.split()[0] == simulation]
-            nth = turn * count + place
+            nth = cycle * count + index
             return kinds[nth % len(kinds)], _FIRST_SEED + nth // len(kinds)
-        place -= count
+        index -= count
     raise AssertionError("the counts add up")
 
 

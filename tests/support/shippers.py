@@ -128,11 +128,11 @@ def fill(log: logcore.Log, count: int) -> None:
         log.append_many(rows[at : at + 7])
 
 
-def check_repeats(found: list[Record], wanted: list[Record]) -> int:
+def check_repeats(found: list[Record], expected: list[Record]) -> int:
     """Check the output of an at-least-once forwarder: no record is missing, and the first
     copies are in order. Return the number of repeated records.
     """
-    values = [record.value for record in wanted]
+    values = [record.value for record in expected]
     position_of = {value: at for at, value in enumerate(values)}
     before = -1
     for record in found:
@@ -140,7 +140,7 @@ def check_repeats(found: list[Record], wanted: list[Record]) -> int:
         assert at <= before + 1, f"{record} comes before its predecessor"
         before = at
     assert set(position_of) == {record.value for record in found}, "records are missing"
-    return len(found) - len(wanted)
+    return len(found) - len(expected)
 
 
 def contents(records: list[Record]) -> list[tuple[object, ...]]:

@@ -83,16 +83,16 @@ class BrokerFiles:
         def call(*arguments: Any, **named: Any) -> Any:
             if self._process.is_killed:
                 raise SimulatedKill
-            place = arguments[0] if arguments else ""
+            target = arguments[0] if arguments else ""
             if name in _SYNCS:
                 threads.sleep_ms(self._world.rng.choice(_SYNC_MS))
-            if isinstance(place, int) and place >= _HANDLES:
+            if isinstance(target, int) and target >= _HANDLES:
                 threads.maybe_switch(_SWITCH)
-                result = shared(place - _HANDLES, *arguments[1:], **named)
+                result = shared(target - _HANDLES, *arguments[1:], **named)
                 if name in _REPORTED:
-                    self._world.report(name, self._handles[place][0])
+                    self._world.report(name, self._handles[target][0])
                 return result
-            if isinstance(place, str) and place.startswith("/registry"):
+            if isinstance(target, str) and target.startswith("/registry"):
                 threads.maybe_switch(_SWITCH)
                 result = shared(*arguments, **named)
                 if name in _REPORTED:
@@ -205,16 +205,16 @@ class RegistryWatch:
 
     def report(self, operation: str, path: str) -> None:
         """Report an operation on a path if this watch covers it."""
-        place = path.rpartition("/")[0]
+        directory = path.rpartition("/")[0]
         if operation == "rmdir" and path in self._directories | self._closing:
             self._directories.discard(path)
             self._closing.discard(path)
             self.saw_removal = True
-        elif operation == "close" and place in self._closing:
+        elif operation == "close" and directory in self._closing:
             self.saw_close = True
-        elif operation in ("rename", "unlink") and place in self._closing:
+        elif operation in ("rename", "unlink") and directory in self._closing:
             pass
-        elif operation == "close" or place not in self._directories:
+        elif operation == "close" or directory not in self._directories:
             return
         rng, threads = self._world.rng, self._world.threads
         if rng.random() >= self._world.report_loss:
@@ -268,7 +268,7 @@ class SimulatedConnection:
         self._world = world
         self._source = source
         self._target = target
-        self._life = instance
+        self._instance = instance
         self.session = ClientSession(f"broker-{target}", PORT, f"10.0.0.{source}")
         self.is_closed = False
         #: The response that the broker has not completed yet.
@@ -290,7 +290,9 @@ class SimulatedConnection:
         network, threads = self._world.network, self._world.threads
         self._response = None
         copy = memoryview(bytes(frame))[4:]
-        network.send(self._source, self._target, lambda: self._life.receive(self, copy))
+        network.send(
+            self._source, self._target, lambda: self._instance.receive(self, copy)
+        )
         threads.wait(
             lambda: self._response is not None or self.is_closed,
             threads.now_ms + limit_ms,
@@ -320,11 +322,11 @@ class SimulatedConnection:
     def reset(self) -> None:
         """Close the connection because the broker has closed it, or has ended."""
         self.is_closed = True
-        self._life.connections.pop(self, None)
+        self._instance.connections.pop(self, None)
 
     def close(self) -> None:
         self.reset()
-        self._life.call(self._cancel)
+        self._instance.call(self._cancel)
 
     def _cancel(self) -> None:
         if self.pending is not None:

@@ -232,12 +232,14 @@ class Client:
     def ask_any(self, api: Any, request: Any) -> Any:
         return self.ask(self.rng.choice(BROKERS), api, request)
 
-    def find(self, partition: int, name: str = TOPIC) -> tuple[int, bytes]:
+    def find_leader(self, partition: int, name: str = TOPIC) -> tuple[int, bytes]:
         """Return the leader of a partition and the id of the topic."""
-        kind = wire.METADATA.Request
+        request_type = wire.METADATA.Request
         found = self.ask_any(
             wire.METADATA,
-            kind(topics=[kind.Topic(name=name)], allow_auto_topic_creation=False),
+            request_type(
+                topics=[request_type.Topic(name=name)], allow_auto_topic_creation=False
+            ),
         )
         (topic,) = found.topics
         topic_id = bytes(topic.topic_id)
@@ -266,11 +268,13 @@ class Client:
 
     def create_topic(self, name: str, partitions: int) -> bool:
         """Create a topic, and return whether it was created."""
-        kind = wire.CREATE_TOPICS.Request
-        topic = kind.Topic(
+        request_type = wire.CREATE_TOPICS.Request
+        topic = request_type.Topic(
             name=name, num_partitions=partitions, replication_factor=len(BROKERS)
         )
-        found = self.ask_any(wire.CREATE_TOPICS, kind(topics=[topic], timeout_ms=1_000))
+        found = self.ask_any(
+            wire.CREATE_TOPICS, request_type(topics=[topic], timeout_ms=1_000)
+        )
         return not found.topics[0].error_code
 
 
@@ -293,8 +297,8 @@ class SimulatedProducer(RepeatingClient):
     """Sends records with acks=all, one batch at a time."""
 
     def __init__(self, world: World, partition: int, *, is_idempotent: bool) -> None:
-        kind = "idempotent" if is_idempotent else "plain"
-        super().__init__(world, f"{kind}-{partition}")
+        request_type = "idempotent" if is_idempotent else "plain"
+        super().__init__(world, f"{request_type}-{partition}")
         self._partition = partition
         self._is_idempotent = is_idempotent
         self._topic_id = b""
@@ -317,7 +321,7 @@ class SimulatedProducer(RepeatingClient):
             if found.error_code:
                 return
             self._producer = found.producer_id, found.producer_epoch
-        leader, topic_id = self.find(self._partition)
+        leader, topic_id = self.find_leader(self._partition)
         if topic_id != self._topic_id:
             # The state of producers is deleted with a topic.
             self._topic_id, self._sequence, self._batch = topic_id, 0, []
@@ -338,36 +342,41 @@ class SimulatedProducer(RepeatingClient):
             producer_epoch=epoch,
             base_sequence=self._sequence if self._is_idempotent else -1,
         )
-        kind = wire.PRODUCE.Request
-        part = kind.Topic.Partition(index=self._partition, records=records)
+        request_type = wire.PRODUCE.Request
+        part = request_type.Topic.Partition(index=self._partition, records=records)
         response = self.ask(
             leader,
             wire.PRODUCE,
-            kind(
+            request_type(
                 acks=-1,
                 timeout_ms=1_500,
-                topic_data=[kind.Topic(topic_id=topic_id, partition_data=[part])],
+                topic_data=[
+                    request_type.Topic(topic_id=topic_id, partition_data=[part])
+                ],
             ),
             max_version=13,
         )
-        (answer,) = response.responses[0].partition_responses
-        if answer.error_code in (0, codes.DUPLICATE_SEQUENCE_NUMBER):
-            if answer.base_offset >= 0:
+        (partition_response,) = response.responses[0].partition_responses
+        if partition_response.error_code in (0, codes.DUPLICATE_SEQUENCE_NUMBER):
+            if partition_response.base_offset >= 0:
                 for at, value in enumerate(self._batch):
                     world.record_value(
-                        topic_id, self._partition, answer.base_offset + at, value
+                        topic_id,
+                        self._partition,
+                        partition_response.base_offset + at,
+                        value,
                     )
             world.acknowledged += len(self._batch)
             self.acknowledged += 1
             self._sequence += len(self._batch)
             self._batch = []
-        elif answer.error_code in (
+        elif partition_response.error_code in (
             codes.OUT_OF_ORDER_SEQUENCE_NUMBER,
             codes.UNKNOWN_PRODUCER_ID,
         ):
             raise InvariantBroken(
                 "R11",
-                f"{self.name} is refused with code {answer.error_code} at sequence "
+                f"{self.name} is refused with code {partition_response.error_code} at sequence "
                 f"{self._sequence}",
             )
 
@@ -382,11 +391,11 @@ class SimulatedConsumer(RepeatingClient):
         self._offset = 0
 
     def step(self) -> None:
-        leader, topic_id = self.find(self._partition)
+        leader, topic_id = self.find_leader(self._partition)
         if topic_id != self._topic_id:
             self._topic_id, self._offset = topic_id, 0
-        kind = wire.FETCH.Request
-        part = kind.Topic.Partition(
+        request_type = wire.FETCH.Request
+        part = request_type.Topic.Partition(
             partition=self._partition,
             fetch_offset=self._offset,
             partition_max_bytes=1 << 20,
@@ -394,29 +403,29 @@ class SimulatedConsumer(RepeatingClient):
         response = self.ask(
             leader,
             wire.FETCH,
-            kind(
+            request_type(
                 max_wait_ms=200,
                 min_bytes=1,
                 max_bytes=1 << 20,
                 # From version 13 on, a request has the id of the topic, so a broker does
                 # not read another topic of the same name.
-                topics=[kind.Topic(topic_id=topic_id, partitions=[part])],
+                topics=[request_type.Topic(topic_id=topic_id, partitions=[part])],
             ),
             max_version=16,
         )
         if response.error_code:
             return
-        (answer,) = response.responses[0].partitions
+        (partition_response,) = response.responses[0].partitions
         require(
-            answer.error_code != codes.OFFSET_OUT_OF_RANGE,
+            partition_response.error_code != codes.OFFSET_OUT_OF_RANGE,
             "R02",
             "broker {} refuses offset {}, although a consumer has read up to it",
             leader,
             self._offset,
         )
-        if answer.error_code:
+        if partition_response.error_code:
             return
-        for batch in recordbatch.read_batches(answer.records or b""):
+        for batch in recordbatch.read_batches(partition_response.records or b""):
             for record in batch.records():
                 if record.offset >= self._offset:
                     value = bytes(record.value or b"")
@@ -440,18 +449,18 @@ class SimulatedCommitter(RepeatingClient):
         broker = self.coordinator()
         self._offset += 1
         offset = self._offset
-        kind = wire.OFFSET_COMMIT.Request
-        part = kind.Topic.Partition(
+        request_type = wire.OFFSET_COMMIT.Request
+        part = request_type.Topic.Partition(
             partition_index=0, committed_offset=offset, committed_metadata=""
         )
         response = self.ask(
             broker,
             wire.OFFSET_COMMIT,
-            kind(
+            request_type(
                 group_id=GROUP,
                 generation_id_or_member_epoch=-1,
                 member_id="",
-                topics=[kind.Topic(name=PERMANENT_TOPIC, partitions=[part])],
+                topics=[request_type.Topic(name=PERMANENT_TOPIC, partitions=[part])],
             ),
             max_version=8,
         )
@@ -467,14 +476,16 @@ class SimulatedOffsetReader(RepeatingClient):
 
     def step(self) -> None:
         broker = self.coordinator()
-        least = self.world.committed
-        kind = wire.OFFSET_FETCH.Request
+        floor = self.world.committed
+        request_type = wire.OFFSET_FETCH.Request
         response = self.ask(
             broker,
             wire.OFFSET_FETCH,
-            kind(
+            request_type(
                 group_id=GROUP,
-                topics=[kind.Topic(name=PERMANENT_TOPIC, partition_indexes=[0])],
+                topics=[
+                    request_type.Topic(name=PERMANENT_TOPIC, partition_indexes=[0])
+                ],
             ),
             max_version=7,
         )
@@ -484,12 +495,12 @@ class SimulatedOffsetReader(RepeatingClient):
         if part.error_code:
             return
         require(
-            part.committed_offset >= least,
+            part.committed_offset >= floor,
             "R13",
             "broker {} returns the committed offset {} after {}",
             broker,
             part.committed_offset,
-            least,
+            floor,
         )
         self.world.committed = max(self.world.committed, part.committed_offset)
         self.world.offset_reads += 1
@@ -552,12 +563,12 @@ class TransactionalProducer(RepeatingClient):
 
     def _add_partitions(self, partitions: list[int]) -> bool:
         assert self._producer is not None
-        kind = wire.ADD_PARTITIONS_TO_TXN.Request
-        topic = kind.Topic(name=PERMANENT_TOPIC, partitions=partitions)
+        request_type = wire.ADD_PARTITIONS_TO_TXN.Request
+        topic = request_type.Topic(name=PERMANENT_TOPIC, partitions=partitions)
         found = self.ask(
             self.coordinator(1, self.name),
             wire.ADD_PARTITIONS_TO_TXN,
-            kind(
+            request_type(
                 v3_and_below_transactional_id=self.name,
                 v3_and_below_producer_id=self._producer[0],
                 v3_and_below_producer_epoch=self._producer[1],
@@ -581,22 +592,24 @@ class TransactionalProducer(RepeatingClient):
             producer_epoch=self._producer[1],
             base_sequence=self._sequences[partition],
         )
-        leader, _ = self.find(partition, PERMANENT_TOPIC)
-        kind = wire.PRODUCE.Request
-        part = kind.Topic.Partition(index=partition, records=records)
+        leader, _ = self.find_leader(partition, PERMANENT_TOPIC)
+        request_type = wire.PRODUCE.Request
+        part = request_type.Topic.Partition(index=partition, records=records)
         response = self.ask(
             leader,
             wire.PRODUCE,
-            kind(
+            request_type(
                 transactional_id=self.name,
                 acks=-1,
                 timeout_ms=1_500,
-                topic_data=[kind.Topic(name=PERMANENT_TOPIC, partition_data=[part])],
+                topic_data=[
+                    request_type.Topic(name=PERMANENT_TOPIC, partition_data=[part])
+                ],
             ),
             max_version=11 if self._version == 1 else 12,
         )
-        (answer,) = response.responses[0].partition_responses
-        if answer.error_code:
+        (partition_response,) = response.responses[0].partition_responses
+        if partition_response.error_code:
             return False
         self._sequences[partition] += 1
         return True
@@ -949,12 +962,12 @@ class Faults:
             self._restart_later(broker)
 
     def delete_topic(self) -> None:
-        kind = wire.DELETE_TOPICS.Request
+        request_type = wire.DELETE_TOPICS.Request
         self._world.trace("the topic is deleted")
         with contextlib.suppress(RemoteUnavailableError):
             self._admin.ask_any(
                 wire.DELETE_TOPICS,
-                kind(topics=[kind.Topic(name=TOPIC)], timeout_ms=1_000),
+                request_type(topics=[request_type.Topic(name=TOPIC)], timeout_ms=1_000),
             )
             self._admin.create_topic(TOPIC, PARTITIONS)
 
@@ -962,7 +975,7 @@ class Faults:
         """Return whether the topic exists, and create it otherwise."""
         with contextlib.suppress(RemoteUnavailableError):
             self._admin.create_topic(TOPIC, PARTITIONS)
-            self._admin.find(0)
+            self._admin.find_leader(0)
             return True
         return False
 
@@ -970,12 +983,12 @@ class Faults:
         """Add partitions, which no client uses, to the topic."""
         count = self._world.rng.randint(PARTITIONS + 1, MAX_PARTITIONS)
         self._world.trace(f"the topic gets {count} partitions")
-        kind = wire.CREATE_PARTITIONS.Request
-        topic = kind.Topic(name=TOPIC, count=count, assignments=None)
+        request_type = wire.CREATE_PARTITIONS.Request
+        topic = request_type.Topic(name=TOPIC, count=count, assignments=None)
         with contextlib.suppress(RemoteUnavailableError):
             self._admin.ask_any(
                 wire.CREATE_PARTITIONS,
-                kind(topics=[topic], timeout_ms=1_000),
+                request_type(topics=[topic], timeout_ms=1_000),
             )
 
     def fail_disk(self) -> None:
@@ -992,11 +1005,11 @@ class Faults:
         broker.fail_disk(FaultPlan(fault))
 
     def elect_leaders(self) -> None:
-        kind = wire.ELECT_LEADERS.Request
+        request_type = wire.ELECT_LEADERS.Request
         with contextlib.suppress(RemoteUnavailableError):
             self._admin.ask_any(
                 wire.ELECT_LEADERS,
-                kind(election_type=0, topic_partitions=None, timeout_ms=1_000),
+                request_type(election_type=0, topic_partitions=None, timeout_ms=1_000),
             )
 
     def move(self) -> None:
@@ -1013,17 +1026,18 @@ class Faults:
         """Assign replicas, or cancel a reassignment if `replicas` is None. Return whether
         the request was accepted.
         """
-        kind = wire.ALTER_PARTITION_REASSIGNMENTS.Request
+        request_type = wire.ALTER_PARTITION_REASSIGNMENTS.Request
         parts = [
-            kind.Topic.Partition(partition_index=number, replicas=replicas)
+            request_type.Topic.Partition(partition_index=number, replicas=replicas)
             for number in range(MAX_PARTITIONS)
             if partition in (None, number)
         ]
         try:
             found = self._admin.ask_any(
                 wire.ALTER_PARTITION_REASSIGNMENTS,
-                kind(
-                    topics=[kind.Topic(name=TOPIC, partitions=parts)], timeout_ms=1_000
+                request_type(
+                    topics=[request_type.Topic(name=TOPIC, partitions=parts)],
+                    timeout_ms=1_000,
                 ),
             )
         except RemoteUnavailableError:

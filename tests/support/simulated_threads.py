@@ -1,18 +1,19 @@
-"""Threads of a simulation: one runs at a time, and a seed chooses which one.
+"""Threads of a simulation: one thread runs at a time, and a seed determines which one.
 
     with SimulatedThreads(seed=7) as threads:
         threads.spawn(work, "a worker", process)
         threads.sleep_ms(500)          # other threads run, and time passes
         threads.kill(process)
 
-While it is active, locks, conditions, events and threads of the module `threading`
-belong to the simulation, so code that uses them runs unchanged. Each thread of the
+While the simulation is active, locks, conditions, events and threads of the module
+`threading` belong to it, so code that uses them runs unchanged. Each thread of the
 simulation is a thread of the operating system that waits until it is chosen.
 
 Rules:
 - Another thread may be chosen when a thread waits, when it acquires a lock, and when it
   calls maybe_switch().
-- Time is a number. It passes while all threads wait, and by a millisecond now and then.
+- Time is simulated. It passes while all threads wait, and sometimes by a millisecond when
+  a thread is chosen.
 - A thread of a killed process ends with SimulatedKill when it waits, or when it is chosen
   again. A paused process runs no thread until its pause is over.
 - The thread that enters the context is also a thread of the simulation. It belongs to no

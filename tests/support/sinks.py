@@ -85,7 +85,7 @@ class Stream:
         self._names = itertools.count()
 
     def count_names(self) -> None:
-        """Number the names, so that the same program creates the same names."""
+        """Replace random names by numbers, so that equal programs create equal names."""
         self._patch.setattr(
             staged.uuid, "uuid4", lambda: uuid.UUID(int=next(self._names))
         )

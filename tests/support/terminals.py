@@ -36,14 +36,14 @@ def at_terminal(
         )
     finally:
         os.close(theirs)
-    shown = b""
+    output = b""
     try:
         os.write(ours, typed.encode())
         while piece := _read(ours):
-            shown += piece
+            output += piece
     finally:
         os.close(ours)
-    return process.wait(60), shown.decode().replace("\r\n", "\n")
+    return process.wait(60), output.decode().replace("\r\n", "\n")
 
 
 def _read(handle: int) -> bytes:

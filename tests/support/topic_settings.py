@@ -13,7 +13,7 @@ VERDICTS = (
     Path(__file__).resolve().parents[1] / "data" / "kafka" / "topic_settings.json"
 )
 #: The number of topics in a request.
-_AT_ONCE = 100
+_TOPICS_PER_REQUEST = 100
 #: Settings that Kafka 4 does not have any more.
 REMOVED = ("message.downconversion.enable", "message.format.version")
 _EDGES = (0, 1, 4, 9, 12, 14, 17, 22, -1, -2, -131_072, 1 << 20, 2**31 - 1, 2**63 - 1)
@@ -119,7 +119,7 @@ _LISTS += [
     "0:1,",
     "**",
 ]
-_FORMS = {
+_VALUES_BY_TYPE = {
     "int": _NUMBERS,
     "long": _NUMBERS,
     "double": _DOUBLES,
@@ -129,12 +129,12 @@ _FORMS = {
 }
 
 
-def forms() -> dict[str, list[str]]:
+def values_by_setting() -> dict[str, list[str]]:
     """Return the values to try for each setting, including settings of earlier versions of
     Kafka.
     """
     found = {
-        name: _FORMS[field.metadata["type"]]
+        name: _VALUES_BY_TYPE[field.metadata["type"]]
         for name, field in CONFIGS.items()
         if not field.metadata.get("is_extension")
     }
@@ -145,12 +145,16 @@ def query_broker(port: int) -> dict[str, dict[str, bool]]:
     """Return whether a broker accepts each value of each setting, in CreateTopics
     requests that only validate.
     """
-    requested = [(name, value) for name, values in forms().items() for value in values]
+    requested = [
+        (name, value)
+        for name, values in values_by_setting().items()
+        for value in values
+    ]
     request = wire.CREATE_TOPICS.Request
     client = Client(port)
     verdicts: dict[str, dict[str, bool]] = {}
-    for first in range(0, len(requested), _AT_ONCE):
-        some = requested[first : first + _AT_ONCE]
+    for first in range(0, len(requested), _TOPICS_PER_REQUEST):
+        chunk = requested[first : first + _TOPICS_PER_REQUEST]
         topics = [
             request.Topic(
                 name=f"t{number}",
@@ -158,15 +162,15 @@ def query_broker(port: int) -> dict[str, dict[str, bool]]:
                 replication_factor=1,
                 configs=[request.Topic.Config(name=name, value=value)],
             )
-            for number, (name, value) in enumerate(some)
+            for number, (name, value) in enumerate(chunk)
         ]
-        answer = client.ask(
+        response = client.ask(
             wire.CREATE_TOPICS,
             7,
             request(topics=topics, timeout_ms=60_000, validate_only=True),
         )
-        codes = {topic.name: topic.error_code for topic in answer.topics}
-        for number, (name, value) in enumerate(some):
+        codes = {topic.name: topic.error_code for topic in response.topics}
+        for number, (name, value) in enumerate(chunk):
             verdicts.setdefault(name, {})[value] = not codes[f"t{number}"]
     client.sock.close()
     return verdicts

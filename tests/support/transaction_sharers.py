@@ -86,7 +86,7 @@ class PipelineSimulation:
         self.shared = shared
         self.ids = ids
         self.records = records
-        self.made = 0
+        self.transaction_count = 0
         #: The results of each transaction.
         self.sent: dict[bytes, Counter[bytes]] = {}
         self.acked: set[bytes] = set()
@@ -138,13 +138,13 @@ class PipelineSimulation:
             data.consumer(**CONSUMING) as consumer,
         ):
             consumer.subscribe(["in"])
-            until = self.machine.steps + 60_000
+            last_step = self.machine.steps + 60_000
             has_input = True
             while has_input:
                 with self._producer(data, self.ids) as producer:
                     while has_input and self._transact_once(data, consumer, producer):
                         has_input = not self._is_done(data)
-                        assert self.machine.steps < until, (
+                        assert self.machine.steps < last_step, (
                             f"once: not done, {consumer.assignment()}"
                         )
 
@@ -197,14 +197,14 @@ class PipelineSimulation:
     def _process(
         self, consumer: logcore.Consumer, producer: TransactionalProducer, found: Any
     ) -> bool:
-        self.made += 1
-        name = b"%d" % self.made
-        wanted = self.sent[name] = Counter()
+        self.transaction_count += 1
+        name = b"%d" % self.transaction_count
+        expected = self.sent[name] = Counter()
         try:
             producer.begin_transaction()
             for record in found.records():
                 value = name + b":" + record.value
-                wanted[value] += 1
+                expected[value] += 1
                 producer.send(
                     "out", value, partition=self.rng.randrange(OUT_PARTITIONS)
                 )

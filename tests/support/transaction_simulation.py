@@ -11,7 +11,7 @@ Invariants at any time:
     alike       a request that ends a transaction gets the same result each time it is sent, or an error
 and after all transactions had time to end:
     whole       the records of a transaction are all committed, or none is
-    answered    the outcome of a transaction is the outcome in the response to its client
+    answered    the outcome of a transaction equals the outcome in the response to its client
     none hangs  no partition has an open transaction
 """
 
@@ -127,7 +127,7 @@ class TransactionSimulation:
         self.module = module
         self.marks_early = marks_early
         self.now_ms = T0
-        self.logs = {each: PartitionLog() for each in PARTITIONS}
+        self.logs = {partition: PartitionLog() for partition in PARTITIONS}
         self.durable: dict[bytes, bytes | None] = {}
         self.next_id = 1_000
         self.attempts = 0
@@ -169,8 +169,8 @@ class TransactionSimulation:
                         and effect.stored is not None
                         and effect.stored.status in (2, 3)
                     ):
-                        for each in effect.stored.partitions:
-                            self.logs[each].write_marker(
+                        for partition in effect.stored.partitions:
+                            self.logs[partition].write_marker(
                                 effect.stored.producer_id,
                                 effect.stored.producer_epoch,
                                 effect.stored.status == 2,
@@ -215,7 +215,7 @@ class TransactionSimulation:
             effect.producer_id, effect.producer_epoch, effect.commit
         )
         if not left:
-            self.markers = [each for each in self.markers if each[0] is not effect]
+            self.markers = [entry for entry in self.markers if entry[0] is not effect]
             self.act(self.coordinator.markers_written(effect, frozenset(), self.now_ms))
 
     def refuse_markers(self) -> None:
@@ -229,13 +229,13 @@ class TransactionSimulation:
         for effect in self.stores[: self.rng.randint(0, len(self.stores))]:
             self.store(effect)
         for effect, left in self.markers:
-            for each in sorted(left):
+            for partition in sorted(left):
                 if self.rng.random() < 0.3:
-                    self.logs[each].write_marker(
+                    self.logs[partition].write_marker(
                         effect.producer_id, effect.producer_epoch, effect.commit
                     )
-        for each in self.producers:
-            each.waiter = -1
+        for producer in self.producers:
+            producer.waiter = -1
         self.start()
 
     def fail_sync(self) -> None:
@@ -255,8 +255,8 @@ class TransactionSimulation:
             self.crash()
             return
         self.markers = []  # they belong to the earlier run of the coordinator
-        for each in self.producers:
-            each.waiter = -1
+        for producer in self.producers:
+            producer.waiter = -1
         self.start()
 
     # -- producers

@@ -89,10 +89,10 @@ class ZooKeeper:
         try:
             with socket.create_connection((self.host, self.port), 2) as sock:
                 sock.sendall(b"srvr")
-                answer = b"".join(iter(lambda: sock.recv(4_096), b""))
+                response = b"".join(iter(lambda: sock.recv(4_096), b""))
         except OSError:
             return ""
-        return answer.decode().rpartition("Mode: ")[2].split("\n")[0]
+        return response.decode().rpartition("Mode: ")[2].split("\n")[0]
 
     def output(self) -> str:
         return (self._directory / "out").read_text(errors="replace")

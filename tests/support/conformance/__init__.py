@@ -154,7 +154,7 @@ class RecordingClient:
         it. Return None if the broker has closed the connection.
         """
         try:
-            answer = self._client.ask(
+            response = self._client.ask(
                 self.api, self.version, build(self.api.request.schema, fields)
             )
         except (EOFError, ConnectionError):
@@ -164,10 +164,12 @@ class RecordingClient:
         self.recorded.append(
             (
                 step,
-                comparable(self.api.response.schema, answer, self.version, self._names),
+                comparable(
+                    self.api.response.schema, response, self.version, self._names
+                ),
             )
         )
-        return answer
+        return response
 
     def _record_failure(self, step: str, failure: str) -> None:
         self._client.close()
@@ -185,14 +187,14 @@ class RecordingClient:
         return client.ask(api, version, build(api.request.schema, fields))
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
-        """Repeat a request until its error code does not report that the coordinator is
-        not ready.
+        """Repeat a request while its error code reports that the coordinator is not
+        ready.
         """
         end_s = time.monotonic() + _LIMIT_S
         while True:
-            code, answer = ask()
+            code, response = ask()
             if code not in _UNREADY:
-                return answer
+                return response
             assert time.monotonic() < end_s, code
             time.sleep(0.02)
 
@@ -230,10 +232,10 @@ class RecordingClient:
             {"partition_index": number, "timestamp": -1} for number in range(partitions)
         ]
         while True:
-            answer = self.ask_unrecorded(
+            response = self.ask_unrecorded(
                 wire.LIST_OFFSETS, 5, topics=[{"name": name, "partitions": listed}]
             )
-            if not any(each.error_code for each in answer.topics[0].partitions):
+            if not any(each.error_code for each in response.topics[0].partitions):
                 known = self.ask_unrecorded(
                     wire.METADATA,
                     12,
@@ -242,16 +244,16 @@ class RecordingClient:
                 )
                 found: bytes = known.topics[0].topic_id
                 return found
-            assert time.monotonic() < end_s, answer
+            assert time.monotonic() < end_s, response
             time.sleep(0.02)
 
     def produce(self, name: str, records: bytes, partition: int = 0) -> Any:
         """Append records. An error is raised if the append is refused."""
         part = {"index": partition, "records": records}
         topic = {"name": name, "partition_data": [part]}
-        answer = self.ask_unrecorded(
+        response = self.ask_unrecorded(
             wire.PRODUCE, 9, acks=-1, timeout_ms=30_000, topic_data=[topic]
         )
-        done = answer.responses[0].partition_responses[0]
+        done = response.responses[0].partition_responses[0]
         assert done.error_code == 0, done
         return done

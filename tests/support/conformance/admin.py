@@ -49,7 +49,7 @@ def api_versions(client: RecordingClient) -> None:
 
 
 def create_topics(client: RecordingClient) -> None:
-    there = client.topic("-there")
+    existing = client.topic("-there")
     name = client.name
 
     def ask(step: str, *topics: dict[str, Any], **more: Any) -> None:
@@ -69,7 +69,7 @@ def create_topics(client: RecordingClient) -> None:
     def config(key: str, value: str | None) -> list[dict[str, Any]]:
         return [{"name": key, "value": value}]
 
-    ask("an existing topic", {"name": there})
+    ask("an existing topic", {"name": existing})
     ask("an empty name", {"name": ""})
     ask("an impossible name", {"name": "a b"})
     ask("a dot", {"name": "."})
@@ -102,7 +102,7 @@ def create_topics(client: RecordingClient) -> None:
     )
     # The first commit creates the topic.
     wait_for_coordinator(client, f"{client.name}-group")
-    commit(client, f"{client.name}-group", there)
+    commit(client, f"{client.name}-group", existing)
     ask("an internal name", {"name": "__consumer_offsets"})
     ask("the same entry twice", {"name": f"{name}-twice"}, {"name": f"{name}-twice"})
     assigned = [{"partition_index": 0, "broker_ids": [1]}]
@@ -212,8 +212,8 @@ def create_partitions(client: RecordingClient) -> None:
     )
     ask("more", name, 3)
     ask("assigned", name, 4, assignments=[{"broker_ids": [1]}])
-    twice = {"name": name, "count": 9, "assignments": None}
-    client.ask("a topic twice", topics=[twice, twice], timeout_ms=30_000)
+    duplicate = {"name": name, "count": 9, "assignments": None}
+    client.ask("a topic twice", topics=[duplicate, duplicate], timeout_ms=30_000)
 
 
 def describe_configs(client: RecordingClient) -> None:
@@ -282,8 +282,8 @@ def alter_configs(client: RecordingClient) -> None:
     ask("only validated", name, ("retention.ms", "7000"), validate_only=True)
     ask("a setting that replaces all others", name, ("segment.ms", "90000"))
     client.ask("none", resources=[])
-    twice = {"resource_type": TOPIC, "resource_name": name, "configs": []}
-    client.ask("a topic twice", resources=[twice, twice])
+    duplicate = {"resource_type": TOPIC, "resource_name": name, "configs": []}
+    client.ask("a topic twice", resources=[duplicate, duplicate])
     _record_topic_settings(client, name)
     ask("a group", client.name, (_SESSION, "50000"), kind=GROUP)
     ask(
@@ -373,10 +373,10 @@ def _record_topic_settings(client: RecordingClient, name: str) -> None:
         "resource_name": name,
         "configuration_keys": [*KNOWN, "segment.ms"],
     }
-    answer = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[resource])
+    response = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[resource])
     settings = {
         config.name: config.value
-        for config in answer.results[0].configs
+        for config in response.results[0].configs
         if config.config_source == 1
     }
     client.recorded.append(("the final settings", settings))
@@ -389,10 +389,10 @@ def _record_group_settings(client: RecordingClient) -> None:
         "resource_name": client.name,
         "configuration_keys": [_SESSION, _INTERVAL],
     }
-    answer = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[resource])
+    response = client.ask_unrecorded(wire.DESCRIBE_CONFIGS, 4, resources=[resource])
     settings = {
         config.name: [config.value, config.config_source]
-        for config in answer.results[0].configs
+        for config in response.results[0].configs
     }
     client.recorded.append(("the final settings of the group", settings))
 

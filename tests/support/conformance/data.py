@@ -27,9 +27,7 @@ def batch(*values: bytes, time_ms: int = NOW_MS, **more: Any) -> bytes:
 
 
 def _patched(records: bytes, position: int, form: str, value: int) -> bytes:
-    """Return a batch with another number at a position after its CRC, and with the
-    matching CRC.
-    """
+    """Replace a number after the CRC of a batch, and update the CRC."""
     from crc32c import crc32c
 
     changed = bytearray(records)
@@ -299,8 +297,11 @@ def list_offsets(client: RecordingClient) -> None:
     ask("the epoch of the leader", -1, current_leader_epoch=0)
     ask("a future epoch", -1, current_leader_epoch=5)
     ask("read committed", -1, isolation_level=1)
-    twice = {"name": name, "partitions": [{"partition_index": 0, "timestamp": -1}] * 2}
-    client.ask("a partition twice", replica_id=-1, topics=[twice])
+    duplicate = {
+        "name": name,
+        "partitions": [{"partition_index": 0, "timestamp": -1}] * 2,
+    }
+    client.ask("a partition twice", replica_id=-1, topics=[duplicate])
 
 
 def _deletion(name: str, offset: int) -> dict[str, Any]:

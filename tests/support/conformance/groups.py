@@ -22,10 +22,10 @@ def wait_for_coordinator(client: RecordingClient, group_id: str) -> None:
     """Wait until the broker coordinates a group."""
 
     def ask() -> tuple[int, Any]:
-        answer = client.ask_unrecorded(
+        response = client.ask_unrecorded(
             wire.HEARTBEAT, 4, group_id=group_id, generation_id=1, member_id="nobody"
         )
-        return answer.error_code, answer
+        return response.error_code, response
 
     client.ask_unrecorded(
         wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0
@@ -58,10 +58,10 @@ def create_stable_group(client: RecordingClient, suffix: str = "") -> tuple[str,
     group_id = f"{client.name}{suffix}"
     wait_for_coordinator(client, group_id)
     joined = join(client, group_id)
-    mine = {"member_id": joined.member_id, "assignment": b"mine"}
+    assignment = {"member_id": joined.member_id, "assignment": b"mine"}
     done = client.ask_unrecorded(
         wire.SYNC_GROUP, 3,
-        group_id=group_id, generation_id=joined.generation_id, member_id=joined.member_id, assignments=[mine],
+        group_id=group_id, generation_id=joined.generation_id, member_id=joined.member_id, assignments=[assignment],
     )  # fmt: skip
     assert done.error_code == 0, done
     return group_id, joined.member_id
@@ -142,30 +142,36 @@ def sync_group(client: RecordingClient) -> None:
         "member_id": member_id,
         "generation_id": joined.generation_id,
     }
-    mine = [{"member_id": member_id, "assignment": b"mine"}]
+    assignments = [{"member_id": member_id, "assignment": b"mine"}]
     if client.version >= 5:
         fields |= {"protocol_type": "consumer", "protocol_name": "range"}
         client.ask(
             "another protocol",
             **{**fields, "protocol_name": "roundrobin"},
-            assignments=mine,
+            assignments=assignments,
         )
         client.ask(
             "another type of protocol",
             **{**fields, "protocol_type": "connect"},
-            assignments=mine,
+            assignments=assignments,
         )
-    client.ask("another generation", **{**fields, "generation_id": 7}, assignments=mine)
     client.ask(
-        "an unknown member", **{**fields, "member_id": "nobody"}, assignments=mine
+        "another generation", **{**fields, "generation_id": 7}, assignments=assignments
+    )
+    client.ask(
+        "an unknown member",
+        **{**fields, "member_id": "nobody"},
+        assignments=assignments,
     )
     client.ask(
         "an unknown group",
         **{**fields, "group_id": f"{group_id}-none"},
-        assignments=mine,
+        assignments=assignments,
     )
-    client.ask("an empty group id", **{**fields, "group_id": ""}, assignments=mine)
-    client.ask("the leader", **fields, assignments=mine)
+    client.ask(
+        "an empty group id", **{**fields, "group_id": ""}, assignments=assignments
+    )
+    client.ask("the leader", **fields, assignments=assignments)
     client.ask("the leader again", **fields, assignments=[])
 
 
@@ -218,9 +224,9 @@ def list_groups(client: RecordingClient) -> None:
             for kind in ("classic", "Consumer", "no type")
         ]
     for step, fields in filters:
-        answer = client.ask(step, **fields)
+        response = client.ask(step, **fields)
         _, recorded = client.recorded.pop()
-        if answer is not None:
+        if response is not None:
             recorded["groups"] = [
                 each for each in recorded["groups"] if each["group_id"] == group_id
             ]
@@ -295,11 +301,11 @@ def commit(client: RecordingClient, group_id: str, topic: str, offset: int = 5) 
         "committed_leader_epoch": 0,
         "committed_metadata": "m",
     }
-    answer = client.ask_unrecorded(
+    response = client.ask_unrecorded(
         wire.OFFSET_COMMIT, 8,
         group_id=group_id, generation_id_or_member_epoch=-1, topics=[{"name": topic, "partitions": [part]}],
     )  # fmt: skip
-    assert answer.topics[0].partitions[0].error_code == 0, answer
+    assert response.topics[0].partitions[0].error_code == 0, response
 
 
 def offset_fetch(client: RecordingClient) -> None:
@@ -382,14 +388,14 @@ def offset_delete(client: RecordingClient) -> None:
 
 def _wait_for_group(client: RecordingClient, group_id: str) -> None:
     def ask() -> tuple[int, Any]:
-        answer = client.ask_unrecorded(
+        response = client.ask_unrecorded(
             wire.CONSUMER_GROUP_HEARTBEAT,
             1,
             group_id=group_id,
             member_id="nobody",
             member_epoch=1,
         )
-        return answer.error_code, answer
+        return response.error_code, response
 
     client.ask_unrecorded(
         wire.FIND_COORDINATOR, 4, coordinator_keys=[group_id], key_type=0

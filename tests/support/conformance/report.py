@@ -226,7 +226,7 @@ def _differing_values(path: str, entry: Any, another: Any) -> list[str]:
 
 
 def reason_of(api: str, step: str) -> tuple[str, str] | None:
-    """Return the key in REASONS, or None."""
+    """Return the key in REASONS for a step of an API, or None."""
     for key in REASONS:
         name, pattern = key
         is_named = step == pattern or (
@@ -239,15 +239,15 @@ def reason_of(api: str, step: str) -> tuple[str, str] | None:
 
 def page(ours: Answers, theirs: Answers) -> str:
     """Return the text of docs/conformance.md."""
-    asked: Counter[str] = Counter()
+    request_counts: Counter[str] = Counter()
     for name, recorded in theirs.items():
-        asked[name.rpartition("-")[0]] += len(recorded)
+        request_counts[name.rpartition("-")[0]] += len(recorded)
     differing = Counter(api for api, _, _, _ in differences(ours, theirs))
     rows = []
     for api in served():
         versions = f"{api.min_version}-{api.max_version}"
         rows.append(
-            f"| {api.key} {api.name} | {versions} | {asked[api.name]} | {differing[api.name] or ''} |\n"
+            f"| {api.key} {api.name} | {versions} | {request_counts[api.name]} | {differing[api.name] or ''} |\n"
         )
     rows.append(
         "\n## Different answers, and the reasons\n\n| API | request | reason |\n|---|---|---|\n"
@@ -256,4 +256,4 @@ def page(ours: Answers, theirs: Answers) -> str:
         rows.append(f"| {api_name} | {step.replace(': *', '')} | {reason} |\n")
     rows.append("\n## APIs that are not served\n\n| keys | |\n|---|---|\n")
     rows += [f"| {keys} | {reason} |\n" for keys, reason in NOT_SERVED.items()]
-    return _PAGE_TOP.format(count=asked.total()) + "".join(rows) + _PAGE_END
+    return _PAGE_TOP.format(count=request_counts.total()) + "".join(rows) + _PAGE_END

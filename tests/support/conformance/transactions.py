@@ -26,22 +26,22 @@ def start_producer(client: RecordingClient, suffix: str = "") -> dict[str, Any]:
             "transaction_timeout_ms": _TIMEOUT_MS,
             "producer_id": -1,
         }
-        answer = client.ask_unrecorded(
+        response = client.ask_unrecorded(
             wire.INIT_PRODUCER_ID, 3, **fields, producer_epoch=-1
         )
         code = (
             codes.COORDINATOR_NOT_AVAILABLE
-            if answer.error_code == codes.CONCURRENT_TRANSACTIONS
-            else answer.error_code
+            if response.error_code == codes.CONCURRENT_TRANSACTIONS
+            else response.error_code
         )
-        return code, answer
+        return code, response
 
-    answer = client.until_ready(ask)
-    assert answer.error_code == 0, answer
+    response = client.until_ready(ask)
+    assert response.error_code == 0, response
     return {
         "transactional_id": transactional_id,
-        "producer_id": answer.producer_id,
-        "producer_epoch": answer.producer_epoch,
+        "producer_id": response.producer_id,
+        "producer_epoch": response.producer_epoch,
     }
 
 
@@ -51,10 +51,10 @@ def _add_partition(client: RecordingClient, ids: dict[str, Any], topic: str) -> 
     def ask() -> tuple[int, Any]:
         fields = {f"v3_and_below_{key}": value for key, value in ids.items()}
         topics = [{"name": topic, "partitions": [0]}]
-        answer = client.ask_unrecorded(
+        response = client.ask_unrecorded(
             wire.ADD_PARTITIONS_TO_TXN, 3, **fields, v3_and_below_topics=topics
         )
-        code = _added_code(answer)
+        code = _added_code(response)
         return (
             codes.COORDINATOR_NOT_AVAILABLE
             if code == codes.CONCURRENT_TRANSACTIONS
@@ -64,9 +64,9 @@ def _add_partition(client: RecordingClient, ids: dict[str, Any], topic: str) -> 
     assert client.until_ready(ask) == 0
 
 
-def _added_code(answer: Any) -> int:
+def _added_code(response: Any) -> int:
     code: int = (
-        answer.results_by_topic_v3_and_below[0]
+        response.results_by_topic_v3_and_below[0]
         .results_by_partition[0]
         .partition_error_code
     )
@@ -233,10 +233,10 @@ def _wait_for_markers(client: RecordingClient, ids: dict[str, Any]) -> None:
     """Wait until the markers are written."""
 
     def ask() -> tuple[int, Any]:
-        answer = client.ask_unrecorded(
+        response = client.ask_unrecorded(
             wire.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[ids["transactional_id"]]
         )
-        is_over = not answer.transaction_states[0].transaction_state.startswith(
+        is_over = not response.transaction_states[0].transaction_state.startswith(
             "Prepare"
         )
         return (0 if is_over else codes.COORDINATOR_NOT_AVAILABLE), None
@@ -332,9 +332,9 @@ def list_transactions(client: RecordingClient) -> None:
             for pattern in ("List.*-2", "(")
         ]
     for step, fields in filters:
-        answer = client.ask(step, **fields)
+        response = client.ask(step, **fields)
         _, recorded = client.recorded.pop()
-        if answer is not None:
+        if response is not None:
             states = recorded["transaction_states"]
             recorded["transaction_states"] = [
                 each for each in states if each["transactional_id"] == client.name
