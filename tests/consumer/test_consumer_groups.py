@@ -769,7 +769,8 @@ def test_random_histories_keep_all_invariants_of_groups(count: int) -> None:
             history.finish()
         except BaseException:
             print(
-                f"LOGCORE_TEST_SEED={SEED + number}, {history.assignor}:", *history.log
+                f"LOGCORE_TEST_SEED={SEED + number}, {history.assignor}:",
+                *history.steps,
             )
             raise
 

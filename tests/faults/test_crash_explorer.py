@@ -51,7 +51,7 @@ from support.programs import (
     COMPACTED,
     CONFIG,
     ERRNOS,
-    FAILING,
+    FAILING_OPERATIONS,
     MANY_STATES,
     POLICIES,
     STATES,
@@ -456,7 +456,7 @@ def test_failing_operation_loses_no_acknowledged_record(
     """
     cases = 0
     recoveries = Recoveries(durability, CONFIG)
-    for operation, times in itertools.product(FAILING, (1, None)):
+    for operation, times in itertools.product(FAILING_OPERATIONS, (1, None)):
         for number in itertools.count(1, step):
             codes = [
                 ERRNOS[(number + first_error) % len(ERRNOS)]

@@ -28,7 +28,7 @@ from logcore.log import open_log
 from logcore.partition import writer as writer_module
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
-from support.programs import COMPACTED, ERRNOS, FAILING, Program, Recoveries
+from support.programs import COMPACTED, ERRNOS, FAILING_OPERATIONS, Program, Recoveries
 
 #: The path of a partition on a simulated disk, and of its first segment.
 PARTITION = "/t-0"
@@ -695,7 +695,7 @@ def test_failing_operation_in_later_changes_loses_no_acknowledged_record(
     """
     cases = 0
     recoveries = Recoveries(durability, COMPACTED)
-    for operation, times in itertools.product(FAILING, (1, None)):
+    for operation, times in itertools.product(FAILING_OPERATIONS, (1, None)):
         for number in itertools.count(1, step):
             codes = [
                 ERRNOS[(number + shift) % len(ERRNOS)] for shift in range(error_count)

@@ -135,7 +135,7 @@ class Campaign:
         path.mkdir()
         with contextlib.chdir(path), note_on_error(scenario, planned_fault, site):
             checker = scenario.checker_after(scenario.run(planned_fault))
-        workload_of_recovery = WORKLOADS[scenario.workload.then.__name__]
+        workload_of_recovery = WORKLOADS[scenario.workload.next_run.__name__]
         return Scenario(
             workload_of_recovery, scenario.durability, scenario.seed + 1, path, checker
         )

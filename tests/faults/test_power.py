@@ -466,7 +466,7 @@ def starting_points(
         checker = workload.checker(policy, "power")
         for message in outcome.messages:
             checker.receive(*message)
-        yield WORKLOADS[workload.then.__name__], torn_files, checker, SEED + 1
+        yield WORKLOADS[workload.next_run.__name__], torn_files, checker, SEED + 1
 
 
 def fail_syncs(disk: LoopDisk, failure: str) -> tuple[int, set[str]]:

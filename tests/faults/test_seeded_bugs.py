@@ -65,7 +65,7 @@ from support.exploring import (
 from support.programs import (
     COMPACTED,
     CONFIG,
-    FAILING,
+    FAILING_OPERATIONS,
     POLICIES,
     Program,
     Recoveries,
@@ -819,7 +819,7 @@ def test_failing_disk_reveals_a_seeded_bug(
         durability: Recoveries(durability, CONFIG) for durability in ("group", "os")
     }
     with pytest.raises((AssertionError, logcore.LogcoreError)):
-        for durability, operation in itertools.product(recoveries, FAILING):
+        for durability, operation in itertools.product(recoveries, FAILING_OPERATIONS):
             for nth, code in itertools.product(range(1, 40), (errno.EIO, errno.ENOSPC)):
                 run_with_fault(
                     Fault(operation, code, at=nth), durability, recoveries[durability]

@@ -23,7 +23,7 @@ from logcore.reader import avoid_mapping, segments_between
 from logcore.recordbatch import encode, read_batches
 from logcore.segment import ActiveSegment, GrowingSegment, PreadSegment, Segment
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
-from support.logs import SMALL, T0, done, segments, values
+from support.logs import SMALL, T0, describe_operations, segments, values
 
 # -- segments --------------------------------------------------------------------------
 
@@ -383,13 +383,13 @@ def test_each_call_does_only_the_expected_disk_operations() -> None:
     for index, (call, expected) in enumerate(calls):
         before = len(disk.operations)
         call()
-        assert (index, sorted(done(disk.operations[before:]).split("; "))) == (
+        assert (index, sorted(describe_operations(disk.operations[before:]).split("; "))) == (
             index,
             sorted(expected.split("; ")),
         )
         # No caller may rely on the order of names in a listing.
         if ".deleted" not in expected:
-            assert done(disk.operations[before:]) == expected, index
+            assert describe_operations(disk.operations[before:]) == expected, index
 
 
 def test_reopening_a_cleanly_closed_log_writes_almost_nothing() -> None:

@@ -212,7 +212,7 @@ def answers_of_scripts() -> list[Any]:
             )
 
     class RecordingScript(ScriptRun):
-        def _connected(self) -> Any:
+        def _open_connection(self) -> Any:
             return RecordingClient(self.simulation)
 
     number = 0

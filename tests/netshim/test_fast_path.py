@@ -400,14 +400,14 @@ def test_a_waiting_fetch_of_a_closed_log_is_answered(pair: BrokerPair) -> None:
         for _ in range(2):
             side.broker_harness.broker.tick(side.broker_harness.now_ms)
             side.broker_harness.run()
-        assert not side.waiting or side.ready()
+        assert not side.waiting or side.take_responses()
 
 
 def test_a_stopping_broker_answers_waiting_fetches(pair: BrokerPair) -> None:
     assert pair.fetch(1, wait_ms=500) == "waits"
     for side in pair.sides:
         side.broker_harness.broker.stop(side.broker_harness.now_ms)
-    assert pair.each(lambda side: len(side.ready())) == 1
+    assert pair.each(lambda side: len(side.take_responses())) == 1
 
 
 @pytest.mark.parametrize("pair", ["group"], indirect=True)
@@ -418,7 +418,7 @@ def test_both_paths_report_a_failed_sync(pair: BrokerPair) -> None:
         while side.broker_harness.submitted:
             _, done = side.broker_harness.submitted.pop(0)
             done(DurabilityUnknownError("the disk failed"))
-    responses = pair.each(lambda side: side.ready())
+    responses = pair.each(lambda side: side.take_responses())
     assert len(responses) == len(PRODUCE_VERSIONS)
     assert all("error_code=56" in response for _, response in responses)
 
@@ -432,7 +432,7 @@ def test_a_batch_whose_write_failed_is_not_written_again(pair: BrokerPair) -> No
         with read_only_file(log.host.writer.active):
             outcome = side_produces(side)
             side.broker_harness.run()
-        assert "error_code=56" in str(outcome or side.ready())
+        assert "error_code=56" in str(outcome or side.take_responses())
     for side in pair.sides:
         side.broker_harness.run()
         log = side.broker_harness.logdir.partition("t", 0)

@@ -592,7 +592,7 @@ def test_delayed_request_delays_later_requests_of_its_connection(kafka: Kafka) -
         assert kafka.records("t") == []
         rule.release()
         for _ in range(2):
-            client.produced()
+            client.receive_produced()
         assert [record.value for record in kafka.records("t")] == [b"first", b"second"]
 
 

@@ -151,7 +151,7 @@ def test_unsupported_api_versions_request_is_answered_in_version_zero(
     client = connect()
     client.sock.sendall(struct.pack(">ihhih", 12, 18, 77, 5, -1) + b"??")
     correlation_id, response = wire.decode_response(
-        wire.API_VERSIONS, 0, client.frame()
+        wire.API_VERSIONS, 0, client.read_frame()
     )
     assert correlation_id == 5 and response.error_code == codes.UNSUPPORTED_VERSION
     assert [
@@ -208,7 +208,7 @@ def test_half_open_client_gets_its_outstanding_answers(connect: Any) -> None:
         client.send(wire.METADATA, 1, wire.METADATA.Request(topics=None))
     client.sock.shutdown(socket.SHUT_WR)
     for _ in range(3):
-        assert client.answer(wire.METADATA, 1).controller_id == 1
+        assert client.receive(wire.METADATA, 1).controller_id == 1
     assert client.is_closed_by_broker()
 
 
@@ -344,13 +344,13 @@ def test_active_requests_delay_others_until_they_are_answered(
         late.send(wire.METADATA, 12, request)
         late.sock.settimeout(0.1)
         with pytest.raises(TimeoutError):
-            late.frame()
+            late.read_frame()
         assert broker.server.server.workload.count == 2
         disk.set()
         late.sock.settimeout(DEADLINE_S)
-        assert late.answer(wire.METADATA, 12).cluster_id
+        assert late.receive(wire.METADATA, 12).cluster_id
         for client in busy:
-            assert client.produced().error_code == 0
+            assert client.receive_produced().error_code == 0
         assert broker.server.server.workload.count == 0
     finally:
         disk.set()
@@ -616,12 +616,12 @@ def test_fetch_waits_for_an_append_or_its_timeout(connect: Any) -> None:
     reader.send(wire.FETCH, 11, body)
     writer.produce([b"a"])  # fewer than min_bytes
     writer.produce([b"b" * 200])
-    partition = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
+    partition = reader.receive(wire.FETCH, 11).responses[0].partitions[0]
     assert len(list(recordbatch.read_batches(partition.records))) == 2
     reader.send(
         wire.FETCH, 11, request(max_wait_ms=50, min_bytes=10_000, topics=body.topics)
     )
-    partition = reader.answer(wire.FETCH, 11).responses[0].partitions[0]
+    partition = reader.receive(wire.FETCH, 11).responses[0].partitions[0]
     assert len(list(recordbatch.read_batches(partition.records))) == 2, (
         "after the timeout, the present records are returned"
     )
@@ -630,7 +630,7 @@ def test_fetch_waits_for_an_append_or_its_timeout(connect: Any) -> None:
     doomed = wire.DELETE_TOPICS.Request(topic_names=["t"], timeout_ms=1000)
     assert writer.ask(wire.DELETE_TOPICS, 4, doomed).responses[0].error_code == 0
     assert (
-        reader.answer(wire.FETCH, 11).responses[0].partitions[0].error_code
+        reader.receive(wire.FETCH, 11).responses[0].partitions[0].error_code
         == codes.UNKNOWN_TOPIC_OR_PARTITION
     )
 
@@ -758,7 +758,7 @@ def test_waiting_fetch_does_not_read_a_recreated_topic(
     server.logdir.delete_topic("t")
     server.logdir.create_topic("t")
     writer.produce([b"of the new one"])
-    partition = reader.answer(wire.FETCH, 13).responses[0].partitions[0]
+    partition = reader.receive(wire.FETCH, 13).responses[0].partitions[0]
     assert (partition.error_code, partition.records) == (codes.UNKNOWN_TOPIC_ID, b"")
 
 
@@ -808,9 +808,11 @@ def test_error_of_one_waiting_fetch_does_not_affect_others(
 
     monkeypatch.setattr(fetch, "_collect", collect)
     assert writer.produce([b"v"]).error_code == 0
-    assert readers[1].answer(wire.FETCH, 11).error_code == codes.UNKNOWN_SERVER_ERROR
+    assert readers[1].receive(wire.FETCH, 11).error_code == codes.UNKNOWN_SERVER_ERROR
     for reader in (readers[0], readers[2]):
-        assert len(reader.answer(wire.FETCH, 11).responses[0].partitions[0].records) > 0
+        assert (
+            len(reader.receive(wire.FETCH, 11).responses[0].partitions[0].records) > 0
+        )
 
 
 def test_answer_may_be_set_before_its_callback_is_added() -> None:

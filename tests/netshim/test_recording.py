@@ -63,8 +63,8 @@ class SpyingClient(Client):
         self.sent.append(wire.encode_request(api, version, following, "test", request))
         super().send(api, version, request)
 
-    def frame(self) -> bytes:
-        frame = super().frame()
+    def read_frame(self) -> bytes:
+        frame = super().read_frame()
         self.received.append(len(frame).to_bytes(4, "big") + frame)
         return frame
 
@@ -430,7 +430,7 @@ def test_recording_has_no_bare_token(
         assert not client.ask(wire.SASL_HANDSHAKE, 0, request).error_code
         token = f"\0alice\0{PASSWORD}".encode()
         client.sock.sendall(len(token).to_bytes(4, "big") + token)
-        assert client.frame() == b""
+        assert client.read_frame() == b""
         topics = [wire.METADATA.Request.Topic(name="in the clear")]
         client.ask(wire.METADATA, 9, wire.METADATA.Request(topics=topics))
         client.close()

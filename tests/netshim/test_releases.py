@@ -79,7 +79,7 @@ def test_an_unknown_version_of_api_versions(
         client_software_name="test", client_software_version="1"
     )
     client.send(wire.API_VERSIONS, 4, request)
-    response = client.answer(wire.API_VERSIONS, 0)
+    response = client.receive(wire.API_VERSIONS, 0)
     assert response.error_code == codes.UNSUPPORTED_VERSION
     version_ranges = [(key.min_version, key.max_version) for key in response.api_keys]
     assert version_ranges == known

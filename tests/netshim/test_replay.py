@@ -307,7 +307,7 @@ def test_requests_of_a_lost_connection_are_reported(
         for _ in range(3):
             client.begin_produce([b"x"])
         for _ in range(3):
-            client.produced()
+            client.receive_produced()
         client.close()
     with TrafficFile(tmp_path / "t.ksh") as file:
         records = list(file)

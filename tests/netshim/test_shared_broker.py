@@ -407,7 +407,7 @@ def test_waiting_fetch_gets_records_of_another_process(
             "data.append('t', b'from here')"
         )
         first = run("-c", program)
-        (batch,) = [client.answer(wire.FETCH, 4).responses[0].partitions[0].records]
+        (batch,) = [client.receive(wire.FETCH, 4).responses[0].partitions[0].records]
         assert b"from here" in bytes(batch)
         listed = wire.LIST_OFFSETS.Request
         latest = listed(
@@ -489,8 +489,8 @@ def test_transaction_queries_that_wait_for_the_lock_block_no_client(
             second.send(describes, 0, describes.Request(transactional_ids=["x", "y"]))
             for _ in range(3):  # the loop is not blocked by the earlier requests
                 assert other.ask(wire.METADATA, 1, wire.METADATA.Request()).brokers
-        assert len(first.answer(lists, 0).transaction_states) == 1
-        reported = second.answer(describes, 0).transaction_states
+        assert len(first.receive(lists, 0).transaction_states) == 1
+        reported = second.receive(describes, 0).transaction_states
         assert [each.error_code for each in reported] == [
             0,
             codes.TRANSACTIONAL_ID_NOT_FOUND,

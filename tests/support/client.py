@@ -22,7 +22,7 @@ class Client:
 
     def ask(self, api: Any, version: int, request: Any) -> Any:
         self.send(api, version, request)
-        return self.answer(api, version)
+        return self.receive(api, version)
 
     def send(self, api: Any, version: int, request: Any) -> None:
         self.correlation_id += 1
@@ -30,12 +30,12 @@ class Client:
             wire.encode_request(api, version, self.correlation_id, "test", request)
         )
 
-    def answer(self, api: Any, version: int) -> Any:
-        correlation_id, value = wire.decode_response(api, version, self.frame())
+    def receive(self, api: Any, version: int) -> Any:
+        correlation_id, value = wire.decode_response(api, version, self.read_frame())
         self.correlation_id = max(self.correlation_id, correlation_id)
         return value
 
-    def frame(self) -> bytes:
+    def read_frame(self) -> bytes:
         return self._receive_exactly(int.from_bytes(self._receive_exactly(4), "big"))
 
     def _receive_exactly(self, size: int) -> bytes:
@@ -71,7 +71,7 @@ class Client:
         self.begin_produce(values, topic, acks, records)
         if not acks:
             return None
-        return self.produced()
+        return self.receive_produced()
 
     def begin_produce(
         self,
@@ -93,8 +93,8 @@ class Client:
             wire.PRODUCE, 9, request(acks=acks, timeout_ms=1000, topic_data=topics)
         )
 
-    def produced(self) -> Any:
-        return self.answer(wire.PRODUCE, 9).responses[0].partition_responses[0]
+    def receive_produced(self) -> Any:
+        return self.receive(wire.PRODUCE, 9).responses[0].partition_responses[0]
 
     def fetch(
         self, offset: int = 0, topic: str = "t", partition: int = 0, **more: Any

@@ -52,27 +52,27 @@ class ConsumerHistory:
         #: Acknowledged offsets by partition.
         self.committed: dict[int, int] = {}
         #: Offsets whose commits were acknowledged by callbacks.
-        self.confirmed: list[dict[int, int]] = []
-        self.log: list[str] = []
+        self.confirmed_commits: list[dict[int, int]] = []
+        self.steps: list[str] = []
 
     def step(self) -> None:
         steps = [
-            self.start,
+            self.start_worker,
             self.poll,
             self.poll,
             self.poll,
             self.append,
             self.commit,
-            self.end,
+            self.end_worker,
             self.wait,
             self.crash,
         ]
         chosen = self.rng.choices(steps, [2, 8, 8, 8, 5, 4, 1.5, 3, 0.5])[0]
-        self.log.append(chosen.__name__)
+        self.steps.append(chosen.__name__)
         chosen()
         self.check()
 
-    def start(self) -> None:
+    def start_worker(self) -> None:
         if len(self.workers) < 4:
             is_automatic = self.rng.random() < 0.7
             consumer = self.data.consumer(
@@ -143,7 +143,7 @@ class ConsumerHistory:
     ) -> None:
         """Only record the event, because an exception of a callback would be ignored."""
         if error is None:
-            self.confirmed.append(
+            self.confirmed_commits.append(
                 {
                     partition.partition: each.offset
                     for partition, each in offsets.items()
@@ -151,8 +151,8 @@ class ConsumerHistory:
             )
 
     def record_confirmed(self) -> None:
-        while self.confirmed:
-            self.record_commit(self.confirmed.pop(0))
+        while self.confirmed_commits:
+            self.record_commit(self.confirmed_commits.pop(0))
 
     def record_commit(self, positions: Mapping[int, int]) -> None:
         for partition, offset in positions.items():
@@ -168,7 +168,7 @@ class ConsumerHistory:
             if read_position.position is not None
         }
 
-    def end(self) -> None:
+    def end_worker(self) -> None:
         if self.workers:
             worker = self.workers.pop(self.rng.randrange(len(self.workers)))
             if self.rng.random() < 0.5:
@@ -185,9 +185,9 @@ class ConsumerHistory:
         is_member = self.disk.monotonic_ms() - worker.polled_ms < INTERVAL_MS
         worker.consumer.close()
         if worker.is_automatic and is_member:
-            stored = self.stored()
+            stored_offsets = self.stored_offsets()
             for partition, offset in positions.items():
-                assert stored.get(partition, 0) >= offset, (
+                assert stored_offsets.get(partition, 0) >= offset, (
                     f"closing lost processed records of {partition}"
                 )
 
@@ -224,12 +224,12 @@ class ConsumerHistory:
         assert all(len(members) == 1 for members in owners.values()), (
             f"two owners in generation {newest}: {owners}"
         )
-        stored = self.stored()
+        stored_offsets = self.stored_offsets()
         for partition, offset in self.committed.items():
-            assert stored.get(partition, -1) >= offset, (
-                f"a commit of {partition} is lost: {stored}, {self.committed}"
+            assert stored_offsets.get(partition, -1) >= offset, (
+                f"a commit of {partition} is lost: {stored_offsets}, {self.committed}"
             )
-        for partition, offset in stored.items():
+        for partition, offset in stored_offsets.items():
             missing = [
                 number
                 for number in range(offset)
@@ -239,7 +239,7 @@ class ConsumerHistory:
                 f"committed beyond records that no member has processed: {partition}, {missing}"
             )
 
-    def stored(self) -> dict[int, int]:
+    def stored_offsets(self) -> dict[int, int]:
         return {
             partition: offsets["g"]
             for partition in range(self.partitions)
@@ -251,7 +251,7 @@ class ConsumerHistory:
         partition has an owner.
         """
         self.disk.advance(2 * INTERVAL_MS)
-        self.start()
+        self.start_worker()
         for _ in range(300):
             for worker in self.workers:
                 self.process(worker)
@@ -266,8 +266,10 @@ class ConsumerHistory:
         ]
         assert sorted(owned) == list(range(self.partitions))
         for partition in range(self.partitions):
-            end = self.data.partition("t", partition).high_watermark
-            assert all(self.processed[partition, offset] for offset in range(end))
+            end_worker = self.data.partition("t", partition).high_watermark
+            assert all(
+                self.processed[partition, offset] for offset in range(end_worker)
+            )
         for worker in self.workers:
             worker.consumer.close()
         self.data.close()

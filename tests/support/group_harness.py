@@ -245,14 +245,14 @@ class GroupHarness:
 
     def leave(self, *members: tuple[str, str | None], group: str = "g") -> list[int]:
         member_type = wire.LEAVE_GROUP.Request.Member
-        asked = [
+        leaving_members = [
             member_type(member_id=member_id, group_instance_id=instance)
             for member_id, instance in members
         ]
         return [
             member.error_code
             for member in self.ask(
-                wire.LEAVE_GROUP, 3, group_id=group, members=asked
+                wire.LEAVE_GROUP, 3, group_id=group, members=leaving_members
             ).members
         ]
 

@@ -223,7 +223,7 @@ class GroupSimulation:
             # as dead, or because its process chose the same id.
             with (
                 contextlib.suppress(FencedInstanceError),
-                self._consuming(fs, settings) as consumer,
+                self._open_consumer(fs, settings) as consumer,
             ):
                 for _ in range(self.rng.randrange(2, 8)):
                     self._poll_once(consumer)
@@ -233,7 +233,7 @@ class GroupSimulation:
         settings = dict(self.stores[-1])
         if self.is_static:
             settings |= {**_STATIC, "group_instance_id": "spared"}
-        with self._consuming(fs, settings) as consumer:
+        with self._open_consumer(fs, settings) as consumer:
             last_step = self.machine.steps + _MAX_STEPS
             while not self._is_complete():
                 self._poll_once(consumer)
@@ -242,7 +242,7 @@ class GroupSimulation:
                 )
 
     @contextlib.contextmanager
-    def _consuming(
+    def _open_consumer(
         self, fs: SharedFS, given: Mapping[str, Any]
     ) -> Generator[logcore.Consumer]:
         """Yield a consumer of the group, and close it at the end of the `with` block.
@@ -406,7 +406,7 @@ class GroupSimulation:
             assert (named, number) == (registration.consumer_id, 0), (
                 f"one living owner: {partition}, {owner}"
             )
-        for other in self._running():
+        for other in self._running_consumers():
             if other is consumer or other._membership.member is None:
                 continue
             both = (
@@ -457,7 +457,7 @@ class GroupSimulation:
 
     def _check_patience(self, node: GroupNode) -> None:
         members = node.group.members
-        for consumer in self._running():
+        for consumer in self._running_consumers():
             member_id = (
                 ""
                 if consumer._membership.member is None
@@ -490,7 +490,7 @@ class GroupSimulation:
             for member in node.group.members.values()
             for partition in read_assignment(member.assignment) or ()
         }
-        for consumer in self._running():
+        for consumer in self._running_consumers():
             if (
                 consumer._membership.member is None
                 or consumer._membership.member.member_id not in node.group.members
@@ -504,7 +504,7 @@ class GroupSimulation:
             }
             assert not other, f"no second owner: {member_id} has {other}"
 
-    def _running(self) -> list[logcore.Consumer]:
+    def _running_consumers(self) -> list[logcore.Consumer]:
         return [consumer for process, consumer in self.readers if not process.is_killed]
 
     def _record_owners(self, consumer: logcore.Consumer) -> None:
@@ -530,7 +530,7 @@ class GroupSimulation:
             if offset < self.acked.get(partition, 0)
         }
         if lower:
-            stored = self._stored()
+            stored = self._stored_offsets()
             for partition, offset in lower.items():
                 assert stored.get(partition, 0) >= self.acked[partition], (
                     f"never back: {partition} from {self.acked[partition]} to {offset}"
@@ -538,7 +538,7 @@ class GroupSimulation:
         for partition, offset in offsets.items():
             self.acked[partition] = max(offset, self.acked.get(partition, 0))
 
-    def _stored(self) -> dict[TopicPartition, int]:
+    def _stored_offsets(self) -> dict[TopicPartition, int]:
         """Return the committed offset of each partition: the larger one of the offsets in
         the log and in the registry. No other process runs during the reads, as in
         _check_group().

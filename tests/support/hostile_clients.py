@@ -213,7 +213,7 @@ def _security(disk: SimulatedDisk) -> Security:
     return security
 
 
-def _is_answered(frame: bytes) -> bool:
+def _gets_response(frame: bytes) -> bool:
     """Return whether a request gets a response. Produce with acks=0 gets none."""
     view = memoryview(frame)
     try:
@@ -272,7 +272,7 @@ class WireClient:
         """
         simulation = self.simulation
         if len(frame) >= 8:
-            if _is_answered(frame):
+            if _gets_response(frame):
                 self.unanswered.append(struct.unpack_from(">hhi", frame))
         else:
             self.unanswered.append((-1, -1, -1))
@@ -370,7 +370,7 @@ class ScriptRun(RecordingClient):
         super().__init__(0, api, version)
         self.name = f"{api.name}-{version}-{number}"
 
-    def _connected(self) -> Any:
+    def _open_connection(self) -> Any:
         return ScriptedClient(self.simulation)
 
     def until_ready(self, ask: Callable[[], tuple[int, Any]]) -> Any:
@@ -381,7 +381,7 @@ class ScriptRun(RecordingClient):
             self.simulation.pass_time(100)
         return response
 
-    def wait_for(self, name: str, partitions: int) -> bytes:
+    def wait_for_topic(self, name: str, partitions: int) -> bytes:
         known = self.ask_unrecorded(
             wire.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=False
         )

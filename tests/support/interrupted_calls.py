@@ -427,7 +427,7 @@ class Opening(Case):
 
 
 class OpeningFiles(Opening):
-    """Opens real files. Their lock has another class than a lock of the simulated disk."""
+    """Opens real files, whose locks are released by other code than simulated locks."""
 
     def __init__(self) -> None:
         self.directory = tempfile.TemporaryDirectory()

@@ -27,7 +27,7 @@ def segments(partition: Path) -> list[int]:
     return sorted(int(path.name[:20]) for path in partition.glob("*.log"))
 
 
-def done(operations: Sequence[Operation]) -> str:
+def describe_operations(operations: Sequence[Operation]) -> str:
     """Return operations as text, without the directory and most zeros of names. The
     steps of an atomic replacement are shown as one `replace`.
     """

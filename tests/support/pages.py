@@ -50,20 +50,20 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def shell(text: str, directory: Path) -> None:
+def run_shell_block(text: str, directory: Path) -> None:
     """Run the lines of a block in order. If a command has several lines, the whole block
     is passed to sh.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if re.search(r"\\\n|<<|\bdo\b|\bthen\b|^\w+=", text, flags=re.MULTILINE):
-        _sh(text, directory)
+        _run_in_sh(text, directory)
         return
     for is_plain, run in itertools.groupby(lines, _is_plain):
         if not is_plain:
-            _sh("\n".join(run), directory)
+            _run_in_sh("\n".join(run), directory)
             continue
         for line in run:
-            _call(shlex.split(line, comments=True)[1:], directory)
+            _run_in_process(shlex.split(line, comments=True)[1:], directory)
 
 
 def _is_plain(line: str) -> bool:
@@ -71,7 +71,7 @@ def _is_plain(line: str) -> bool:
     return command.startswith("logcore ") and not _MEANT_FOR_SH.search(command)
 
 
-def _call(arguments: list[str], directory: Path) -> None:
+def _run_in_process(arguments: list[str], directory: Path) -> None:
     """Run one command of logcore in this process."""
     from click.testing import CliRunner
 
@@ -84,7 +84,7 @@ def _call(arguments: list[str], directory: Path) -> None:
     )
 
 
-def _sh(text: str, directory: Path) -> None:
+def _run_in_sh(text: str, directory: Path) -> None:
     commands = directory / ".bin"
     commands.mkdir(exist_ok=True)
     (commands / "logcore").write_text(
@@ -115,4 +115,4 @@ def run_blocks(page: Path, directory: Path) -> None:
         if block.language == "python":
             exec(compile(block.text, str(page), "exec"), names)
         elif block.language == "sh":
-            shell(block.text, directory)
+            run_shell_block(block.text, directory)

@@ -47,7 +47,7 @@ class Sender:
     number: int
     value_count: int = 0
     #: The number of acknowledged batches of the idempotent producer.
-    sent: int = 0
+    batch_count: int = 0
     #: The values of a batch whose result is unknown.
     pending: list[bytes] | None = None
     #: The values of a transaction that was not ended.
@@ -59,13 +59,13 @@ class Sender:
 
 
 @attrs.frozen
-class Acked:
+class AckedRecord:
     """An acknowledged record."""
 
     value: bytes
     durability: str
     #: The step at which the append was called.
-    began: int
+    began_step: int
 
 
 @attrs.define
@@ -108,7 +108,7 @@ class PartitionSimulation:
             "cleanup.policy": "compact" if "c" in kinds else "delete",
         }
         self.operations = operations
-        self.acked: dict[int, Acked] = {}
+        self.acked: dict[int, AckedRecord] = {}
         self.truncations: list[Truncation] = []
         self.seen: dict[int, bytes] = {}
         self.lowest_truncation = 1 << 62
@@ -146,14 +146,14 @@ class PartitionSimulation:
         while left > 0:
             count = self.rng.randrange(1, left + 1)
             left -= count
-            with self._opened(fs) as log:
+            with self._open_log(fs) as log:
                 if log is None:
                     continue
                 for _ in range(count):
                     self._act(log, sender)
 
     @contextlib.contextmanager
-    def _opened(self, fs: SharedFS) -> Any:
+    def _open_log(self, fs: SharedFS) -> Any:
         """Yield the log, which other processes also have open, or None if it cannot be
         opened because a sync of another process failed.
         """
@@ -206,12 +206,14 @@ class PartitionSimulation:
         except logcore.LogLockedError:  # another process compacts
             assert kind == "c"
 
-    def _ack(self, began: int, receipt: logcore.Receipt, values: list[bytes]) -> None:
+    def _record_ack(
+        self, began_step: int, receipt: logcore.Receipt, values: list[bytes]
+    ) -> None:
         for offset, value in enumerate(values, receipt.offset):
             before = self.acked.get(offset)
             # Otherwise this append returned late, and its record was truncated before.
-            if before is None or before.began <= began:
-                self.acked[offset] = Acked(value, receipt.durability, began)
+            if before is None or before.began_step <= began_step:
+                self.acked[offset] = AckedRecord(value, receipt.durability, began_step)
         if receipt.durability == "disk":
             self._check_ack()
 
@@ -222,18 +224,22 @@ class PartitionSimulation:
 
     def _append(self, log: logcore.Log, sender: Sender) -> None:
         value = sender.value()
-        began = self.machine.steps
-        self._ack(began, log.append(value, key=value), [value])
+        began_step = self.machine.steps
+        self._record_ack(began_step, log.append(value, key=value), [value])
 
     def _append_os(self, log: logcore.Log, sender: Sender) -> None:
         value = sender.value()
-        began = self.machine.steps
-        self._ack(began, log.append(value, key=value, durability="os"), [value])
+        began_step = self.machine.steps
+        self._record_ack(
+            began_step, log.append(value, key=value, durability="os"), [value]
+        )
 
     def _append_many(self, log: logcore.Log, sender: Sender) -> None:
         values = [sender.value() for _ in range(self.rng.randrange(1, 5))]
-        began = self.machine.steps
-        self._ack(began, log.append_many([(value, value) for value in values]), values)
+        began_step = self.machine.steps
+        self._record_ack(
+            began_step, log.append_many([(value, value) for value in values]), values
+        )
 
     def _append_batch(self, log: logcore.Log, sender: Sender) -> None:
         """Append a batch of an idempotent producer, which is stored once even if it is
@@ -247,12 +253,12 @@ class PartitionSimulation:
             now_ms=NOW_MS,
             producer_id=100 + sender.number,
             producer_epoch=0,
-            base_sequence=2 * sender.sent,
+            base_sequence=2 * sender.batch_count,
         )
-        began = self.machine.steps
-        self._ack(began, log.append_batch(batch), values)
+        began_step = self.machine.steps
+        self._record_ack(began_step, log.append_batch(batch), values)
         sender.pending = None
-        sender.sent += 1
+        sender.batch_count += 1
 
     def _transact(self, log: logcore.Log, sender: Sender) -> None:
         """Commit or abort a transaction of two batches. First, a transaction that a
@@ -367,7 +373,7 @@ class PartitionSimulation:
             is_promised = acked.durability == "disk" or not after_power
             is_untruncated = all(
                 lowest_truncation.offset > offset
-                or lowest_truncation.ended < acked.began
+                or lowest_truncation.ended < acked.began_step
                 for lowest_truncation in self.truncations
             )
             if is_promised and is_untruncated and start <= offset:

@@ -95,13 +95,15 @@ class ProducerHistory:
             self.poll,
             self.poll,
             self.flush,
-            self.start,
+            self.start_worker,
             self.wait,
         ]
-        self.rng.choice([*steps, self.fail, self.end, self.disturb, self.crash])()
+        self.rng.choice(
+            [*steps, self.fail_disk, self.end_worker, self.disturb, self.crash]
+        )()
         self.check_memory()
 
-    def start(self) -> None:
+    def start_worker(self) -> None:
         if len(self.workers) == 3:
             return
         acks = self.rng.choice([1, "all", "all"])
@@ -124,7 +126,7 @@ class ProducerHistory:
 
     def send(self) -> None:
         if not self.workers:
-            self.start()
+            self.start_worker()
         self.send_to(self.rng.choice(self.workers), self.rng.randrange(PARTITIONS))
 
     def send_many_batches(self) -> None:
@@ -220,7 +222,7 @@ class ProducerHistory:
     def wait(self) -> None:
         self.disk.advance(self.rng.choice([1, 10, 2_000]))
 
-    def fail(self) -> None:
+    def fail_disk(self) -> None:
         code = self.rng.choice([errno.ENOSPC, errno.EIO])
         operation = self.rng.choice(["pwrite", "fdatasync"])
         if operation == "fdatasync":
@@ -236,7 +238,7 @@ class ProducerHistory:
             )
         )
 
-    def end(self) -> None:
+    def end_worker(self) -> None:
         if not self.workers:
             return
         is_patient = self.rng.random() < 0.5

@@ -387,7 +387,7 @@ ERRNOS = (
     errno.ENOMEM,
 )  # fmt: skip
 
-FAILING = (
+FAILING_OPERATIONS = (
     "pwrite", "fdatasync", "fsync", "sync_dir", "create", "rename", "truncate", "unlink", "mkdir", "open", "pread",
     "size", "map", "listdir", "identity",
 )  # fmt: skip

@@ -116,7 +116,7 @@ class Site:
     caller: str
 
 
-def _kind(operation: str, path: str) -> str:
+def _file_kind(operation: str, path: str) -> str:
     if operation in ("mkdir", "rmdir", "sync_dir"):
         return "log directory" if path in (".", "./d") else "partition directory"
     return re.sub(r"\d{2,}|(?<=-)\d", "N", os.path.basename(path))
@@ -152,7 +152,7 @@ class FaultingFS(RealDisk):
         caller = sys._getframe(2)
         path = self.path_of(file) if isinstance(file, int) else file
         where = f"{caller.f_globals['__name__'].rpartition('.')[2]}.{caller.f_code.co_name}:{caller.f_lineno}"
-        self.sites.append(Site(operation, _kind(operation, path), where))
+        self.sites.append(Site(operation, _file_kind(operation, path), where))
         if self.planned_fault is None or len(self.sites) - 1 != self.planned_fault.at:
             return contextlib.nullcontext()
         return (self.planned_fault.action or kill)(operation, file)
@@ -356,7 +356,7 @@ class LogWorker:
         log.truncate(offset)
         self.report("truncated")
 
-    def after(self, error: LogcoreError) -> None:
+    def handle_error(self, error: LogcoreError) -> None:
         """Handle a failed call, and close the log. A log that has failed must refuse
         appends. Any other log must accept them.
         """
@@ -492,7 +492,7 @@ class TopicsWorker:
             self.logs[key] = worker
         self.logs[key].append()
 
-    def after(self, error: LogcoreError) -> None:
+    def handle_error(self, error: LogcoreError) -> None:
         self.report(
             "failed",
             type(error).__name__,
@@ -674,13 +674,13 @@ def continues_with_topics(w: TopicsWorker) -> None:
 @attrs.frozen
 class Workload:
     """A function `run`, the class of its argument, and the class that checks the result.
-    After a crash of `run`, the function `then` runs, and crashes too.
+    After a crash of `run`, the function `next_run` runs, and crashes too.
     """
 
     run: Callable[[Any], None]
     worker: type[Any] = LogWorker
     checker: type[Any] = LogChecker
-    then: Callable[[Any], None] = continues
+    next_run: Callable[[Any], None] = continues
 
     @property
     def name(self) -> str:
@@ -767,7 +767,7 @@ def run_workload(
         except LogcoreError as error:
             if not may_fail:
                 raise
-            worker.after(error)
+            worker.handle_error(error)
         report("sites", fs.sites if isinstance(fs, FaultingFS) else [])
         return 0
     except BaseException:
@@ -821,7 +821,7 @@ def run_forked(
 # -- command line ----------------------------------------------------------------------
 
 
-def fill(durability: str, seed: int) -> int:
+def fill_file_system(durability: str, seed: int) -> int:
     """Fill the file system of the working directory completely, several times. Print
     the errors that occurred.
     """
@@ -969,7 +969,7 @@ def fill(durability: str, seed: int) -> int:
 
 def main(task: str, durability: str, seed: str) -> int:
     if task == "fill":
-        return fill(durability, int(seed))
+        return fill_file_system(durability, int(seed))
     return run_workload(
         WORKLOADS[task], durability, int(seed), RealDisk(), 1, may_fail=True
     )

@@ -65,8 +65,8 @@ class RegistrySimulation:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed) if disk is None else disk
         self.machine = Machine(self.disk, seed=seed, chances=chances)
-        self.machine.on_kill = self._killed
-        self.machine.on_locks_released = self._freed
+        self.machine.on_kill = self._on_kill
+        self.machine.on_locks_released = self._on_locks_released
         self.operations = operations
         self.paths = paths
         self.calls: list[Call] = []
@@ -77,7 +77,7 @@ class RegistrySimulation:
         self.sessions_of: dict[int, list[str]] = {}
         self.problems: list[str] = []
         #: Sessions that clean() has ended.
-        self.cleaned: list[str] = []
+        self.ended_by_clean: list[str] = []
         self.tag = 0
         for _ in range(processes):
             self.start()
@@ -88,14 +88,14 @@ class RegistrySimulation:
 
     def start(self) -> None:
         number = len(self.machine.processes)
-        self.machine.start(lambda fs: self.program(number, fs))
+        self.machine.start(lambda fs: self.run_process(number, fs))
 
     def run(self) -> None:
         self.machine.run()
 
     # -- actions of a process -----------------------------------------------------------
 
-    def program(self, number: int, fs: SharedFS) -> None:
+    def run_process(self, number: int, fs: SharedFS) -> None:
         registry = self.open(number, fs)
         left = self.operations
         while left:
@@ -145,7 +145,7 @@ class RegistrySimulation:
         self.tag += 1
         value = f"{number}.{self.tag};".encode().ljust(rng.choice(SIZES), b".")
         if kind == "create":
-            self.call(
+            self.record_call(
                 number,
                 registry,
                 "create",
@@ -154,14 +154,14 @@ class RegistrySimulation:
                 lambda: registry.create(path, value),
             )
         elif kind == "ephemeral":
-            self.call(
+            self.record_call(
                 number, registry, "create", path, (value, True),
                 lambda: registry.create(path, value, ephemeral=True),
             )  # fmt: skip
         elif kind == "get":
             self.get(number, registry, path)
         elif kind == "set":
-            self.call(
+            self.record_call(
                 number,
                 registry,
                 "set",
@@ -172,7 +172,7 @@ class RegistrySimulation:
         elif kind == "cas":
             known = self.get(number, registry, path)
             version = known[1] if isinstance(known, tuple) else 0
-            self.call(
+            self.record_call(
                 number,
                 registry,
                 "set",
@@ -181,11 +181,11 @@ class RegistrySimulation:
                 lambda: registry.set(path, value, version=version),
             )
         elif kind == "delete":
-            self.call(
+            self.record_call(
                 number, registry, "delete", path, (-1,), lambda: registry.delete(path)
             )
         elif kind == "update":
-            self.call(
+            self.record_call(
                 number, registry, "update", path, (value,),
                 lambda: attrs.astuple(registry.update(path, lambda before: (before or b"") + value)),  # type: ignore[arg-type]
             )  # fmt: skip
@@ -194,7 +194,7 @@ class RegistrySimulation:
         elif kind == "parent":
             self.ignore_errors(lambda: registry.delete("/a"))
         elif kind == "clean":
-            self.ignore_errors(lambda: self.cleaned.extend(registry.clean()))
+            self.ignore_errors(lambda: self.ended_by_clean.extend(registry.clean()))
         elif kind == "stuck":
             self.ignore_errors(registry.poll)
             self.ignore_errors(registry.stuck)
@@ -217,7 +217,7 @@ class RegistrySimulation:
                 self.problems.append(f"corrupt: {error}")
 
     def get(self, number: int, registry: FileRegistry, path: str) -> Any:
-        return self.call(
+        return self.record_call(
             number, registry, "get", path, (), lambda: attrs.astuple(registry.get(path))
         )
 
@@ -243,29 +243,29 @@ class RegistrySimulation:
                 )
             )
 
-    def call(
+    def record_call(
         self, number: int, registry: FileRegistry, kind: str, path: str, arguments: tuple[Any, ...],
         act: Callable[[], Any],
     ) -> Any:  # fmt: skip
-        call = Call(
+        record_call = Call(
             kind, path, arguments, self.sessions_of[number][-1], number, self.now
         )
-        self.calls.append(call)
+        self.calls.append(record_call)
         try:
-            call.result = act()
+            record_call.result = act()
         except SimulatedKill:
             # The call may have had its effect, but not after the kill.
-            call.returned = self.now
+            record_call.returned = self.now
             raise
         except LogcoreError as error:
-            call.result = type(error).__name__
-            call.returned = self.now
+            record_call.result = type(error).__name__
+            record_call.returned = self.now
             if isinstance(error, CorruptRegistryError):
                 self.problems.append(f"corrupt: {error}")
             if isinstance(error, SessionExpiredError):
                 raise
-        call.returned = self.now
-        return call.result
+        record_call.returned = self.now
+        return record_call.result
 
     def expire(self, registry: FileRegistry, session: str) -> None:
         ending = [session, self.now, math.inf, False]
@@ -286,18 +286,18 @@ class RegistrySimulation:
                 if slot is not None and slot.session == session:
                     self.problems.append(f"clean: {path} outlives its session's end")
 
-    def _killed(self, process: SimulatedProcess) -> None:
-        for call in self.calls:
+    def _on_kill(self, process: SimulatedProcess) -> None:
+        for record_call in self.calls:
             if (
-                call.process == process.number
-                and call.result is UNKNOWN
-                and call.returned > self.now
+                record_call.process == process.number
+                and record_call.result is UNKNOWN
+                and record_call.returned > self.now
             ):
-                call.returned = self.now
+                record_call.returned = self.now
         for session in self.sessions_of.get(process.number, ())[-1:]:
             self.sessions[session].killed_step = self.now
 
-    def _freed(self, process: SimulatedProcess) -> None:
+    def _on_locks_released(self, process: SimulatedProcess) -> None:
         for session in self.sessions_of.get(process.number, ())[-1:]:
             session_run = self.sessions[session]
             assert session_run.killed_step is not None
@@ -323,7 +323,7 @@ class RegistrySimulation:
         assert not self.problems, self.problems
         check(self.history())
         ended = {ending[0] for ending in self.endings}
-        for session in self.cleaned:
+        for session in self.ended_by_clean:
             assert session in ended or session not in self.sessions, (
                 f"lease: clean() ended {session}, whose process was running"
             )
@@ -367,17 +367,21 @@ class RegistrySimulation:
         disk.seed += 1_000_003  # other random decisions than before the power cut
         end = self.now + 10
         calls = [
-            attrs.evolve(call, returned=min(call.returned, self.now))
-            for call in self.calls
-            if Layout().kind_of(split(call.path)) is NodeKind.PERSISTENT
-            and (call.result is UNKNOWN or not isinstance(call.result, str))
-            and call.kind not in ("get", "exists")
+            attrs.evolve(record_call, returned=min(record_call.returned, self.now))
+            for record_call in self.calls
+            if Layout().kind_of(split(record_call.path)) is NodeKind.PERSISTENT
+            and (
+                record_call.result is UNKNOWN or not isinstance(record_call.result, str)
+            )
+            and record_call.kind not in ("get", "exists")
         ]
         with open_registry(DIRECTORY, fs=disk) as registry:
             for path in self.paths:
                 ephemerals = any(
-                    call.path == path and call.kind == "create" and call.arguments[1]
-                    for call in calls
+                    record_call.path == path
+                    and record_call.kind == "create"
+                    and record_call.arguments[1]
+                    for record_call in calls
                 )
                 try:
                     found: Any = attrs.astuple(registry.get(path))

@@ -65,12 +65,12 @@ class ComparedBroker:
             buffer[:] = b"\xee" * len(buffer)
         if isinstance(reply, PendingResponse):
             if reply.is_set:
-                return self._decoded(api, version, reply.value)
+                return self._decode(api, version, reply.value)
             self.waiting.append((api, version, reply))
             return "waits"
-        return self._decoded(api, version, reply)
+        return self._decode(api, version, reply)
 
-    def ready(self) -> list[Outcome]:
+    def take_responses(self) -> list[Outcome]:
         """Remove the requests that do not wait any longer, and return their responses."""
         done = [
             (number, row) for number, row in enumerate(self.waiting) if row[2].is_set
@@ -78,11 +78,10 @@ class ComparedBroker:
         for number, _ in reversed(done):
             del self.waiting[number]
         return [
-            self._decoded(api, version, reply.value)
-            for _, (api, version, reply) in done
+            self._decode(api, version, reply.value) for _, (api, version, reply) in done
         ]
 
-    def _decoded(self, api: Any, version: int, reply: Any) -> Outcome:
+    def _decode(self, api: Any, version: int, reply: Any) -> Outcome:
         if reply is None or isinstance(reply, Exception):
             return repr(reply)
         frame = b"".join(map(bytes, reply))
@@ -223,7 +222,7 @@ class BrokerPair:
             side.broker_harness.run()
             side.broker_harness.broker.tick(side.broker_harness.now_ms)
             side.broker_harness.run()
-            return side.ready()
+            return side.take_responses()
 
         found: list[Outcome] = self.each(action)
         self.outcomes += found

@@ -45,16 +45,18 @@ LAG_MS: Final = 2_000
 #: How often a broker runs the maintenance of its directory.
 _TICK_MS: Final = 1_000
 #: Added to handles of the registry's disk, so that they differ from handles of brokers.
-_HANDLES: Final = 1 << 20
+_REGISTRY_HANDLES: Final = 1 << 20
 #: The operations of the registry after which its watches report.
-_REPORTED: Final = frozenset({"pwrite", "rename", "unlink", "mkdir", "rmdir"})
+_REPORTED_OPERATIONS: Final = frozenset(
+    {"pwrite", "rename", "unlink", "mkdir", "rmdir"}
+)
 _SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
 #: The possible durations of a sync, in milliseconds.
 _SYNC_MS: Final = (0, 0, 0, 1, 2, 10)
 #: The possible delays of a task, in milliseconds.
 _DELAY_MS: Final = (0, 0, 0, 0, 1, 20)
 #: The probability that another thread runs before an operation of the registry.
-_SWITCH: Final = 0.02
+_SWITCH_PROBABILITY: Final = 0.02
 
 
 class BrokerFiles:
@@ -86,16 +88,16 @@ class BrokerFiles:
             target = arguments[0] if arguments else ""
             if name in _SYNCS:
                 threads.sleep_ms(self._world.rng.choice(_SYNC_MS))
-            if isinstance(target, int) and target >= _HANDLES:
-                threads.maybe_switch(_SWITCH)
-                result = shared(target - _HANDLES, *arguments[1:], **named)
-                if name in _REPORTED:
+            if isinstance(target, int) and target >= _REGISTRY_HANDLES:
+                threads.maybe_switch(_SWITCH_PROBABILITY)
+                result = shared(target - _REGISTRY_HANDLES, *arguments[1:], **named)
+                if name in _REPORTED_OPERATIONS:
                     self._world.report(name, self._handles[target][0])
                 return result
             if isinstance(target, str) and target.startswith("/registry"):
-                threads.maybe_switch(_SWITCH)
+                threads.maybe_switch(_SWITCH_PROBABILITY)
                 result = shared(*arguments, **named)
-                if name in _REPORTED:
+                if name in _REPORTED_OPERATIONS:
                     for path in arguments:
                         self._world.report(name, path)
                 return result
@@ -111,7 +113,7 @@ class BrokerFiles:
             named.pop("permissions", None)
             return self._disk.open(path, **named)
         is_new = named.get("create") and not self._registry.exists(path)
-        handle = _HANDLES + self._registry.open(path, **named)
+        handle = _REGISTRY_HANDLES + self._registry.open(path, **named)
         self._handles[handle] = path, bool(named.get("write"))
         if is_new:
             self._world.report("create", path)
@@ -120,14 +122,14 @@ class BrokerFiles:
     def close(self, handle: int) -> None:
         if self._process.is_killed:
             return
-        if handle < _HANDLES:
+        if handle < _REGISTRY_HANDLES:
             self._disk.close(handle)
         elif handle in self._handles:
             self._close(handle)
 
     def _close(self, handle: int) -> None:
         path, is_writable = self._handles.pop(handle)
-        self._registry.close(handle - _HANDLES)
+        self._registry.close(handle - _REGISTRY_HANDLES)
         if is_writable:
             self._world.report("close", path)
 
@@ -151,15 +153,16 @@ class BrokerFiles:
     ) -> bool:
         threads = self._world.threads
         disk = self._disk
-        if handle >= _HANDLES:
-            disk, handle = self._registry, handle - _HANDLES
-            # Workers write the proposals of leaders; another thread renews the session.
+        if handle >= _REGISTRY_HANDLES:
+            disk, handle = self._registry, handle - _REGISTRY_HANDLES
+            # Only workers write proposals. Other threads also lock bytes, for example to
+            # renew the session.
             if self.pause_before_change_ms and threads.name.startswith("worker"):
                 end_ms = threads.now_ms + self.pause_before_change_ms
                 self._process.paused_until_ms = end_ms
                 self.pause_before_change_ms = 0
                 threads.maybe_switch(1)
-            threads.maybe_switch(_SWITCH)
+            threads.maybe_switch(_SWITCH_PROBABILITY)
         deadline_ms = threads.now_ms + timeout_ms
         while not disk.lock_byte(handle, byte, shared=shared):
             if threads.now_ms >= deadline_ms:

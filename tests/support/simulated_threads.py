@@ -37,9 +37,9 @@ import attrs
 from logcore.testing.processes import SimulatedKill
 
 #: The probability that another thread is chosen when a thread acquires a free lock.
-_SWITCH_AT_LOCK: Final = 0.02
+_SWITCH_AT_LOCK_PROBABILITY: Final = 0.02
 #: The probability that a millisecond passes when a thread is chosen.
-_PASS_TIME: Final = 0.05
+_PASS_TIME_PROBABILITY: Final = 0.05
 #: A simulation ends with an error after this time, because a thread waits forever.
 _MAX_MS: Final = 1_000_000
 #: The number of choices after which a simulation ends with an error, because a thread
@@ -263,8 +263,8 @@ class SimulatedThreads:
             )
         if self._stuck is not None:
             return self._main
-        if self.rng.random() < _PASS_TIME:
-            self._pass(1)
+        if self.rng.random() < _PASS_TIME_PROBABILITY:
+            self._pass_time(1)
         while True:
             killed = [thread for thread in self._threads if thread.is_killed]
             if killed:
@@ -282,7 +282,7 @@ class SimulatedThreads:
             if not wake_times_ms:
                 self._stuck = SimulationStuck(f"all threads wait: {self._waiting()}")
                 return self._main
-            self._pass(max(0, min(wake_times_ms) - self.now_ms))
+            self._pass_time(max(0, min(wake_times_ms) - self.now_ms))
 
     def _is_ready(self, thread: _Thread) -> bool:
         process = thread.process
@@ -298,7 +298,7 @@ class SimulatedThreads:
             return process.paused_until_ms
         return thread.deadline_ms
 
-    def _pass(self, passed_ms: int) -> None:
+    def _pass_time(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
         self.on_time(passed_ms)
         while self._due and self._due[0][0] <= self.now_ms:
@@ -350,7 +350,7 @@ class SimulatedLock:
         threads = self._threads
         if threads.is_running_here():
             if not self._is_locked and blocking:
-                threads.maybe_switch(_SWITCH_AT_LOCK)
+                threads.maybe_switch(_SWITCH_AT_LOCK_PROBABILITY)
             if self._is_locked:
                 if not blocking:
                     return False

@@ -29,7 +29,7 @@ STEPS = ("task", "staged", "manifest", "done")
 _SECONDS = 1.5
 
 
-def stop_at(topic: str, step: str) -> None:
+def pause_at(topic: str, step: str) -> None:
     steps = os.environ["LOGCORE_TEST_STEPS"]
     if not os.path.exists(os.path.join(steps, f"wanted.{topic}.{step}")):
         return
@@ -44,11 +44,11 @@ def stop_at(topic: str, step: str) -> None:
 class SlowStreamWriter(LogcoreStreamWriter):
     def write(self, iterator: Iterator[Any]) -> Any:
         message = super().write(iterator)
-        stop_at(str(self.planned.options.topic), "task")
+        pause_at(str(self.planned.options.topic), "task")
         return message
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        with_stops(
+        commit_with_pauses(
             self.planned,
             lambda: super(SlowStreamWriter, self).commit(messages, batchId),
         )
@@ -57,28 +57,30 @@ class SlowStreamWriter(LogcoreStreamWriter):
 class SlowWriter(LogcoreWriter):
     def write(self, iterator: Iterator[Any]) -> Any:
         message = super().write(iterator)
-        stop_at(str(self.planned.options.topic), "task")
+        pause_at(str(self.planned.options.topic), "task")
         return message
 
     def commit(self, messages: list[Any]) -> None:
-        with_stops(self.planned, lambda: super(SlowWriter, self).commit(messages))
+        commit_with_pauses(
+            self.planned, lambda: super(SlowWriter, self).commit(messages)
+        )
 
 
-def with_stops(planned: staged.StagedWrite, commit: Any) -> None:
+def commit_with_pauses(planned: staged.StagedWrite, commit: Any) -> None:
     topic = str(planned.options.topic)
-    stop_at(topic, "staged")
+    pause_at(topic, "staged")
     carry_out = staged.carry_out
 
-    def stopped(*args: Any) -> None:
-        stop_at(topic, "manifest")
+    def carry_out_after_pause(*args: Any) -> None:
+        pause_at(topic, "manifest")
         carry_out(*args)
 
-    staged.carry_out = stopped
+    staged.carry_out = carry_out_after_pause
     try:
         commit()
     finally:
         staged.carry_out = carry_out
-    stop_at(topic, "done")
+    pause_at(topic, "done")
 
 
 class SlowDataSource(LogcoreDataSource):

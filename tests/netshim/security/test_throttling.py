@@ -70,7 +70,7 @@ def test_pipelined_producer_is_delayed_at_the_first_excess(
     request = wire.PRODUCE.Request(acks=-1, timeout_ms=1_000, topic_data=[topic])
     frame = wire.encode_request(wire.PRODUCE, 9, 1, "c", request)
     client.sock.sendall(frame * 20)
-    response = client.answer(wire.PRODUCE, 9)
+    response = client.receive(wire.PRODUCE, 9)
     assert response.throttle_time_ms > 100_000
     assert kafka.logdir.partition("t", 0).log_end_offset == 1
     client.close()

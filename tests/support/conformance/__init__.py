@@ -141,7 +141,7 @@ class RecordingClient:
         self.recorded: list[tuple[str, Any]] = []
         self.name = f"{api.name}-{version}"
         self._names: dict[str, str] = {}
-        self._client = self._connected()
+        self._client = self._open_connection()
         self._admin = admin() if admin is not None else None
 
     def close(self) -> None:
@@ -173,10 +173,10 @@ class RecordingClient:
 
     def _record_failure(self, step: str, failure: str) -> None:
         self._client.close()
-        self._client = self._connected()
+        self._client = self._open_connection()
         self.recorded.append((step, failure))
 
-    def _connected(self) -> Client:
+    def _open_connection(self) -> Client:
         client = self._connect()
         client.sock.settimeout(_RESPONSE_LIMIT_S)
         return client
@@ -200,7 +200,7 @@ class RecordingClient:
 
     # -- helpers for scripts
 
-    def topic(self, suffix: str = "", partitions: int = 2, **config: str) -> str:
+    def create_topic(self, suffix: str = "", partitions: int = 2, **config: str) -> str:
         """Create a topic, and return its name once it accepts records. The topic keeps
         its records, however old they are.
         """
@@ -220,10 +220,10 @@ class RecordingClient:
             wire.CREATE_TOPICS, 7, topics=[topic], timeout_ms=30_000
         )
         assert made.topics[0].error_code == 0, made
-        self.wait_for(name, partitions)
+        self.wait_for_topic(name, partitions)
         return name
 
-    def wait_for(self, name: str, partitions: int) -> bytes:
+    def wait_for_topic(self, name: str, partitions: int) -> bytes:
         """Wait until the broker leads all partitions of a topic, and return the topic id.
         The broker may describe the topic before.
         """

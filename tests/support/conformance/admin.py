@@ -49,7 +49,7 @@ def api_versions(client: RecordingClient) -> None:
 
 
 def create_topics(client: RecordingClient) -> None:
-    existing = client.topic("-there")
+    existing = client.create_topic("-there")
     name = client.name
 
     def ask(step: str, *topics: dict[str, Any], **more: Any) -> None:
@@ -151,9 +151,9 @@ def _assigned(name: str, assignments: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def delete_topics(client: RecordingClient) -> None:
-    name = client.topic()
-    other = client.topic("-other")
-    other_id = client.wait_for(other, 2)
+    name = client.create_topic()
+    other = client.create_topic("-other")
+    other_id = client.wait_for_topic(other, 2)
 
     def ask(step: str, *names: str) -> None:
         if client.version >= 6:
@@ -188,7 +188,7 @@ def delete_topics(client: RecordingClient) -> None:
 
 
 def create_partitions(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
 
     def ask(step: str, topic: str, count: int, **more: Any) -> None:
         client.ask(
@@ -217,7 +217,7 @@ def create_partitions(client: RecordingClient) -> None:
 
 
 def describe_configs(client: RecordingClient) -> None:
-    name = client.topic(retention_ms="5000")
+    name = client.create_topic(retention_ms="5000")
     keys = [key for key in KNOWN if key != "segment.bytes"]
 
     def ask(
@@ -260,7 +260,7 @@ def describe_configs(client: RecordingClient) -> None:
 
 
 def alter_configs(client: RecordingClient) -> None:
-    name = client.topic(retention_ms="5000")
+    name = client.create_topic(retention_ms="5000")
 
     def ask(
         step: str,
@@ -306,7 +306,7 @@ def alter_configs(client: RecordingClient) -> None:
 
 
 def incremental_alter_configs(client: RecordingClient) -> None:
-    name = client.topic(cleanup_policy="delete")
+    name = client.create_topic(cleanup_policy="delete")
 
     def ask(
         step: str,
@@ -398,7 +398,7 @@ def _record_group_settings(client: RecordingClient) -> None:
 
 
 def describe_log_dirs(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     client.produce(name, batch(b"a"))
     client.ask("a topic", topics=[{"topic": name, "partitions": [0, 1]}])
     client.ask("no such topic", topics=[{"topic": f"{name}-none", "partitions": [0]}])
@@ -414,7 +414,7 @@ def describe_cluster(client: RecordingClient) -> None:
 
 
 def elect_leaders(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
 
     def ask(step: str, topic: str, partition: int, kind: int = 0) -> None:
         fields = {"election_type": kind} if client.version >= 1 else {}
@@ -435,7 +435,7 @@ def elect_leaders(client: RecordingClient) -> None:
 
 
 def alter_reassignments(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
 
     def ask(
         step: str, replicas: list[int] | None, topic: str = name, partition: int = 0
@@ -469,7 +469,7 @@ def alter_reassignments(client: RecordingClient) -> None:
 
 
 def list_reassignments(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     client.ask(
         "a topic", timeout_ms=30_000, topics=[{"name": name, "partition_indexes": [0]}]
     )
@@ -573,7 +573,7 @@ def sasl_authenticate(client: RecordingClient) -> None:
 
 
 def list_config_resources(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     kinds: list[tuple[str, dict[str, Any]]] = [("all", {})]
     if client.version >= 1:
         kinds += [

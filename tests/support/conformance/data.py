@@ -50,13 +50,16 @@ def _message_v1(value: bytes) -> bytes:
 
 
 def produce(client: RecordingClient) -> None:
-    name = client.topic(max_message_bytes="2000")
-    short = client.topic("-create-time", message_timestamp_after_max_ms="1000")
-    stamped = client.topic("-append-time", message_timestamp_type="LogAppendTime")
-    compacted = client.topic("-compacted", cleanup_policy="compact")
+    name = client.create_topic(max_message_bytes="2000")
+    short = client.create_topic("-create-time", message_timestamp_after_max_ms="1000")
+    stamped = client.create_topic(
+        "-append-time", message_timestamp_type="LogAppendTime"
+    )
+    compacted = client.create_topic("-compacted", cleanup_policy="compact")
 
     ids_of = {
-        each: client.wait_for(each, 2) for each in (name, short, stamped, compacted)
+        each: client.wait_for_topic(each, 2)
+        for each in (name, short, stamped, compacted)
     }
 
     def topic_fields(topic: str) -> dict[str, Any]:
@@ -149,8 +152,8 @@ def produce(client: RecordingClient) -> None:
 
 
 def fetch(client: RecordingClient) -> None:
-    name = client.topic()
-    topic_id = client.wait_for(name, 2)
+    name = client.create_topic()
+    topic_id = client.wait_for_topic(name, 2)
     client.produce(name, batch(b"a", b"b"))
     client.produce(name, batch(b"c"))
     client.produce(name, batch(b"d" * 500, b"e" * 500, codec="gzip"))
@@ -202,8 +205,8 @@ def fetch(client: RecordingClient) -> None:
 
 def fetch_session(client: RecordingClient) -> None:
     """Fetch in a new session, if the broker creates sessions."""
-    name = client.topic("-session")
-    topic_id = client.wait_for(name, 2)
+    name = client.create_topic("-session")
+    topic_id = client.wait_for_topic(name, 2)
     client.produce(name, batch(b"a", b"b"))
     topic_entry = (
         {"topic_id": topic_id}
@@ -268,7 +271,7 @@ def fetch_session(client: RecordingClient) -> None:
 
 
 def list_offsets(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     client.produce(name, batch(b"a", b"b"))
     client.produce(name, batch(b"c", time_ms=NOW_MS + 60_000))
     client.ask_unrecorded(
@@ -309,7 +312,7 @@ def _deletion(name: str, offset: int) -> dict[str, Any]:
 
 
 def offset_for_leader_epoch(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     client.produce(name, batch(b"a", b"b"))
 
     def ask(
@@ -335,8 +338,8 @@ def offset_for_leader_epoch(client: RecordingClient) -> None:
 
 
 def delete_records(client: RecordingClient) -> None:
-    name = client.topic()
-    compacted = client.topic("-compacted", cleanup_policy="compact")
+    name = client.create_topic()
+    compacted = client.create_topic("-compacted", cleanup_policy="compact")
     client.produce(name, batch(b"a", b"b", b"c"))
 
     def ask(step: str, offset: int, topic: str = name, partition: int = 0) -> None:
@@ -356,8 +359,8 @@ def delete_records(client: RecordingClient) -> None:
 
 
 def metadata(client: RecordingClient) -> None:
-    name = client.topic()
-    topic_id = client.wait_for(name, 2)
+    name = client.create_topic()
+    topic_id = client.wait_for_topic(name, 2)
     has_flag = client.version >= 4
     has_ids = client.version >= 10
 
@@ -396,7 +399,7 @@ def metadata(client: RecordingClient) -> None:
 
 
 def describe_topic_partitions(client: RecordingClient) -> None:
-    name = client.topic(partitions=3)
+    name = client.create_topic(partitions=3)
     limit = {"response_partition_limit": 2000}
     client.ask("a topic", topics=[{"name": name}], **limit)
     client.ask("no such topic", topics=[{"name": f"{name}-none"}], **limit)
@@ -413,7 +416,7 @@ def describe_topic_partitions(client: RecordingClient) -> None:
 
 
 def write_markers(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     id_and_epoch = {"producer_id": 9_000, "producer_epoch": 1}
     client.produce(name, batch(b"a"))
 

@@ -196,7 +196,7 @@ def leave_group(client: RecordingClient) -> None:
 
 
 def describe_groups(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     group_id, _ = create_stable_group(client)
     # Otherwise, other scripts would decide whether a group with an empty name exists.
     commit(client, "", name)
@@ -234,7 +234,7 @@ def list_groups(client: RecordingClient) -> None:
 
 
 def offset_commit(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     group_id, member_id = create_stable_group(client, "-group")
     simple = f"{client.name}-simple"
 
@@ -309,7 +309,7 @@ def commit(client: RecordingClient, group_id: str, topic: str, offset: int = 5) 
 
 
 def offset_fetch(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     group_id = f"{client.name}-simple"
     wait_for_coordinator(client, group_id)
     commit(client, group_id, name)
@@ -352,7 +352,7 @@ def offset_fetch(client: RecordingClient) -> None:
 
 
 def delete_groups(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     group_id = f"{client.name}-simple"
     wait_for_coordinator(client, group_id)
     commit(client, group_id, name)
@@ -366,7 +366,7 @@ def delete_groups(client: RecordingClient) -> None:
 
 
 def offset_delete(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     group_id = f"{client.name}-simple"
     wait_for_coordinator(client, group_id)
     commit(client, group_id, name)

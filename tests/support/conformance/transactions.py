@@ -54,7 +54,7 @@ def _add_partition(client: RecordingClient, ids: dict[str, Any], topic: str) -> 
         response = client.ask_unrecorded(
             wire.ADD_PARTITIONS_TO_TXN, 3, **fields, v3_and_below_topics=topics
         )
-        code = _added_code(response)
+        code = _partition_code(response)
         return (
             codes.COORDINATOR_NOT_AVAILABLE
             if code == codes.CONCURRENT_TRANSACTIONS
@@ -64,7 +64,7 @@ def _add_partition(client: RecordingClient, ids: dict[str, Any], topic: str) -> 
     assert client.until_ready(ask) == 0
 
 
-def _added_code(response: Any) -> int:
+def _partition_code(response: Any) -> int:
     code: int = (
         response.results_by_topic_v3_and_below[0]
         .results_by_partition[0]
@@ -126,7 +126,7 @@ def init_producer_id(client: RecordingClient) -> None:
 
 
 def add_partitions(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     ids = start_producer(client)
 
     def ask(
@@ -190,7 +190,7 @@ def add_offsets(client: RecordingClient) -> None:
 
 
 def end_txn(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     ids = start_producer(client)
     client.ask("nothing to commit", **ids, committed=True)
     client.ask("nothing to abort", **ids, committed=False)
@@ -245,7 +245,7 @@ def _wait_for_markers(client: RecordingClient, ids: dict[str, Any]) -> None:
 
 
 def txn_offset_commit(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     ids = start_producer(client)
     group_id, member_id = create_stable_group(client, "-group")
     client.ask_unrecorded(wire.ADD_OFFSETS_TO_TXN, 3, **ids, group_id=group_id)
@@ -281,7 +281,7 @@ def txn_offset_commit(client: RecordingClient) -> None:
 
 
 def describe_producers(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     ids = start_producer(client)
     _add_partition(client, ids, name)
     part = {"index": 0, "records": _records(ids)}
@@ -303,7 +303,7 @@ def describe_producers(client: RecordingClient) -> None:
 
 
 def describe_transactions(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     ids = start_producer(client)
     mine = [ids["transactional_id"]]
     client.ask("nothing open", transactional_ids=mine)
@@ -315,7 +315,7 @@ def describe_transactions(client: RecordingClient) -> None:
 
 
 def list_transactions(client: RecordingClient) -> None:
-    name = client.topic()
+    name = client.create_topic()
     ids = start_producer(client)
     _add_partition(client, ids, name)
     filters: list[tuple[str, dict[str, Any]]] = [
