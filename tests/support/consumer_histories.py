@@ -266,10 +266,8 @@ class ConsumerHistory:
         ]
         assert sorted(owned) == list(range(self.partitions))
         for partition in range(self.partitions):
-            end_worker = self.data.partition("t", partition).high_watermark
-            assert all(
-                self.processed[partition, offset] for offset in range(end_worker)
-            )
+            end = self.data.partition("t", partition).high_watermark
+            assert all(self.processed[partition, offset] for offset in range(end))
         for worker in self.workers:
             worker.consumer.close()
         self.data.close()

@@ -259,10 +259,10 @@ class WireClient:
     def log_in(self, user: str) -> None:
         self.ask(wire.SASL_HANDSHAKE, 1, wire.SASL_HANDSHAKE.Request(mechanism="PLAIN"))
         token = f"\0{user}\0{_PASSWORD}".encode()
-        done = self.ask(
+        response = self.ask(
             wire.SASL_AUTHENTICATE, 1, wire.SASL_AUTHENTICATE.Request(auth_bytes=token)
         )
-        assert not done.error_code, done
+        assert not response.error_code, response
 
     def feed(self, frame: bytes) -> None:
         """Send one frame.
@@ -498,8 +498,13 @@ class HonestClient:
             "timeout_ms": 1_000,
             "topic_data": [{"name": self.topic, "partition_data": [part]}],
         }
-        (done,) = self.ask(wire.PRODUCE, 9, **fields).responses[0].partition_responses
-        assert (done.error_code, done.base_offset) == (0, len(self.written)), done
+        (partition_response,) = (
+            self.ask(wire.PRODUCE, 9, **fields).responses[0].partition_responses
+        )
+        assert (partition_response.error_code, partition_response.base_offset) == (
+            0,
+            len(self.written),
+        ), partition_response
         self.written.append(value)
 
     def _transact(self) -> None:
@@ -522,8 +527,10 @@ class HonestClient:
             "timeout_ms": 1_000,
             "topic_data": [topic],
         }
-        (done,) = self.ask(wire.PRODUCE, 12, **fields).responses[0].partition_responses
-        assert not done.error_code, done
+        (partition_response,) = (
+            self.ask(wire.PRODUCE, 12, **fields).responses[0].partition_responses
+        )
+        assert not partition_response.error_code, partition_response
         commits = self.rounds % 3 != 0
         self.producer = self.ask(
             wire.END_TXN,
@@ -554,8 +561,8 @@ class HonestClient:
         part = response.responses[0].partitions[0]
         assert not part.error_code, part
         aborted = {
-            (each.producer_id, each.first_offset)
-            for each in part.aborted_transactions or ()
+            (transaction.producer_id, transaction.first_offset)
+            for transaction in part.aborted_transactions or ()
         }
         found: list[bytes] = []
         for batch in recordbatch.read_batches(part.records):
@@ -577,12 +584,12 @@ class HonestClient:
             "generation_id_or_member_epoch": self.member_fields["generation_id"],
         }
         del member_fields["generation_id"]
-        (done,) = (
+        (partition_response,) = (
             self.ask(wire.OFFSET_COMMIT, 7, topics=topics, **member_fields)
             .topics[0]
             .partitions
         )
-        assert not done.error_code, done
+        assert not partition_response.error_code, partition_response
         requested = [{"name": self.topic, "partition_indexes": [0]}]
         (found,) = (
             self.ask(wire.OFFSET_FETCH, 5, group_id=self.group, topics=requested)

@@ -421,7 +421,7 @@ class MixedHistory(RandomHistory):
         assert found is not None and found.state == "Stable"
         assert all(isinstance(client, ClassicClient) for client in self.clients)
         assert found.members.keys() == {client.member_id for client in self.clients}
-        topics_of_members = {
+        subscribed_topics = {
             name
             for client in self.clients
             if isinstance(client, ClassicClient)
@@ -429,7 +429,7 @@ class MixedHistory(RandomHistory):
         }
         everything = sorted(
             (topic_id(name), number)
-            for name in topics_of_members
+            for name in subscribed_topics
             for number in range(self.simulation.counts[name])
         )
         assert (

@@ -315,12 +315,12 @@ class PartitionSimulation:
         offset = log.log_end_offset - self.rng.randrange(4)
         if offset > self.log_start:
             self.lowest_truncation = min(self.lowest_truncation, offset)
-            lowest_truncation = Truncation(offset)
-            self.truncations.append(lowest_truncation)
+            truncation = Truncation(offset)
+            self.truncations.append(truncation)
             # Another process may have deleted records above the offset.
             with contextlib.suppress(logcore.OffsetOutOfRangeError):
                 log.truncate(offset)
-            lowest_truncation.ended = self.machine.steps
+            truncation.ended = self.machine.steps
 
     def _read(self, fs: SharedFS) -> None:
         """Read the log repeatedly, in a process that does not write."""
@@ -372,9 +372,8 @@ class PartitionSimulation:
         for offset, acked in self.acked.items():
             is_promised = acked.durability == "disk" or not after_power
             is_untruncated = all(
-                lowest_truncation.offset > offset
-                or lowest_truncation.ended < acked.began_step
-                for lowest_truncation in self.truncations
+                truncation.offset > offset or truncation.ended < acked.began_step
+                for truncation in self.truncations
             )
             if is_promised and is_untruncated and start <= offset:
                 assert found.get(offset) == acked.value, (

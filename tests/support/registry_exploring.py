@@ -247,25 +247,25 @@ class RegistrySimulation:
         self, number: int, registry: FileRegistry, kind: str, path: str, arguments: tuple[Any, ...],
         act: Callable[[], Any],
     ) -> Any:  # fmt: skip
-        record_call = Call(
+        call = Call(
             kind, path, arguments, self.sessions_of[number][-1], number, self.now
         )
-        self.calls.append(record_call)
+        self.calls.append(call)
         try:
-            record_call.result = act()
+            call.result = act()
         except SimulatedKill:
             # The call may have had its effect, but not after the kill.
-            record_call.returned = self.now
+            call.returned = self.now
             raise
         except LogcoreError as error:
-            record_call.result = type(error).__name__
-            record_call.returned = self.now
+            call.result = type(error).__name__
+            call.returned = self.now
             if isinstance(error, CorruptRegistryError):
                 self.problems.append(f"corrupt: {error}")
             if isinstance(error, SessionExpiredError):
                 raise
-        record_call.returned = self.now
-        return record_call.result
+        call.returned = self.now
+        return call.result
 
     def expire(self, registry: FileRegistry, session: str) -> None:
         ending = [session, self.now, math.inf, False]
@@ -287,13 +287,13 @@ class RegistrySimulation:
                     self.problems.append(f"clean: {path} outlives its session's end")
 
     def _on_kill(self, process: SimulatedProcess) -> None:
-        for record_call in self.calls:
+        for call in self.calls:
             if (
-                record_call.process == process.number
-                and record_call.result is UNKNOWN
-                and record_call.returned > self.now
+                call.process == process.number
+                and call.result is UNKNOWN
+                and call.returned > self.now
             ):
-                record_call.returned = self.now
+                call.returned = self.now
         for session in self.sessions_of.get(process.number, ())[-1:]:
             self.sessions[session].killed_step = self.now
 
@@ -367,21 +367,17 @@ class RegistrySimulation:
         disk.seed += 1_000_003  # other random decisions than before the power cut
         end = self.now + 10
         calls = [
-            attrs.evolve(record_call, returned=min(record_call.returned, self.now))
-            for record_call in self.calls
-            if Layout().kind_of(split(record_call.path)) is NodeKind.PERSISTENT
-            and (
-                record_call.result is UNKNOWN or not isinstance(record_call.result, str)
-            )
-            and record_call.kind not in ("get", "exists")
+            attrs.evolve(call, returned=min(call.returned, self.now))
+            for call in self.calls
+            if Layout().kind_of(split(call.path)) is NodeKind.PERSISTENT
+            and (call.result is UNKNOWN or not isinstance(call.result, str))
+            and call.kind not in ("get", "exists")
         ]
         with open_registry(DIRECTORY, fs=disk) as registry:
             for path in self.paths:
                 ephemerals = any(
-                    record_call.path == path
-                    and record_call.kind == "create"
-                    and record_call.arguments[1]
-                    for record_call in calls
+                    call.path == path and call.kind == "create" and call.arguments[1]
+                    for call in calls
                 )
                 try:
                     found: Any = attrs.astuple(registry.get(path))

@@ -785,7 +785,7 @@ BUGS = [
         (
             (
                 World.code_of_batch,
-                "followed and batch.producer_id not in disk.producers",
+                "refused_code and batch.producer_id not in disk.producers",
                 "False",
             ),
         ),

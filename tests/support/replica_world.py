@@ -1097,11 +1097,11 @@ class World:
             refused.add(*sequence_key, code, self.now_ms)
             return code
         disk = process.disk
-        followed = refused.code_for(*sequence_key, self.now_ms)
-        if followed:
+        refused_code = refused.code_for(*sequence_key, self.now_ms)
+        if refused_code:
             refused.count_following(KEY, batch.producer_id)
         try:
-            if followed and batch.producer_id not in disk.producers:
+            if refused_code and batch.producer_id not in disk.producers:
                 raise OutOfOrderSequenceError("the first batch is missing")
             duplicate = disk.producers.duplicate_of(
                 batch.producer_id,
@@ -1111,7 +1111,7 @@ class World:
                 is_transactional=batch.is_transactional,
             )
         except OutOfOrderSequenceError:
-            return followed or codes.OUT_OF_ORDER_SEQUENCE_NUMBER
+            return refused_code or codes.OUT_OF_ORDER_SEQUENCE_NUMBER
         except (InvalidProducerEpochError, InvalidTransactionStateError):
             return codes.INVALID_PRODUCER_EPOCH
         if duplicate is None:

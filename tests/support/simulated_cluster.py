@@ -297,8 +297,8 @@ class SimulatedProducer(RepeatingClient):
     """Sends records with acks=all, one batch at a time."""
 
     def __init__(self, world: World, partition: int, *, is_idempotent: bool) -> None:
-        request_type = "idempotent" if is_idempotent else "plain"
-        super().__init__(world, f"{request_type}-{partition}")
+        prefix = "idempotent" if is_idempotent else "plain"
+        super().__init__(world, f"{prefix}-{partition}")
         self._partition = partition
         self._is_idempotent = is_idempotent
         self._topic_id = b""
