@@ -90,7 +90,7 @@ class ModelCluster:
 
     # -- faults ------------------------------------------------------------------------
 
-    def step(self) -> None:
+    def maybe_fail(self) -> None:
         """Raise the error of a fault, at random."""
         drawn = self.rng.random()
         if drawn < self.faults.kill:
@@ -128,35 +128,35 @@ class ModelClient:
     cluster: ModelCluster
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
-        self.cluster.step()
+        self.cluster.maybe_fail()
         return {
             name: count for name, count in self.cluster.counts.items() if name in topics
         }
 
     def create_topics(self, wanted: Mapping[str, int]) -> None:
-        self.cluster.step()
+        self.cluster.maybe_fail()
         self.cluster.counts.update(wanted)
-        self.cluster.step()
+        self.cluster.maybe_fail()
 
     def transactional_sender(
         self, transactional_id: str, group_id: str
     ) -> ModelTransactionalSender:
-        self.cluster.step()
+        self.cluster.maybe_fail()
         epoch = self.cluster.begin(transactional_id)
-        self.cluster.step()
+        self.cluster.maybe_fail()
         return ModelTransactionalSender(self.cluster, transactional_id, group_id, epoch)
 
     def plain_sender(self) -> ModelSender:
         return ModelSender(self.cluster)
 
     def cluster_id(self) -> str:
-        self.cluster.step()
+        self.cluster.maybe_fail()
         return self.cluster.name
 
     def committed(
         self, group_id: str, partitions: Collection[Partition]
     ) -> dict[Partition, ShippedProgress]:
-        self.cluster.step()
+        self.cluster.maybe_fail()
         progress = self.cluster.progress
         found = {
             partition: progress[group_id, partition]
@@ -194,7 +194,7 @@ class ModelSender:
         ]
         self.delivered = {}
         self.refused = {}
-        self.cluster.step()
+        self.cluster.maybe_fail()
 
     def wait(self, timeout_s: float) -> Outcome | None:
         self.cluster.disk.advance(round(timeout_s * 1000))
@@ -202,7 +202,7 @@ class ModelSender:
             return None
         while self.left:
             partition, record = self.left.pop(0)
-            self.cluster.step()
+            self.cluster.maybe_fail()
             if partition in self.refused:
                 continue
             if self.cluster.refuses(record):
@@ -219,7 +219,7 @@ class ModelSender:
         for partition, progress in self.batch.progress.items():
             if partition not in self.refused:
                 self.delivered[partition] = progress.offset
-        self.cluster.step()
+        self.cluster.maybe_fail()
         return Outcome(self.delivered, self.refused)
 
     def close(self) -> None:
@@ -250,9 +250,9 @@ class ModelTransactionalSender(ModelSender):
             return Outcome({}, self.refused)
         transaction = self.cluster.transaction_of(self.transactional_id, self.epoch)
         transaction.progress.update(self.batch.progress)
-        self.cluster.step()
+        self.cluster.maybe_fail()
         self.cluster.commit(self.transactional_id, self.group_id)
-        self.cluster.step()
+        self.cluster.maybe_fail()
         return Outcome(
             {
                 partition: progress.offset
@@ -331,7 +331,7 @@ class ModelSource:
         for number in range(partitions):
             self.logs[topic, number] = ModelLog()
 
-    def step(self) -> None:
+    def maybe_fail(self) -> None:
         drawn = self.rng.random()
         if drawn < self.faults.kill:
             raise Killed
@@ -339,7 +339,7 @@ class ModelSource:
             raise RemoteUnavailableError("the model is unavailable")
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
-        self.step()
+        self.maybe_fail()
         counts = {name: sum(topic == name for topic, _ in self.logs) for name in names}
         known = [name for name in names if name in self.ids]
         return {
@@ -348,7 +348,7 @@ class ModelSource:
         }
 
     def span(self, partition: Partition) -> RemoteSpan:
-        self.step()
+        self.maybe_fail()
         log = self.logs[partition]
         return RemoteSpan(log.start, log.end)
 
@@ -356,7 +356,7 @@ class ModelSource:
         self, positions: Mapping[Partition, int], timeout_s: float
     ) -> FetchResult:
         self.disk.advance(round(timeout_s * 1000))
-        self.step()
+        self.maybe_fail()
         found: dict[Partition, list[RemoteRecord]] = {}
         reached: dict[Partition, int] = {}
         lost = []
@@ -378,7 +378,7 @@ class ModelSource:
     def committed(
         self, group_id: str, partitions: Collection[Partition]
     ) -> dict[Partition, ShippedProgress]:
-        self.step()
+        self.maybe_fail()
         return {
             partition: ShippedProgress(offset)
             for partition, offset in self.groups.get(group_id, {}).items()
@@ -386,7 +386,7 @@ class ModelSource:
         }
 
     def cluster_id(self) -> str:
-        self.step()
+        self.maybe_fail()
         return "model"
 
     def pause(self, seconds: float) -> None:

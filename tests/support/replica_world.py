@@ -540,7 +540,7 @@ class World:
         self.committed_floor = -1
         self.last_number = 0
         self.last_commit = 0
-        self.stopped = 0
+        self.stopped_replicas = 0
         #: True after an unclean election, which may lose records.
         self.may_lose_records = False
         self.producers = [IdempotentProducer(1), IdempotentProducer(2)]
@@ -1270,7 +1270,7 @@ class World:
                 case following.DeleteRecordsBelow(offset):
                     disk.delete_below(offset)
                 case following.StopReplica(reason):
-                    self.stopped += 1
+                    self.stopped_replicas += 1
                     require(
                         self.options.is_unclean_allowed,
                         "R07",
@@ -1766,12 +1766,12 @@ class World:
             if is_complete and current_state.isr.keys() == set(current_state.replicas):
                 return self.is_equal()
             self.equal_by_ms = None
-            if self.stopped:
+            if self.stopped_replicas:
                 return True
             require(self.now_ms < IN_SYNC_BY_MS, "R10", "the ISR is {}", current_state)
         else:
             require(
-                self.now_ms < LEADER_BY_MS or self.stopped > 0,
+                self.now_ms < LEADER_BY_MS or self.stopped_replicas > 0,
                 "R09",
                 "no leader accepts writes: {}",
                 current_state,
@@ -1793,7 +1793,7 @@ class World:
         if current_state.leader != NO_LEADER:
             leader_start = self.processes[current_state.leader].disk.start
         first = disks[0].records[start:]
-        if self.stopped or all(
+        if self.stopped_replicas or all(
             disk.start >= leader_start and disk.records[start:] == first
             for disk in disks
         ):

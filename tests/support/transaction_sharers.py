@@ -51,7 +51,7 @@ CONSUMING: Final[dict[str, Any]] = {
 }
 #: After these errors, the transaction is aborted, or its outcome is determined when the
 #: next producer initializes with the transactional id.
-_ENDED: Final = (
+_ENDING_ERRORS: Final = (
     CommitFailedError,
     DeliveryTimeoutError,
     LogLockedError,
@@ -190,7 +190,7 @@ class PipelineSimulation:
                 return True
         except ProducerFencedError:
             return False
-        except _ENDED:
+        except _ENDING_ERRORS:
             return True
         return self._process(consumer, producer, found)
 
@@ -226,13 +226,13 @@ class PipelineSimulation:
         except ProducerFencedError:
             self._seek_to_committed(consumer)
             return False
-        except _ENDED:
+        except _ENDING_ERRORS:
             self._give_up(name, producer)
             self._seek_to_committed(consumer)
         return True
 
     def _give_up(self, name: bytes, producer: TransactionalProducer) -> None:
-        with contextlib.suppress(ProducerFencedError, *_ENDED):
+        with contextlib.suppress(ProducerFencedError, *_ENDING_ERRORS):
             if producer._transaction_manager.state is TransactionState.COMMITTING:
                 producer.commit_transaction()
                 self.acked.add(name)
@@ -244,7 +244,7 @@ class PipelineSimulation:
         """Seek to the committed offsets of the group. After an abort, the positions are
         ahead of them.
         """
-        with contextlib.suppress(*_ENDED):
+        with contextlib.suppress(*_ENDING_ERRORS):
             stored = consumer.committed(consumer.assignment())
             for entry, found in stored.items():
                 consumer.seek(entry, 0 if found is None else found.offset)
