@@ -35,7 +35,12 @@ from logcore.errors import (
 )
 from logcore.logdir import LogDir
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from support.consumer_histories import ASSIGNORS, INTERVAL_MS, ConsumerHistory, open_data
+from support.consumer_histories import (
+    ASSIGNORS,
+    INTERVAL_MS,
+    ConsumerHistory,
+    open_data,
+)
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_125
 

@@ -46,7 +46,13 @@ from logcore.testing import (
 from logcore.testing.explore import Seen
 from logcore.testing.oracle import RecoveredLogCache
 from logcore.testing.result_cache import ResultCache
-from support.exploring import PLAIN_ACTIONS, TRANSACTION_ACTIONS, explore_program, run_with_fault, is_log
+from support.exploring import (
+    PLAIN_ACTIONS,
+    TRANSACTION_ACTIONS,
+    explore_program,
+    is_log,
+    run_with_fault,
+)
 from support.programs import (
     COMPACTED,
     CONFIG,
@@ -92,7 +98,9 @@ def explored_by_seed(seed: int) -> Report:
             "cleanup.policy": "compact,delete",
             "delete.retention.ms": rng.choice([0, 1_000]),
         }
-        actions = rng.choices([*PLAIN_ACTIONS, *TRANSACTION_ACTIONS], k=rng.randrange(4, 20))
+        actions = rng.choices(
+            [*PLAIN_ACTIONS, *TRANSACTION_ACTIONS], k=rng.randrange(4, 20)
+        )
     try:
         return explore_program(
             actions,
@@ -139,7 +147,9 @@ def test_crash_after_any_short_program_keeps_promises(
     start_s = time.perf_counter()
     caches = SharedCaches()
     for actions in small_world(calls):
-        total += explore_program(actions, durability, config=config, caches=caches, limit=24)
+        total += explore_program(
+            actions, durability, config=config, caches=caches, limit=24
+        )
         if total.states >= count * 4 // 10 // len(policies):
             break
     print_rate(f"small world of a {world} under {durability}", total, start_s)

@@ -134,7 +134,13 @@ def connect(server: Any, folder: Path, port: int) -> Iterator[subprocess.Popen[b
     output = (folder / "connect.txt").open("ab")
     main = "org.apache.kafka.connect.cli.ConnectDistributed"
     with output:
-        command = ["java", "-cp", f"{kafka_jvm.framework_jars()}/*", main, str(settings)]
+        command = [
+            "java",
+            "-cp",
+            f"{kafka_jvm.framework_jars()}/*",
+            main,
+            str(settings),
+        ]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )

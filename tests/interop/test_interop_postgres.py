@@ -197,7 +197,9 @@ def test_kill_at_each_step_stores_each_row_once(
         shutil.copytree(data, path)
         with psycopg.connect(server.connection) as database:
             database.execute("TRUNCATE payments, consumed_offsets")
-        assert run(server, path, PlannedFault(number)) == -1, f"step {number} of {steps}"
+        assert run(server, path, PlannedFault(number)) == -1, (
+            f"step {number} of {steps}"
+        )
         partial_count += 0 < stored(server).total() < COUNT
         run(server, path, None)
         assert stored(server) == EACH_ROW_ONCE, f"killed at step {number} of {steps}"

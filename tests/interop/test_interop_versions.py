@@ -58,7 +58,9 @@ def frameworks() -> Path:
 
 
 def connector() -> Path:
-    return kafka_jvm.fetch_jars("connector.xml", "connector", "spark-sql-kafka-0-10_2.13")
+    return kafka_jvm.fetch_jars(
+        "connector.xml", "connector", "spark-sql-kafka-0-10_2.13"
+    )
 
 
 INSTALLED_VERSIONS: dict[str, Callable[[], str]] = {

@@ -383,7 +383,10 @@ def test_each_call_does_only_the_expected_disk_operations() -> None:
     for index, (call, expected) in enumerate(calls):
         before = len(disk.operations)
         call()
-        assert (index, sorted(describe_operations(disk.operations[before:]).split("; "))) == (
+        assert (
+            index,
+            sorted(describe_operations(disk.operations[before:]).split("; ")),
+        ) == (
             index,
             sorted(expected.split("; ")),
         )

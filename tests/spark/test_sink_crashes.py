@@ -24,9 +24,9 @@ from support.sinks import (
     BATCHES,
     CARRY_BYTES,
     CONFIGS,
+    CONTENTS,
     PARTITIONS,
     TYPES,
-    CONTENTS,
     Content,
     Stream,
 )
