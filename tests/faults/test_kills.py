@@ -39,8 +39,8 @@ from support.real_faults import (
     POLICIES,
     WORKLOADS,
     Outcome,
-    Site,
     PlannedFault,
+    Site,
     Workload,
     read_messages,
     run_forked,
@@ -99,11 +99,11 @@ class Campaign:
         with self.disk(scenario.before):
             outcome = scenario.run(None)
             scenario.checker_after(outcome).check(thorough=True)
-        strikes_and_sites = []
+        faults_and_sites = []
         for index, site in enumerate(outcome.sites):
-            strikes_and_sites.append((PlannedFault(index), site))
+            faults_and_sites.append((PlannedFault(index), site))
             if site.operation == "pwrite":
-                strikes_and_sites.append(
+                faults_and_sites.append(
                     (
                         PlannedFault(
                             index,
@@ -114,7 +114,7 @@ class Campaign:
                         site,
                     )
                 )
-        return strikes_and_sites
+        return faults_and_sites
 
     def kill(self, scenario: Scenario, planned_fault: PlannedFault, site: Site) -> None:
         with self.disk(scenario.before), note_on_error(scenario, planned_fault, site):
@@ -171,13 +171,16 @@ class Scenario:
 
 
 @contextlib.contextmanager
-def note_on_error(scenario: Scenario, planned_fault: PlannedFault, site: Site) -> Iterator[None]:
+def note_on_error(
+    scenario: Scenario, planned_fault: PlannedFault, site: Site
+) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         error.add_note(
             f"{scenario.workload.name} under {scenario.durability!r}, seed {scenario.seed}, "
-            f"{'after a kill, ' if scenario.before else ''}killed at {planned_fault.at} ({planned_fault.part:.0%} done): {site}"
+            f"{'after a kill, ' if scenario.before else ''}killed at {planned_fault.at}"
+            f" ({planned_fault.part:.0%} done): {site}"
         )
         raise
 

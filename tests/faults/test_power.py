@@ -52,8 +52,8 @@ from support.real_faults import (
     WORKLOADS,
     LogWorker,
     Outcome,
-    Site,
     PlannedFault,
+    Site,
     Workload,
     fork,
     read_messages,
@@ -282,7 +282,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDisk]:
 def check_outcome(
     workload: Workload, policy: str, outcome: Outcome, before: Any = None
 ) -> Any:
-    """Check the disk against an outcome, and return the witness with its content."""
+    """Check the disk against an outcome, and return the checker of its content."""
     checker = before or workload.checker(policy, "power")
     for message in outcome.messages:
         checker.receive(*message)
@@ -439,7 +439,7 @@ SYNCS = ("fdatasync", "fsync", "sync_dir")
 def starting_points(
     disk: LoopDisk, workload: Workload, policy: str
 ) -> Iterator[tuple[Workload, Path | None, Any, int]]:
-    """Yield (workload, files at its start, witness of their content, seed): first no
+    """Yield (workload, files at its start, checker of their content, seed): first no
     files, and then files that a kill left.
     """
     yield workload, None, None, SEED
@@ -462,7 +462,9 @@ def starting_points(
             continue
         torn_files = disk.directory()
         with contextlib.chdir(torn_files):
-            outcome = run_forked(workload, policy, SEED, PlannedFault(site_indexes[-1], 0.5))
+            outcome = run_forked(
+                workload, policy, SEED, PlannedFault(site_indexes[-1], 0.5)
+            )
         checker = workload.checker(policy, "power")
         for message in outcome.messages:
             checker.receive(*message)

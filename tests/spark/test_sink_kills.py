@@ -32,7 +32,7 @@ from logcore.errors import DiskFullError, LogcoreError
 from logcore.fs import OS, Data
 from logcore.inspect.verify import verify
 from support.real_faults import FaultingFS, PlannedFault
-from support.sinks import BATCHES, CONFIGS, QUERY, CONTENTS, Stream, expected
+from support.sinks import BATCHES, CONFIGS, CONTENTS, QUERY, Stream, expected
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_123
 #: Exit code of a driver whose batch failed. Spark would have ended the query.
