@@ -339,9 +339,8 @@ def test_producer_continues_after_any_cancelled_call(
         assert stored.count(b"0") == (method.startswith("send"))
         return bool(was_cancelled)
 
-    assert explore(tmp_path, scenario) >= (
-        method != "send"
-    )  # send() waits only for memory
+    # send() waits only for memory.
+    assert explore(tmp_path, scenario) >= (method != "send")
 
 
 def test_cancelled_transaction_is_committed_or_not_and_the_next_begins(

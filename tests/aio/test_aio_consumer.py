@@ -52,7 +52,7 @@ def offsets(records: Any) -> list[tuple[int, int]]:
     return [(record.partition, record.offset) for record in records.records()]
 
 
-async def take(consumer: aio.Consumer, count: int) -> list[tuple[int, int]]:
+async def read_offsets(consumer: aio.Consumer, count: int) -> list[tuple[int, int]]:
     returned: list[tuple[int, int]] = []
     while len(returned) < count:
         returned += offsets(await consumer.getmany(timeout=60))
@@ -80,7 +80,7 @@ def test_group_reads_commits_and_continues(tmp_path: Path) -> None:
         await consumer.unsubscribe()
         assert consumer.assignment() == frozenset()
         consumer.subscribe(pattern="t.*")
-        assert await take(consumer, 1) == [(0, 4)]
+        assert await read_offsets(consumer, 1) == [(0, 4)]
 
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
 
@@ -323,7 +323,7 @@ def test_seek_wakes_the_task_that_reads(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 3)
         await consumer.assign([ONE])
-        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        assert await read_offsets(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
         waiting = asyncio.ensure_future(consumer.getmany(timeout=60))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -364,7 +364,7 @@ def test_seek_after_a_cancelled_step_takes_effect(
         consumer.pause(ONE)
         may_continue.set()
         consumer.resume(ONE)
-        assert await take(consumer, 2) == [(0, 3), (0, 4)]
+        assert await read_offsets(consumer, 2) == [(0, 3), (0, 4)]
 
     with_consumer(tmp_path, main, group_id="g")
 
@@ -463,7 +463,7 @@ def test_group_works_in_a_shared_directory(tmp_path: Path) -> None:
                 group_id="g", auto_offset_reset="earliest"
             ) as consumer:
                 consumer.subscribe(["t"])
-                reading_task = asyncio.ensure_future(take(consumer, 20))
+                reading_task = asyncio.ensure_future(read_offsets(consumer, 20))
                 log = await data.partition("t", 0)
                 tail = log.tail(0)
                 await fill(data, 0, 10)
@@ -488,7 +488,7 @@ def test_idle_consumer_of_a_shared_directory_waits_for_events(
             await data.create_topic("t")
             await fill(data, 0, 1)
             consumer.subscribe(["t"])
-            await take(consumer, 1)
+            await read_offsets(consumer, 1)
             wait_for_wakeup = consumer._wakeups.wait
 
             async def end_at_a_long_wait(seconds: float | None) -> bool:
@@ -629,7 +629,7 @@ def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await fill(data, 0, 3)
         consumer.subscribe(["t"])
-        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        assert await read_offsets(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
         await consumer.commit()
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(3)
 
@@ -660,7 +660,7 @@ def test_queued_commits_are_stored_by_the_next_step(tmp_path: Path) -> None:
 
         await fill(data, 0, 3)
         consumer.subscribe(["t"])
-        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        assert await read_offsets(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
         consumer.commit_async({ONE: 1}, record_commit)
         consumer.commit_async({ONE: 2}, record_commit)
         assert completions == []

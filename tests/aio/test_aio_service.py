@@ -119,9 +119,8 @@ def test_orders_are_stored_and_followed(
                 == b"id: 21\ndata: a\ndata: b\n\n"
             )
             await follower.disconnect()
-        await (
-            follower_from_20.task
-        )  # the end of the service ends the responses that follow a log
+        # The end of the service ends the responses that follow a log.
+        await follower_from_20.task
 
     with_service(tmp_path, monkeypatch, main)
 

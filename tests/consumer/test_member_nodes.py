@@ -223,9 +223,8 @@ def test_removed_member_does_not_block_other_members(
     assert len(other.assignment()) == 2
     other_id = other._assignment._registration.consumer_id  # type: ignore[union-attr]
     assert set(owners(registry).values()) == {f"{other_id}-0"}
-    stuck.poll(
-        0
-    )  # the first member is notified of the loss, and deletes no node of the other member
+    # The first member is notified of the loss, and deletes no node of the other member.
+    stuck.poll(0)
     assert set(owners(registry).values()) == {f"{other_id}-0"}
     assert stuck.assignment() == frozenset()
     stuck.close()

@@ -159,7 +159,7 @@ def recover(
         reopened = comparable(read_topics(logdir))
         assert logdir.host.next_producer_id() > producer_id
     assert reopened == comparable(topics, probed=True), (
-        "the second opening returns another content"
+        "the second opening returns other content"
     )
     if thorough:
         damaged_files = [

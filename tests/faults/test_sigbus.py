@@ -180,9 +180,9 @@ with netshim.serve(sys.argv[1]) as server:
 
 
 def test_broker_serves_all_other_partitions(tmp_path: Path) -> None:
-    first = create_log(tmp_path / "data" / "bad-0")
+    segment_path = create_log(tmp_path / "data" / "bad-0")
     create_log(tmp_path / "data" / "good-0")
-    command = [sys.executable, "-c", SERVE, str(tmp_path / "data"), str(first)]
+    command = [sys.executable, "-c", SERVE, str(tmp_path / "data"), str(segment_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     before, *later_responses = json.loads(result.stdout)
@@ -202,12 +202,12 @@ def test_lost_page_of_checked_batch_raises(tmp_path: Path) -> None:
     with logcore.open(tmp_path / "t-0", create=True, durability="os") as log:
         log.append_many(rows)
         log.roll()
-    (first,) = (
+    (segment_path,) = (
         path for path in (tmp_path / "t-0").glob("*.log") if path.stat().st_size
     )
-    content = first.read_bytes()
+    content = segment_path.read_bytes()
     starts = [content.index(key + b"\xf0\1" + value) for key, value in rows]
-    (torn,) = (
+    (torn_number,) = (
         number for number, index in enumerate(starts) if index + 10 < 4096 < index + 120
     )
 
@@ -216,11 +216,11 @@ def test_lost_page_of_checked_batch_raises(tmp_path: Path) -> None:
             assert [log.get(offset).key for offset in range(100)] == [
                 key for key, _ in rows
             ]
-            os.truncate(first, 4096)
+            os.truncate(segment_path, 4096)
             assert log.get(5).key == rows[5][0], (
                 "the pages exist, and the batch was checked before"
             )
-            for offset in (torn, 5):
+            for offset in (torn_number, 5):
                 with pytest.raises(logcore.StorageReadError):
                     log.get(offset)
         return 0

@@ -590,9 +590,8 @@ def responses_during_exchange(address: str) -> list[Any]:
             sorted(member.member_type for member in group.members),
         )
     )
-    send_heartbeat(
-        "A", -1
-    )  # back to the classic protocol, with the remaining two clients
+    # The remaining two clients change back to the classic protocol.
+    send_heartbeat("A", -1)
     first.heartbeat()
     other.leave()
     first.join()

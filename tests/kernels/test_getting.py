@@ -194,8 +194,10 @@ def test_batches_are_distinguished_by_their_positions(tmp_path: Path) -> None:
 
 
 @runs_compiled
-@pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> None:
+@pytest.mark.parametrize("damaged_number", [0, 1, 2])
+def test_one_batch_of_each_4_kib_is_indexed(
+    tmp_path: Path, damaged_number: int
+) -> None:
     """The first two batches are in the first 4 KiB. Only the third batch, which ends
     after them, is indexed and therefore checked only once.
     """
@@ -212,11 +214,11 @@ def test_one_batch_of_each_4_kib_is_indexed(tmp_path: Path, damaged: int) -> Non
         log.roll()
     path = tmp_path / FIRST
     data = bytearray(path.read_bytes())
-    data[positions[damaged] + 100] ^= 1
+    data[positions[damaged_number] + 100] ^= 1
     path.write_bytes(data)
     with logcore.open(tmp_path / PATH) as log:
         for offset in 2 * [*range(60), *reversed(range(60))]:
-            if offset // 20 == damaged:
+            if offset // 20 == damaged_number:
                 with pytest.raises(logcore.CorruptBatchError):
                     log.get(offset)
             else:

@@ -320,9 +320,8 @@ def test_missing_segment_is_found(missing_offset: int, is_dense: bool) -> None:
     ]
     assert damaged_files(remaining) >= {file_name(missing_offset - 4, SEAL)}
     if not is_dense:
-        assert scrub_files(
-            without_checksum_files(remaining)
-        ).is_sound  # no other file shows the loss
+        # No other file shows the loss.
+        assert scrub_files(without_checksum_files(remaining)).is_sound
 
 
 @pytest.mark.parametrize("quarantines", [True, False])

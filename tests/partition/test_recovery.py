@@ -562,18 +562,18 @@ def test_hole_in_an_index_is_rebuilt(suffix: str, start: int, stop: int) -> None
     path = f"/t-0/{Path(LOG).stem}{suffix}"
     written = bytearray(disk.files()[path] or b"")
     assert any(written[start:stop])
-    torn = SimulatedDisk(
+    torn_disk = SimulatedDisk(
         {
             **disk.files(),
             path: bytes(written[:start] + bytes(stop - start) + written[stop:]),
         }
     )
-    with logcore.open("t-0", config=config, fs=torn) as log:
+    with logcore.open("t-0", config=config, fs=torn_disk) as log:
         assert [
             log.offset_for_timestamp(1_000 + number) for number in range(12)
         ] == list(range(12))
         assert [log.get(number).offset for number in range(12)] == list(range(12))
-    assert torn.content(path)[: len(written)] == written, "rebuilt"
+    assert torn_disk.content(path)[: len(written)] == written, "rebuilt"
 
 
 def test_batch_larger_than_one_read_is_recovered(

@@ -16,7 +16,7 @@ from logcore.testing import Fault, FaultPlan, SimulatedDisk
 LOG = f"{0:020d}.log"
 
 
-def data(offset: int, value: bytes, producer_id: int) -> bytes:
+def data_batch(offset: int, value: bytes, producer_id: int) -> bytes:
     options = {
         "transactional": True,
         "producer_id": producer_id,
@@ -39,14 +39,14 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
 
 
 MIXED_BATCHES = [
-    data(0, b"committed", 1),
-    data(1, b"aborted", 2),
+    data_batch(0, b"committed", 1),
+    data_batch(1, b"aborted", 2),
     marker(2, 1, commit=True),
     marker(3, 2, commit=False),
-    data(4, b"committed too", 2),
+    data_batch(4, b"committed too", 2),
     marker(5, 2, commit=True),
     encode([(None, b"plain")], base_offset=6, leader_epoch=0),
-    data(7, b"open", 3),
+    data_batch(7, b"open", 3),
 ]
 
 
@@ -104,7 +104,7 @@ def test_read_committed_with_many_aborted_transactions_of_one_producer(
     batches = []
     for number in range(0, 3000, 2):
         batches += [
-            data(number, b"%d" % number, 5),
+            data_batch(number, b"%d" % number, 5),
             marker(number + 1, 5, commit=number % 3 == 0),
         ]
     with logcore.open(partition_of(partition, batches), read_only=True) as log:

@@ -100,7 +100,7 @@ def test_bars_equal_the_ratios_of_the_page() -> None:
         ratio = float(number) if unit == "x" else 1 / float(number)
         drawn_bars[max(ratio, 1 / ratio)] = widths[position]
     # Longer bars belong to ratios that differ more from 1.
-    assert [drawn_bars[seconds] for seconds in sorted(drawn_bars)] == sorted(
+    assert [drawn_bars[ratio] for ratio in sorted(drawn_bars)] == sorted(
         drawn_bars.values()
     )
 

@@ -141,12 +141,11 @@ def calls(column: int) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def check_calls(column: int, kinds: dict[str, type]) -> None:
-    attribute = list(calls(column))
-    assert len(attribute) > 15
-    for name, method, keywords in attribute:
-        called = getattr(
-            kinds[name], method
-        )  # an AttributeError shows that the page is wrong
+    calls_in_column = list(calls(column))
+    assert len(calls_in_column) > 15
+    for name, method, keywords in calls_in_column:
+        # An AttributeError shows that the page is wrong.
+        called = getattr(kinds[name], method)
         try:
             parameters = inspect.signature(called).parameters
         except ValueError:  # the methods of librdkafka are written in C
