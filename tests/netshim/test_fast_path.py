@@ -360,12 +360,12 @@ def test_damaged_heads_are_not_sent(tmp_path: Path, byte: int) -> None:
         request.min_bytes = 1
         request.topics[0].partitions[0].fetch_offset = 1
         frame = wire.encode_request(wire.FETCH, 12, 1, "c", request)[4:]
-        request = kernel.read_request(frame)
-        assert request is not None
+        parsed = kernel.read_request(frame)
+        assert parsed is not None
         writer = log.host.writer
-        assert writer.respond_recent(request, 4, 1 << 20) is not None
+        assert writer.respond_recent(parsed, 4, 1 << 20) is not None
         writer.slow_until_ns = 1 << 62
-        assert writer.respond_recent(request, 4, 1 << 20) is None, "a slow disk"
+        assert writer.respond_recent(parsed, 4, 1 << 20) is None, "a slow disk"
         writer.slow_until_ns = 0
         (path,) = (tmp_path / "t-0").glob("*.log")
         third = path.stat().st_size // 4 * 2
@@ -374,7 +374,7 @@ def test_damaged_heads_are_not_sent(tmp_path: Path, byte: int) -> None:
             (before,) = file.read(1)
             file.seek(third + byte)
             file.write(bytes((before ^ 1,)))
-        assert writer.respond_recent(request, 4, 1 << 20) is None
+        assert writer.respond_recent(parsed, 4, 1 << 20) is None
 
 
 def test_a_fetch_after_a_truncation_gets_the_new_records(pair: BrokerPair) -> None:
