@@ -5,7 +5,7 @@
 
 The command starts the brokers, prints their addresses, and waits. Ctrl-C or TERM stops
 them. If a broker ends, the command prints that, and the command line that starts the
-broker again. A broker that was stopped by a signal inside a change of the registry is
+broker again. A broker that was stopped by a signal during a change of the registry is
 killed, because nothing else releases its lock.
 """
 
@@ -288,7 +288,7 @@ def _watch(
         for number, process in running.items():
             if holders.overdue(process.pid, time.monotonic()):
                 click.echo(
-                    f"netshim: broker {number} is stopped inside a change of the "
+                    f"netshim: broker {number} was stopped while it changed the "
                     "registry, so it is killed",
                     err=True,
                 )

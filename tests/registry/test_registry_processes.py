@@ -221,7 +221,7 @@ def test_stopped_process_learns_that_its_session_has_expired(tmp_path: Path) -> 
             if info.record and info.record.pid == process.pid
         )
         process.send(signal.SIGSTOP)
-        # The process is stopped inside a change. Its session ends nevertheless.
+        # The process was stopped during a change. Its session ends nevertheless.
         with contextlib.suppress(RegistryLockedError):
             registry._lock_timeout_ms = 200
             registry.expire(session.id)

@@ -131,7 +131,7 @@ def test_holding_a_domain_blocks_other_writers() -> None:
                 other.set("/consumers/g/group", b"1")
             assert caught.value.pids
             other.create("/consumers/h/group")
-            with pytest.raises(RegistryError, match="inside a change"):
+            with pytest.raises(RegistryError, match="during a change"):
                 first.set("/consumers/h/group", b"1")
         assert other.set("/consumers/g/group", b"1") == 1
 
@@ -207,7 +207,7 @@ def test_changes_inside_of_holding_are_atomic_for_others() -> None:
                 first.set("/consumers/g/group", b"1")
             with pytest.raises(RegistryLockedError):
                 other.create("/consumers/g/owners/t/1", b"other", ephemeral=True)
-            with pytest.raises(RegistryError, match="inside a change"):
+            with pytest.raises(RegistryError, match="during a change"):
                 first.update(
                     "/consumers/g/group",
                     lambda value: b"%d" % first.set("/consumers/g/group", b"2"),
@@ -219,7 +219,7 @@ def test_changes_inside_of_holding_are_atomic_for_others() -> None:
 
 def test_a_change_that_uses_the_registry_is_refused() -> None:
     with open_registry("/data", fs=SimulatedDisk({"data": None})) as registry:
-        with pytest.raises(RegistryError, match="inside a change"):
+        with pytest.raises(RegistryError, match="during a change"):
             registry.update("/a", lambda value: registry.create("/b") and b"")  # type: ignore[func-returns-value]
         registry.create("/b")
 

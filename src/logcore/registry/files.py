@@ -27,7 +27,7 @@ Rules:
 - Ephemeral nodes are never synced, because a power cut ends all sessions. The state of a
   group and the view of topics are not synced either, because both can be rebuilt.
 - In a cluster, the nodes of topics are the truth. They are synced, and each topic is a
-  domain, so that a process that is stopped inside a change holds up one topic.
+  domain, so that a process that is stopped during a change blocks one topic.
 - A process never locks two domains at once. It locks the gate of its session after the
   domain.
 - A power cut may lose a value that was read, if its writer was killed between its write
@@ -811,7 +811,8 @@ class FileRegistry(Closeable):
             lease = self._writing()
             if self._is_busy or self._held not in (None, domain):
                 raise RegistryError(
-                    "the registry was used from inside a change of it", path=self.path
+                    "the registry was used during a change by the same thread",
+                    path=self.path,
                 )
             self._is_busy = True
             try:
@@ -1106,7 +1107,7 @@ class FileRegistry(Closeable):
         removed.
 
         Raises:
-            RegistryLockedError: the process of the session is stopped inside a change.
+            RegistryLockedError: the process of the session was stopped during a change.
                 The session is over nevertheless, and its nodes no longer exist; clean()
                 removes their files later.
         """

@@ -300,7 +300,7 @@ class Sessions:
         Return the domains in which the session may have nodes, or None for any domain.
 
         Raises:
-            RegistryLockedError: the process is stopped inside a change. The session is
+            RegistryLockedError: the process was stopped during a change. The session is
                 over nevertheless.
         """
         path = posixpath.join(self.directory, session)
@@ -317,7 +317,7 @@ class Sessions:
                 if facts is not None:
                     pids = (facts.pid,)
                 raise RegistryLockedError(
-                    "the session's process is stopped inside a change",
+                    "the session's process was stopped during a change",
                     path=path,
                     pids=pids,
                 )

@@ -1,4 +1,4 @@
-"""`netshim cluster` and processes that are stopped inside a change of the registry."""
+"""`netshim cluster` and processes that are stopped during a change of the registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="reads /proc"
 )
 
-#: A process that stops itself, either inside a change of the registry or outside.
+#: A process that stops itself, during a change of the registry or outside of one.
 _PROGRAM = """
 import os, signal, sys
 from contextlib import nullcontext
@@ -65,7 +65,7 @@ def test_only_a_process_that_holds_a_lock_is_overdue(
 
 
 @pytest.mark.long
-def test_command_kills_a_broker_that_is_stopped_inside_a_change(
+def test_command_kills_a_broker_that_was_stopped_during_a_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = subprocess.Popen(
@@ -77,7 +77,7 @@ def test_command_kills_a_broker_that_is_stopped_inside_a_change(
     assert process.returncode == -signal.SIGKILL
     assert time.monotonic() - began_s >= 0.5
     printed = capsys.readouterr().err
-    assert "broker 2 is stopped inside a change of the registry" in printed
+    assert "broker 2 was stopped while it changed the registry" in printed
     assert "broker 2 ended with -9; to start it again: netshim serve" in printed
 
 
@@ -89,5 +89,7 @@ def test_command_kills_a_broker_that_is_stopped_inside_a_change(
         (["--broker-session-timeout-ms=700", "--rack", "a"], 0.7),
     ],
 )
-def test_limit_is_the_session_timeout(options: list[str], expected_s: float) -> None:
+def test_lock_limit_is_the_session_timeout(
+    options: list[str], expected_s: float
+) -> None:
     assert _session_timeout_s(options) == expected_s
