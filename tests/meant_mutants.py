@@ -922,7 +922,7 @@ MISTAKES: Final = (
         "partition_state_is_shared_with_a_deleted_topic", "netshim/cluster/registry_nodes.py",
         'return f"{partitions_path(name)}/{number}/{topic_id}"\n',
         'return f"{partitions_path(name)}/{number}/state"\n',
-        "netshim/cluster/test_registry_nodes.py::test_write_for_a_deleted_topic_does_not_reach_the_next_topic",
+        "netshim/cluster/test_registry_nodes.py::test_late_write_for_a_deleted_topic_does_not_change_the_next_topic",
     ),
     Mistake(
         "reassignment_ends_in_the_same_epoch", "logcore/replication/electing.py",

@@ -1,7 +1,7 @@
 """Each coroutine is cancelled at each of its awaits. Then all objects must be usable,
 and no record may be lost or duplicated.
 
-A scenario creates a directory, runs one call that is cancelled at its n-th await, and
+A scenario gets a new directory, runs one call that is cancelled at its n-th await, and
 checks the result. n rises until the call ends before it is cancelled. Each scenario runs
 twice: the call is cancelled when it begins to wait, or after the awaited future is done
 and before the call resumes.
@@ -40,7 +40,7 @@ async def directory(path: Path) -> AsyncIterator[aio.LogDir]:
 
 
 def explore(path: Path, scenario: Scenario) -> int:
-    """Run trials, and return the number of awaits at which the call was cancelled."""
+    """Run a scenario, and return the number of awaits at which its call was cancelled."""
 
     async def trial_at(nth: int, after_the_future: bool) -> bool:
         async with directory(path / f"{nth}-{after_the_future}") as data:
@@ -66,7 +66,7 @@ async def values(data: aio.LogDir) -> list[bytes | None]:
 @pytest.mark.parametrize(
     "method", ["append", "append_many", "append_columns", "append_batch"]
 )
-def test_cancelled_append_is_stored_completely_or_not(
+def test_cancelled_append_is_stored_completely_or_not_at_all(
     tmp_path: Path, method: str
 ) -> None:
     async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
@@ -88,10 +88,11 @@ def test_cancelled_append_is_stored_completely_or_not(
     assert explore(tmp_path, scenario) >= 1
 
 
-def test_refused_append_stores_nothing(tmp_path: Path) -> None:
+def test_cancelled_queued_append_stores_nothing(tmp_path: Path) -> None:
     async def scenario(data: aio.LogDir, cancel_at_await: Any) -> bool:
         log = await data.partition("t", 0)
-        # The thread writes the first record, and the other records are still queued.
+        # The thread waits for the lock of the log with the first record. The other records
+        # are still queued.
         with log.sync._state.lock:
             first = asyncio.ensure_future(log.append(b"first"))
             await asyncio.sleep(0)

@@ -53,8 +53,8 @@ def test_tasks_that_append_share_batches_and_syncs(tmp_path: Path) -> None:
         assert [record.value async for record in log.read(0)] == [
             b"%d" % number for number in range(100)
         ]
-        counted = await log.statistics()
-        assert (counted.appends, counted.syncs) == (1, 1)
+        statistics = await log.statistics()
+        assert (statistics.appends, statistics.syncs) == (1, 1)
 
     in_loop(tmp_path, main)
 

@@ -192,7 +192,7 @@ def test_a_limit_ends_a_long_reading(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, '{"offset":0}\n'), done.stderr
 
 
-def test_all_readings_end_at_the_same_offset(
+def test_all_scans_of_a_dataset_end_at_the_same_offset(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from logcore.query.topic_dataset import TopicDataset
@@ -222,7 +222,7 @@ def test_invalid_queries_are_errors(data: Path, query: str, error: str) -> None:
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) <= 2
 
 
-def test_topics_that_differ_in_case_are_refused(tmp_path: Path) -> None:
+def test_topics_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     # Kafka accepts both names; create_topic() accepts only one.
     for name in (
         "orders-0",

@@ -169,7 +169,9 @@ def test_damaged_file_of_topics_leaves_the_partitions_readable(
     assert len(client.page("/topics/orders/messages").rows()) == 50
 
 
-def test_directory_of_one_partition_is_shown(orders: Path, consoles: Consoles) -> None:
+def test_console_opens_the_directory_of_a_partition(
+    orders: Path, consoles: Consoles
+) -> None:
     client = consoles(orders / "orders-0")
     assert client.page("/").rows()[0][:3] == ["orders", "1", "1,600"]
     assert len(client.page("/topics/orders/messages").rows()) == 50

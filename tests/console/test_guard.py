@@ -129,7 +129,7 @@ def test_value_is_not_rendered_as_a_template(
     assert "{{ 7 * 7 }}{% raw %}" in console.page("/topics/orders/messages/0/4").text
 
 
-def test_browser_downloads_the_file_of_a_value(
+def test_value_is_served_as_a_download(
     hostile: logcore.LogDir, console: ConsoleClient
 ) -> None:
     page = console.get("/topics/orders/messages/0/0/value")
@@ -155,8 +155,8 @@ def test_responses_forbid_other_hosts_and_frames(
 def test_other_host_is_refused(
     logdir: logcore.LogDir, console: ConsoleClient, host: str
 ) -> None:
-    """A foreign web page must not read the directory after its host name was bound to
-    this address.
+    """DNS rebinding: a foreign web page must not read the directory after its owner has
+    pointed the host name of the page at this address.
     """
     assert console.get("/", Host=host).status == 403
 
@@ -168,9 +168,7 @@ def test_other_host_is_refused(
 def test_headers_of_a_proxy_are_ignored(
     logdir: logcore.LogDir, console: ConsoleClient, name: str, value: str
 ) -> None:
-    """A foreign page may set these headers after its host name was bound to this
-    address.
-    """
+    """After DNS rebinding, a foreign page can set these headers."""
     headers = {"Host": "evil.example", name: value}
     assert console.get("/", **headers).status == 403
 

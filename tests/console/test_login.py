@@ -232,14 +232,16 @@ def test_login_never_redirects_to_another_site(
     assert page.headers["location"] == "/"
 
 
-def test_login_of_another_origin_is_refused(client: ConsoleClient) -> None:
+def test_login_from_another_origin_is_refused(client: ConsoleClient) -> None:
     fields = {"user": "alice", "password": PASSWORD}
     page = client.post("/login", fields, Origin="http://evil.example")
     assert page.status == 403
     assert "set-cookie" not in page.headers
 
 
-def test_form_of_another_type_or_size_is_refused(client: ConsoleClient) -> None:
+def test_form_of_a_wrong_type_or_above_the_limits_is_refused(
+    client: ConsoleClient,
+) -> None:
     plain = {"Content-Type": "text/plain"}
     assert client.post("/login", {"user": "alice"}, **plain).status == 415
     assert client.post("/login", {"user": "x" * (2 << 20)}).status == 413
@@ -248,7 +250,7 @@ def test_form_of_another_type_or_size_is_refused(client: ConsoleClient) -> None:
     )
 
 
-def test_damaged_registry_shows_no_page(
+def test_console_with_a_damaged_registry_returns_an_error(
     client: ConsoleClient, users: LoginSetup
 ) -> None:
     client.log_in("alice", PASSWORD)

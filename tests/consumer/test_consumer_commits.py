@@ -80,7 +80,7 @@ def data(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LogDir]:
         yield directory
 
 
-def joined(data: LogDir, **given: Any) -> Consumer:
+def join_group(data: LogDir, **given: Any) -> Consumer:
     consumer = data.consumer(**{**SETTINGS, **given})
     consumer.subscribe(["t"])
     while not consumer.assignment():
@@ -94,7 +94,7 @@ def stored(data: LogDir) -> int | None:
 
 def test_pending_commits_are_stored_together_in_order(data: LogDir) -> None:
     callback = CommitCallback()
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         consumer.commit({ONE: 0})
         log = data.partition(OFFSETS_TOPIC, 0)
         before = log.statistics().syncs
@@ -112,7 +112,7 @@ def test_pending_commits_are_stored_together_in_order(data: LogDir) -> None:
 
 def test_commit_is_stored_after_pending_ones(data: LogDir) -> None:
     callback = CommitCallback()
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         consumer.commit_async({ONE: 7}, callback)
         consumer.commit({ONE: 3})
         assert (callback.calls, stored(data)) == ([(None, {0: 7})], 3)
@@ -120,7 +120,9 @@ def test_commit_is_stored_after_pending_ones(data: LogDir) -> None:
 
 def test_auto_commit_is_stored_after_pending_commits(data: LogDir) -> None:
     callback = CommitCallback()
-    with joined(data, enable_auto_commit=True, auto_commit_interval_ms=1) as consumer:
+    with join_group(
+        data, enable_auto_commit=True, auto_commit_interval_ms=1
+    ) as consumer:
         consumer.seek(ONE, 0)
         assert consumer.poll(max_records=5).count == 5
         consumer.commit_async({ONE: 2}, callback)
@@ -129,7 +131,7 @@ def test_auto_commit_is_stored_after_pending_commits(data: LogDir) -> None:
 
 def test_full_queue_of_pending_commits_is_stored_at_once(data: LogDir) -> None:
     callback = CommitCallback()
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         for offset in range(_MAX_QUEUED):
             assert not callback.calls
             consumer.commit_async({ONE: offset}, callback)
@@ -140,7 +142,7 @@ def test_full_queue_of_pending_commits_is_stored_at_once(data: LogDir) -> None:
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "error", "assign"])
 def test_pending_commits_are_stored_at_the_end(data: LogDir, end: str) -> None:
     callback = CommitCallback()
-    with contextlib.suppress(ZeroDivisionError), joined(data) as consumer:
+    with contextlib.suppress(ZeroDivisionError), join_group(data) as consumer:
         if end == "assign":
             consumer.unsubscribe()
             consumer.assign([ONE])
@@ -157,7 +159,7 @@ def test_pending_commits_are_stored_at_the_end(data: LogDir, end: str) -> None:
 
 
 def test_async_commit_stores_the_positions_of_the_call(data: LogDir) -> None:
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         consumer.seek(ONE, 0)
         assert consumer.poll(max_records=5).count == 5
         consumer.commit_async()
@@ -171,7 +173,7 @@ def test_callback_may_commit_and_its_exception_is_only_reported(
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     callback = CommitCallback()
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
 
         def commit_and_fail(error: Exception | None, offsets: object) -> None:
             consumer.commit({ONE: 8})
@@ -258,7 +260,7 @@ def test_refused_commit_is_reported_to_every_callback(
     data: LogDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callback = CommitCallback()
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         assert consumer._membership.member is not None
         monkeypatch.setattr(consumer._membership.member, "generation", 99)
         consumer.commit_async({ONE: 1}, callback)
@@ -275,7 +277,7 @@ def test_refused_commit_is_reported_to_every_callback(
 def test_refused_commit_without_a_callback_is_logged(
     data: LogDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         assert consumer._membership.member is not None
         monkeypatch.setattr(consumer._membership.member, "generation", 99)
         consumer.commit_async({ONE: 1})
@@ -285,7 +287,7 @@ def test_refused_commit_without_a_callback_is_logged(
 
 def test_member_commits_only_for_subscribed_topics(data: LogDir) -> None:
     data.create_topic("u")
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         for commit in (consumer.commit, consumer.commit_async):
             with pytest.raises(
                 CommitFailedError, match=r"subscribes to.*some of t, found u"
@@ -324,7 +326,7 @@ def test_commit_is_retried_until_its_timeout(
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
         data.create_topic("t", 2)
-        consumer = joined(data)
+        consumer = join_group(data)
         monkeypatch.setattr(SharedGroups, "commit", locked)
         consumer.commit({ONE: 1}, timeout=1)
         assert len(tries) == 3
@@ -381,7 +383,7 @@ def test_interceptors_get_returned_records_and_commits(
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     marking = MarkingInterceptor()
-    with joined(
+    with join_group(
         data, interceptors=[marking, FailingInterceptor()], consumer_timeout_ms=0
     ) as consumer:
         consumer.seek(ONE, 0)
@@ -411,7 +413,9 @@ def test_iteration_continues_after_an_interceptor_raised(data: LogDir) -> None:
         def on_commit(self, offsets: object) -> None:
             pass
 
-    with joined(data, interceptors=[Interrupting()], consumer_timeout_ms=0) as consumer:
+    with join_group(
+        data, interceptors=[Interrupting()], consumer_timeout_ms=0
+    ) as consumer:
         consumer.seek(ONE, 0)
         returned: list[int] = []
         interrupts = True
@@ -427,7 +431,7 @@ def test_iteration_continues_after_an_interceptor_raised(data: LogDir) -> None:
 
 
 def test_records_of_one_partition_are_selectable(data: LogDir) -> None:
-    with joined(data) as consumer:
+    with join_group(data) as consumer:
         consumer.seek(ONE, 0)
         polled = consumer.poll(max_records=2)
         assert polled.partitions() == [ONE]

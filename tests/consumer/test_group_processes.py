@@ -9,10 +9,11 @@ lines in a ledger, and checks these rules, which have the names of group_sharers
   to a member, whichever member commits later, and never exceeds the processed records.
 - in order (C14): from the offset where a member begins with a partition, each record is
   processed once, in the order of offsets.
-- heirs (C07, C08): after the disturbance, the remaining members divide all partitions.
+- heirs (C07, C08): after members are killed or stopped, the remaining members own all
+  partitions.
 
-LOGCORE_PROCESS_ROUNDS=n disturbs n times instead of 10; `make slow` does it 1,000
-times.
+LOGCORE_PROCESS_ROUNDS sets the number of rounds, in each of which members are killed or
+stopped. The default is 10, in `make slow` 1,000.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from logcore.consumer import RebalanceListener, TopicPartition
 from logcore.errors import CommitFailedError, RebalanceInProgressError
 
 ROUNDS = int(os.environ.get("LOGCORE_PROCESS_ROUNDS", "10"))
-MANY = int(os.environ.get("LOGCORE_PROCESS_ROUNDS", "1000"))
+SLOW_ROUNDS = int(os.environ.get("LOGCORE_PROCESS_ROUNDS", "1000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or random.SystemRandom().randrange(
     1 << 32
 )
@@ -46,8 +47,9 @@ SETTINGS: dict[str, Any] = {
     "enable_auto_commit": False,
     "max_poll_interval_ms": INTERVAL_MS,
 }
-#: Time limit for the remaining members, on a machine with other work.
-SECONDS = 300
+#: The remaining members must own all partitions within this time. The machine may be
+#: busy.
+LIMIT_S = 300
 
 Report = Callable[..., None]
 
@@ -251,7 +253,7 @@ def wait_until_stable(ledger: Ledger, workers: list[Worker]) -> None:
     """Wait until all records are processed and all partitions are divided among the
     remaining members.
     """
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + LIMIT_S
     while True:
         for worker in workers:
             ledger.add_lines(worker, worker.read_lines())
@@ -270,7 +272,7 @@ def wait_until_stable(ledger: Ledger, workers: list[Worker]) -> None:
     [
         ROUNDS,
         pytest.param(
-            MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
+            SLOW_ROUNDS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many"
         ),
     ],
 )

@@ -17,10 +17,10 @@ from logcore.registry import offsets, open_registry
 from logcore.testing import SimulatedDisk
 
 T0 = TopicPartition("t", 0)
-LOG: dict[str, Any] = {}
+LOG_ONLY: dict[str, Any] = {}
 DUAL: dict[str, Any] = {"dual_commit": True}
 REGISTRY: dict[str, Any] = {"offsets_storage": "registry"}
-BACK: dict[str, Any] = {"offsets_storage": "registry", "dual_commit": True}
+REGISTRY_DUAL: dict[str, Any] = {"offsets_storage": "registry", "dual_commit": True}
 
 
 @pytest.fixture(params=["alone", "shared"])
@@ -56,7 +56,12 @@ def offsets_of_both_stores(data: LogDir) -> tuple[int | None, int | None]:
 
 @pytest.mark.parametrize(
     ("settings", "stored"),
-    [(LOG, (5, None)), (DUAL, (5, 5)), (REGISTRY, (None, 5)), (BACK, (5, 5))],
+    [
+        (LOG_ONLY, (5, None)),
+        (DUAL, (5, 5)),
+        (REGISTRY, (None, 5)),
+        (REGISTRY_DUAL, (5, 5)),
+    ],
     ids=["log", "log-dual", "registry", "registry-dual"],
 )
 def test_commit_is_stored_in_the_configured_stores(
@@ -91,7 +96,7 @@ def test_larger_offset_of_both_stores_is_read(
     assert committed(data, **REGISTRY) == registry_offset
     assert (
         committed(data, **DUAL)
-        == committed(data, **BACK)
+        == committed(data, **REGISTRY_DUAL)
         == max(log_offset or 0, registry_offset or 0)
     )
 
@@ -106,14 +111,14 @@ def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
         DUAL,
         REGISTRY,
         DUAL,
-        LOG,
+        LOG_ONLY,
         DUAL,
-        LOG,
-        BACK,
-        LOG,
-        BACK,
+        LOG_ONLY,
+        REGISTRY_DUAL,
+        LOG_ONLY,
+        REGISTRY_DUAL,
         REGISTRY,
-        BACK,
+        REGISTRY_DUAL,
         REGISTRY,
     ):
         with data.consumer(
@@ -122,14 +127,14 @@ def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
             consumer.subscribe(["t"])
             offsets += [record.offset for record in consumer.poll(0, 1).records()]
         # The registry is stale now, so that the move back must begin with dual commits.
-        if settings is LOG:
+        if settings is LOG_ONLY:
             break
     assert offsets == list(range(len(offsets)))
-    for settings in (BACK, LOG, BACK):
+    for settings in (REGISTRY_DUAL, LOG_ONLY, REGISTRY_DUAL):
         with data.consumer(group_id="g", **settings) as consumer:
             consumer.subscribe(["t"])
             offsets += [record.offset for record in consumer.poll(0, 1).records()]
-    for settings in (BACK, REGISTRY, REGISTRY):
+    for settings in (REGISTRY_DUAL, REGISTRY, REGISTRY):
         with data.consumer(group_id="g", **settings) as consumer:
             consumer.subscribe(["t"])
             offsets += [record.offset for record in consumer.poll(0, 1).records()]
@@ -137,7 +142,9 @@ def test_group_moves_to_the_log_and_back_while_it_runs(data: LogDir) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [DUAL, REGISTRY, BACK], ids=["log-dual", "registry", "registry-dual"]
+    "settings",
+    [DUAL, REGISTRY, REGISTRY_DUAL],
+    ids=["log-dual", "registry", "registry-dual"],
 )
 def test_removed_member_changes_neither_store(
     data: LogDir, settings: dict[str, Any]

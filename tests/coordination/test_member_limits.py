@@ -21,7 +21,7 @@ from logcore.coordination.group_requests import (
 from logcore.format.group_records import Subscription, subscription_value
 from support.coordinator_simulation import CoordinatorSimulation
 
-WANTS = subscription_value(Subscription(("t",)))
+SUBSCRIPTION = subscription_value(Subscription(("t",)))
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def simulation() -> CoordinatorSimulation:
 
 
 def join(simulation: CoordinatorSimulation, size: int, member_id: str = "") -> Any:
-    """Join, or rejoin, a member with `size` bytes of metadata."""
-    protocols = (("some", WANTS.ljust(size - len("some"), b"\0")),)
+    """Send a JoinGroup with `size` bytes of metadata; return its response, if there is one."""
+    protocols = (("some", SUBSCRIPTION.ljust(size - len("some"), b"\0")),)
     return simulation.replies.get(simulation.join(member_id, protocols=protocols))
 
 

@@ -309,7 +309,7 @@ def test_interrupted_tick_visits_remaining_logs_later(
             disk.advance(1_500)
         logdir.tick()
         assert [log.high_watermark for log in logs] == [1, 1, 1], (
-            "the unsynced append is synced"
+            "ticks sync the appends of all logs"
         )
 
 

@@ -241,7 +241,7 @@ def test_damaged_rows_are_refused(placed: Any) -> None:
 
 
 def place_write_and_remove(disk: SimulatedDisk, promise: Promiser) -> None:
-    """Replicas are placed, written, removed, and placed again with another topic id."""
+    """Place two replicas, write one, remove both, and place one with another topic id."""
     with opened("/data", fs=disk, durability="always") as logdir:
         promise(0)
         logdir.host.place_topic("t", ID, 3, [0, 1], {})
@@ -256,8 +256,10 @@ def place_write_and_remove(disk: SimulatedDisk, promise: Promiser) -> None:
         promise(5)
 
 
-def reopened(disk: SimulatedDisk) -> tuple[list[bytes], int]:
-    """Place the replicas again, as a broker does; return the records and the topic."""
+def reopen_and_place(disk: SimulatedDisk) -> tuple[list[bytes], int]:
+    """Place the replica again, then remove it. Return its log end offset, as one byte,
+    and the topic id.
+    """
     disk.seed += 1
     with opened("/data", fs=disk) as logdir:
         topic_id = ID
@@ -286,10 +288,10 @@ def check(promised: list[int], found: tuple[list[bytes], int]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("names", ["posix", "journal"])
-def test_each_crash_leaves_a_directory_that_can_be_completed(names: Any) -> None:
+def test_replicas_can_be_placed_again_after_each_crash(names: Any) -> None:
     report = explore(
         place_write_and_remove,
-        reopened,
+        reopen_and_place,
         check,
         files={"data": None},
         names=names,

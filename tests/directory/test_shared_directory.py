@@ -274,13 +274,13 @@ def test_processes_with_different_durability_are_refused(
     other.call(append, "t", b"1")
     data.close()
     with (
-        logcore.open_dir(path, shared=True, durability="os") as looser,
+        logcore.open_dir(path, shared=True, durability="os") as less_durable,
         pytest.raises(logcore.InvalidConfigError, match="durability"),
     ):
-        append(looser, "t", b"2")
+        append(less_durable, "t", b"2")
 
 
-def test_stopped_process_without_the_write_lock_blocks_no_other(
+def test_stopped_process_without_the_write_lock_does_not_block_others(
     data: LogDir, other: OtherProcess
 ) -> None:
     other.call(append, "t", b"1")
@@ -302,15 +302,15 @@ def test_transaction_coordinator_excludes_other_processes(
         assert not other_fs.lock_byte(handle, TRANSACTIONS_BYTE)
     assert other_fs.lock_byte(handle, TRANSACTIONS_BYTE)
     with pytest.raises(logcore.LogLockedError), claim.deciding():
-        raise AssertionError("another process decides")
+        raise AssertionError("another process holds the lock of the coordinator")
     other_fs.close(handle)
     claim.release()
 
 
-def test_claim_without_write_lock_succeeds_alone(
+def test_exclusive_claim_needs_no_lock_of_the_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim does not wait, because no other process has the directory open."""
+    """No other process has the directory open."""
     fs = OsFS()
     claim = claim_directory(fs, str(tmp_path), "t-0")
     monkeypatch.setattr(fs, "lock_byte", None)

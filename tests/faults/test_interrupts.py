@@ -316,8 +316,8 @@ def fail_allocations_at_points(
     target: int,
     report: Callable[[str], object],
 ) -> None:
-    """Fail allocations at `target` points. The points from `first` on cover the whole
-    action with decreasing distances.
+    """Let `target` allocations fail. The points of the golden-ratio sequence from index
+    `first` on are spread evenly over the action.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     limit = 1 << 20
@@ -337,7 +337,9 @@ def fail_allocations_at_points(
         failed_count += fail_allocations(action, path, policy, nth, width) == 0
         if failed_count == target:
             return
-    raise AssertionError(f"of {2 * target} points, only {failed_count} failed")
+    raise AssertionError(
+        f"allocations failed at {failed_count} of {2 * target} points, not at {target}"
+    )
 
 
 @each_count

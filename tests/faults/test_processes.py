@@ -316,7 +316,7 @@ def test_reader_follows_log_with_deleted_segments(partition: Path) -> None:
         ):
             log.delete_records(5)
             assert [record.offset for record in reader.read(0)] == list(range(8)), (
-                "deleted files remain for their readers"
+                "a reader can still read deleted segments"
             )
             log.tick()
             with pytest.raises(logcore.OffsetOutOfRangeError):
@@ -330,7 +330,7 @@ def test_reader_follows_log_with_deleted_segments(partition: Path) -> None:
 def test_lock_excludes_a_java_broker_in_both_directions(
     partition: Path, tmp_path: Path
 ) -> None:
-    """Kafka acquires FileChannel.tryLock on .lock, as this Java program does."""
+    """Kafka locks .lock with FileChannel.tryLock(), as this Java program does."""
     if shutil.which("javac") is None:
         pytest.skip("needs a JDK: apt-get install default-jdk-headless")
     (tmp_path / "Lock.java").write_text(

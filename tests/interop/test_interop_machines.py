@@ -514,7 +514,9 @@ def test_partition_with_damaged_state_is_offline_and_others_continue(
         write(registry, path, before[:20])
         leader = idle_cluster.partition("good").leader_id
         load = Load(idle_cluster, "good")
-        until(lambda: "bad-0 is offline" in idle_cluster.log(leader), "the report")
+        until(
+            lambda: "bad-0 is offline" in idle_cluster.log(leader), "bad-0 is reported"
+        )
         assert path in idle_cluster.log(leader)
         load.until_more()
         load.end()

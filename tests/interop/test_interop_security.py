@@ -257,7 +257,7 @@ def test_subjects_of_certificates_have_the_text_of_java() -> None:
     assert own_texts == authorizer_decisions(lines)
 
 
-# -- programs of Kafka --------------------------------------------------------------
+# -- Kafka's command-line tools -----------------------------------------------------
 
 
 @pytest.fixture

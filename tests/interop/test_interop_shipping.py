@@ -124,11 +124,11 @@ def test_killed_forwarder_loses_no_record(
 
 
 @pytest.mark.parametrize("kind", ["keep", "new"])
-def test_killed_mirror_copies_each_record_to_its_offset(
+def test_killed_mirror_loses_and_repeats_no_record(
     tmp_path: Path, broker: Broker, admin: Any, kind: str
 ) -> None:
     """The mirrored partition contains committed and aborted transactions, whose markers
-    have offsets.
+    have offsets, so the offsets of records have gaps.
     """
     create_topic(admin)
     producer = confluent_kafka.Producer(
@@ -176,7 +176,7 @@ def test_killed_mirror_copies_each_record_to_its_offset(
                 )
 
 
-def test_records_that_kafka_refuses_are_reported_and_remain(
+def test_records_that_kafka_refuses_are_reported_or_quarantined(
     tmp_path: Path, broker: Broker, admin: Any
 ) -> None:
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:

@@ -194,14 +194,14 @@ def test_both_kernels_decode_bodies_with_a_changed_byte_equally(
 
 
 def with_crc(batch: bytearray) -> bytes:
-    """Return the batch with the CRC of its content, as a broken producer would send it."""
+    """Return the batch with the CRC of its damaged content, like a faulty producer."""
     batch[17:21] = crc32c(bytes(batch[layout.CRC_START :])).to_bytes(4, "big")
     return bytes(batch)
 
 
 @needs_compiler
 @given(records.filter(len), st.integers(-1, 45), st.integers(0, 2**40), st.data())
-def test_both_kernels_find_the_same_record_with_wrong_headers(
+def test_both_kernels_find_the_same_record_in_a_damaged_batch(
     rows: Any, relative_offset: int, base_offset: int, choices: st.DataObject
 ) -> None:
     """If the header declares dense offsets, a search skips records by their lengths.

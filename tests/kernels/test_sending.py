@@ -147,7 +147,7 @@ def test_plain_record_takes_the_fast_path(
         {"topic": b"t"},
     ],
 )
-def test_fast_path_refuses_unusual_records_without_changes(
+def test_fast_path_refuses_unusual_records_and_changes_nothing(
     producer: Producer, arguments: dict[str, Any]
 ) -> None:
     before = state_of(producer, "t")

@@ -299,8 +299,8 @@ def test_recovery_keeps_batches_that_are_in_order(case: Case, is_dense: bool) ->
     [(0, True), (3, True), (5, True), (6, False), (100, False)],
 )
 def test_gap_is_a_loss_from_the_dense_offset_on(dense_from: int, is_lost: bool) -> None:
-    """The dense offset may be inside a segment: it is the end of the gaps of compaction
-    or of a leader.
+    """The dense offset may be inside a segment. Below it, compaction may have left gaps,
+    here or in the log of the leader.
     """
     case = CASES[ids.index("a gap")]
     policy = (

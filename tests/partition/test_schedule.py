@@ -1,4 +1,4 @@
-"""Which maintenance tasks of a log are due, by the facts alone."""
+"""due() computes the due maintenance tasks of a log from a ScheduleState."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDLE = ScheduleState(
     recovered_ms=1_000 - RECOVERY_LAG_MS,
     roll_in_ms=None,
 )
-#: Facts by which one task alone is due at 1,000 ms and not at 999 ms.
+#: Changes of IDLE by which exactly one task is due at 1,000 ms, and none at 999 ms.
 DUE = {
     "retention": {"next_retention_ms": 1_000},
     "unlink": {"next_unlink_ms": 1_000},

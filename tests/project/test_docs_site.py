@@ -1,4 +1,4 @@
-"""Tests that the docs site is result without a warning, as by `make docs`. No other test
+"""Tests that the docs site is built without a warning, as by `make docs`. No other test
 checks the links that the site rewrites, the anchors of generated pages, the navigation,
 the options of fences, and the docstrings that mkdocstrings reads.
 """
@@ -37,7 +37,7 @@ def test_docs_site_is_built_in_strict_mode(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     pages = sorted(tmp_path.rglob("*.html"))
     assert (tmp_path / "index.html") in pages
-    # The page shows the marks of an invalid fence as text.
+    # An invalid fence is rendered as plain text, with its backticks.
     fence = re.compile(r"<p>[^<]*```|<code>\w+ no-run")
     assert not [page.name for page in pages if fence.search(page.read_text("utf-8"))]
     # mkdocstrings reads "word: text" with an indented line as a section of that name.

@@ -10,7 +10,7 @@ from logcore.testing import SimulatedDisk
 
 
 @pytest.mark.skipif(not VERIFIES, reason="needs LOGCORE_VERIFY=1, as in make test")
-def test_step_without_the_lock_of_its_log_is_detected() -> None:
+def test_roll_without_the_lock_of_the_log_is_detected() -> None:
     with logcore.open("t-0", create=True, fs=SimulatedDisk()) as log:
         with pytest.raises(AssertionError, match="without the lock"):
             log.host.writer.roll_locked()

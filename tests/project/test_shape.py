@@ -73,7 +73,7 @@ def test_no_benchmark_has_the_name_of_a_package() -> None:
 
 
 def names_of(owner: ast.ClassDef) -> set[str]:
-    """Return the attributes and methods that the text of a class contains."""
+    """Return the names that a class defines, assigns, or uses on self, cls or super()."""
     names = set()
     for node in ast.walk(owner):
         if isinstance(node, ast.Attribute) and is_self(node.value):
@@ -92,11 +92,10 @@ def is_self(node: ast.expr) -> bool:
 
 
 def uses_outside_class(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Return line and text of each use of a private attribute outside of its class.
+    """Yield the line and the text of each use of a private attribute outside of its class.
 
-    A class may use private attributes of its other instances. A function of a module
-    may use private attributes of its classes, because it is a method that users do not
-    see.
+    A class may use private attributes of its other instances. A function may use private
+    attributes of the classes in its module.
     """
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     names = {node: names_of(node) for node in classes}

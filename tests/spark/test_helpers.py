@@ -47,7 +47,7 @@ def pairs(data: Path, name: str) -> list[tuple[bytes, bytes]]:
         return [(record.key or b"", record.value or b"") for record in log.read(0)]
 
 
-@pytest.mark.slow  # it runs the same job as another test, with other options
+@pytest.mark.slow  # it runs the job of the test above again, with edited source text
 def test_kafka_job_runs_after_two_edits(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,4 @@
-"""Kafka's choice of a partition, implemented a second time. The tests compare the
-library with it.
-"""
+"""Reference implementation of Kafka's choice of a partition, for comparisons."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_follower_with_a_full_disk_leaves_and_returns(
         cluster.until_in_sync("t", 3)
         filler.write_bytes(bytes(_DISK_BYTES - _LEFT_BYTES))
         load = Load(cluster, "t", padding=bytes(_PADDING_BYTES))
-        until(lambda: "No space left" in cluster.log(3), "the log names the reason")
+        until(lambda: "No space left" in cluster.log(3), "broker 3 logs the reason")
         # The records must fit into the disk once space is free, on a fast machine too.
         load.pause()
         entry = cluster.until_in_sync("t", 2)
@@ -99,7 +99,9 @@ def test_leader_with_a_full_disk_refuses_records_and_continues(
         load = Load(cluster, "t", padding=bytes(_PADDING_BYTES))
         refused = until(lambda: refusal(cluster), "the leader refuses records")
         assert refused.error_code == codes.KAFKA_STORAGE_ERROR, refused
-        until(lambda: "KAFKA_STORAGE_ERROR" in cluster.log(3), "the log has the error")
+        until(
+            lambda: "KAFKA_STORAGE_ERROR" in cluster.log(3), "broker 3 logs the error"
+        )
         acknowledged = dict(load.acknowledged)
         assert acknowledged
         stored = read_all(cluster, "t")
@@ -111,7 +113,7 @@ def test_leader_with_a_full_disk_refuses_records_and_continues(
         # An operator frees space; the records of the load still fit.
         load.pause()
         filler.unlink()
-        until(lambda: refusal(cluster) is None, "the leader takes records again")
+        until(lambda: refusal(cluster) is None, "the leader accepts records again")
         check_load(cluster, "t", load)
         check_replica_files(cluster, "t")
 

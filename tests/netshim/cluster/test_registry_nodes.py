@@ -301,7 +301,7 @@ def test_a_reassignment_is_finished_once_the_target_is_in_sync(
     assert view.replicas_of(("t", 0)) == (2, 3)
 
 
-def test_write_for_a_deleted_topic_does_not_reach_the_next_topic(
+def test_late_write_for_a_deleted_topic_does_not_change_the_next_topic(
     registry: FileRegistry,
 ) -> None:
     """Both states have the same version, because the first write creates the node."""
