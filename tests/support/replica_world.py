@@ -31,8 +31,8 @@ Invariants (the numbers are those of docs/replication.md):
     R10  after the faults all replicas join the ISR
     R11  a batch that an idempotent producer sends again is stored once, and no batch is
          refused as out of order if its producer sends all batches in order
-    R13  a read of the committed offset returns no less than a commit that was
-         acknowledged, or than another read that ended, before it began
+    R13  a read of the committed offset returns at least every offset that was
+         acknowledged or read before the read began
     R15  replicas that are in sync and idle have the same records, and followers have
          deleted the records that their leader has deleted
     R16  a partition has as many replicas as its latest reassignment requested, also if

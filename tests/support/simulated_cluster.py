@@ -19,8 +19,8 @@ Invariants (the numbers are those of docs/replication.md):
     R11  a batch that an idempotent producer sends again is stored once
     R12  the records of a transaction are visible in all of its partitions or in none, the
          response to its client agrees with that, and no transaction remains open
-    R13  a read of the committed offset returns no less than a commit that was
-         acknowledged, or than another read that ended, before it began
+    R13  a read of the committed offset returns at least every offset that was
+         acknowledged or read before the read began
     R14  a topic that was created again has no record of the former one
     R15  the logs of all replicas are equal
 """
