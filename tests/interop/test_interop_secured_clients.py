@@ -480,9 +480,17 @@ def test_wrong_password_is_reported_by_the_client(
     login_by: Callable[[str, str], Login], client: str, method: str
 ) -> None:
     login = attrs.evolve(login_by(client, method), password="wrong")
-    with pytest.raises(ClientError) as failure:
-        CLIENTS[client](login)
-    assert ERRORS[client][0] in str(failure.value)
+    # kafka-python drops a response that it reads together with the end of the connection,
+    # and the broker closes the connection after the response, like Kafka.
+    attempts = 10 if client == "kafka-python" else 1
+    texts = []
+    while len(texts) < attempts and not any(
+        ERRORS[client][0] in text for text in texts
+    ):
+        with pytest.raises(ClientError) as failure:
+            CLIENTS[client](login)
+        texts.append(str(failure.value))
+    assert ERRORS[client][0] in texts[-1]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
