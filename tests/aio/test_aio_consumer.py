@@ -402,8 +402,8 @@ def test_seek_while_columns_are_read_takes_effect(
 
 
 def test_large_records_are_read_in_chunks(tmp_path: Path) -> None:
-    """A list has about 1 MiB, even if max_records allows more. Other tasks run between two
-    lists.
+    """A call of getmany() returns about 1 MiB, even if max_records allows more. Other
+    tasks run between two calls.
     """
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:

@@ -305,7 +305,7 @@ def test_pages_work_without_scripts(
 def sized_console(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Generator[tuple[int, ConsoleClient], None, None]:
-    """Open a console of a topic with the number of records of the parameter."""
+    """Open a console of a topic that contains `request.param` records."""
     data = tmp_path_factory.mktemp("filled") / "data"
     with logcore.open_dir(data, create=True, durability="os") as logdir:
         logdir.create_topic("orders", 1, {"segment.bytes": 1 << 20})

@@ -155,8 +155,8 @@ def test_responses_forbid_other_hosts_and_frames(
 def test_other_host_is_refused(
     logdir: logcore.LogDir, console: ConsoleClient, host: str
 ) -> None:
-    """DNS rebinding: a foreign web page must not read the directory after its owner has
-    pointed the host name of the page at this address.
+    """DNS rebinding: an attacker points the host name of a web page at this address.
+    The page must not be able to read the directory.
     """
     assert console.get("/", Host=host).status == 403
 

@@ -30,7 +30,9 @@ def commit(consumer: Consumer, offset: int) -> None:
 
 
 def stop_at(step: int) -> tuple[bool, bool]:
-    """Return whether the first member was stopped in its commit, and then replaced."""
+    """Return whether the first member was stopped during its commit, and whether the
+    second member then replaced it.
+    """
     disk = SimulatedDisk({"data": None})
     with logcore.open_dir(PATH, create=True, fs=disk) as data:
         data.create_topic("t", 1)

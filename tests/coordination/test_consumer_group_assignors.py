@@ -137,8 +137,8 @@ def test_uniform_keeps_its_own_result(case: Case) -> None:
 
 @given(cases(same=True))
 def test_uniform_moves_no_more_partitions_than_needed(case: Case) -> None:
-    """If all members subscribe to the same topics, as many of the largest members as
-    possible keep one partition more than the others.
+    """If all members subscribe to the same topics, each member keeps up to `least` of
+    its partitions, and up to `extra` members with more partitions keep one more.
     """
     members, counts = case
     targets = uniform(members, counts)

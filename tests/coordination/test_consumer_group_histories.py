@@ -93,7 +93,7 @@ def owners_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def missing_owned_list_confirms(patch: pytest.MonkeyPatch) -> None:
-    """A heartbeat without a list of owned partitions counts as an empty list."""
+    """A missing list of owned partitions is handled like an empty list."""
     real = ConsumerGroup.reconciled
     patch.setattr(
         ConsumerGroup,

@@ -138,7 +138,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 
 @attrs.define
 class Names:
-    """Gives each process another name."""
+    """Generator of unique names, one for each process."""
 
     count: int = 0
 

@@ -496,7 +496,9 @@ def test_partition_with_damaged_state_is_offline_and_others_continue(
     partition = f"{registry_nodes.partitions_path('bad')}/0"
 
     def write(registry: Registry, path: str, state: bytes) -> None:
-        """Write the state and report it. Unreported changes are read after 5 minutes."""
+        """Write the state and publish the change. Brokers would read an unpublished
+        change only after 5 minutes.
+        """
         registry.set(path, state)
         changes = registry_nodes.changes_of(NUMBERS[0])
 

@@ -63,7 +63,9 @@ def test_franz_go_uses_the_schema_registry(kafka: Kafka) -> None:
 
 
 def test_kafkajs_uses_the_schema_registry(kafka: Kafka) -> None:
-    """kafkajs and the serializers of confluent-kafka read the values of each other."""
+    """kafkajs reads values that confluent-kafka serialized, and logcore decodes the
+    Avro and JSON values that kafkajs serialized.
+    """
     modules = npm.modules("kafkajs-registry", KAFKAJS)
     with SerializedTopics(kafka) as topics:
         topics.produce("orders")

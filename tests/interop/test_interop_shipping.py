@@ -127,8 +127,8 @@ def test_killed_forwarder_loses_no_record(
 def test_killed_mirror_loses_and_repeats_no_record(
     tmp_path: Path, broker: Broker, admin: Any, kind: str
 ) -> None:
-    """The mirrored partition contains committed and aborted transactions, whose markers
-    have offsets, so the offsets of records have gaps.
+    """The mirrored partitions contain committed and aborted transactions. Each marker
+    takes an offset, so the offsets of the records have gaps.
     """
     create_topic(admin)
     producer = confluent_kafka.Producer(

@@ -558,7 +558,7 @@ def test_high_watermark_is_rounded_down_to_the_end_of_a_batch(
         disk.unlink("/b/" + name)
     with open_replicated(disk, "/b/t-0") as log:
         assert log.high_watermark == 10, (
-            "the high watermark is not below the deleted records"
+            "the deleted records were below the high watermark"
         )
         assert log.last_stable_offset == 10
 

@@ -1,7 +1,7 @@
-"""Several simulated processes write one partition: their steps run in every order, and
-processes are killed, stopped or lose power.
+"""Several simulated processes write one partition. Their steps run in random order.
+Processes are killed or stopped, or the machine loses power.
 
-LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 3; `make slow` tries
+LOGCORE_SHARING_ROUNDS=n tries n schedules of most kinds instead of 3; `make slow` tries
 1,000.
 """
 

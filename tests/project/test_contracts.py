@@ -69,7 +69,8 @@ MODULES_WITH_EFFECTS = {
     "time",
 }  # fmt: skip
 
-#: Names of `os` that do not use the disk: names and facts about this process.
+#: Names in `os` that do not access the disk: conversions, constants and facts about
+#: this process.
 PURE_OS = {
     "PathLike",
     "environ",

@@ -1,5 +1,5 @@
 """The property tests with a new seed in each run. By default, a property test checks
-the same examples in every run. `make test` runs some property tests with a new seed,
+the same examples in every run. `make check` runs some property tests with a new seed,
 and `make slow` runs all of them. A failure prints the command that repeats it.
 LOGCORE_TEST_SEED=n sets the seed.
 """

@@ -17,8 +17,8 @@ from support.vectors import DATA
 def program(name: str) -> Path:
     """Build tests/data/NAME, and return the executable.
 
-    The test is skipped if go is missing, too old or cannot download a module. go builds
-    a program again only if a source has changed.
+    The test is skipped if go is missing, is too old or cannot download a module. go
+    builds a program again only if a source has changed.
     """
     if shutil.which("go") is None:
         pytest.skip("needs go: apt-get install golang-go")

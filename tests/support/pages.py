@@ -51,8 +51,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run_shell_block(text: str, directory: Path) -> None:
-    """Run the lines of a block in order. If a command has several lines, the whole block
-    is passed to sh.
+    """Run the lines of a block in order. If a command has several lines, or a line sets
+    a variable, the whole block is passed to sh.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if re.search(r"\\\n|<<|\bdo\b|\bthen\b|^\w+=", text, flags=re.MULTILINE):

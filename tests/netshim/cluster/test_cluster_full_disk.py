@@ -39,13 +39,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     except FileNotFoundError:
         pytest.skip("needs the program mount")
     if done.returncode:
-        pytest.skip(f"may not mount a file system: {done.stderr}")
+        pytest.skip(f"cannot mount a file system: {done.stderr}")
     yield path
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def assign(cluster: Cluster, topic: str, brokers: list[int]) -> None:
-    """Create a topic whose first broker leads."""
+    """Create a topic with one partition, which the first of `brokers` leads."""
     kind = wire.CREATE_TOPICS.Request.Topic
     request = wire.CREATE_TOPICS.Request(
         topics=[
@@ -72,7 +72,8 @@ def test_follower_with_a_full_disk_leaves_and_returns(
         filler.write_bytes(bytes(_DISK_BYTES - _LEFT_BYTES))
         load = Load(cluster, "t", padding=bytes(_PADDING_BYTES))
         until(lambda: "No space left" in cluster.log(3), "broker 3 logs the reason")
-        # The records must fit into the disk once space is free, on a fast machine too.
+        # Without the pause, a fast machine could write more records than fit on the
+        # disk of broker 3 after space is freed.
         load.pause()
         entry = cluster.until_in_sync("t", 2)
         assert (entry.leader_id, sorted(entry.isr_nodes)) == (1, [1, 2])

@@ -105,7 +105,7 @@ def view_of(
 
 def test_offsets_of_former_topics_are_deleted_after_a_load(tmp_path: Path) -> None:
     """The coordinator of a group crashed before it deleted the offsets of a deleted
-    topic. A topic of the same name inherited them from the next coordinator.
+    topic. The next coordinator used these offsets for a new topic of the same name.
     """
     ids = {
         name: uuid.UUID(int=number)
@@ -113,7 +113,8 @@ def test_offsets_of_former_topics_are_deleted_after_a_load(tmp_path: Path) -> No
             ("recreated", "deleted", "present", "lost", "newer"), 1
         )
     }
-    # The view of this broker is older than the offset: it contains another topic "newer".
+    # The view is older than the offset of topic "newer": the view contains an earlier
+    # topic of that name.
     current_ids = {name: ids[name] for name in ("present", "newer")}
     view_ids = {**current_ids, "newer": uuid.UUID(int=8)}
     current_ids["recreated"] = view_ids["recreated"] = uuid.UUID(int=9)
