@@ -194,7 +194,7 @@ def test_extra_partitions_are_assigned_to_distinct_members() -> None:
 
 
 def test_members_with_different_topics_are_balanced_along_chains() -> None:
-    """A has two partitions more than C, and A and C share no topic. B passes a
+    """A has three partitions, C has none, and they share no topic. B passes a
     partition to C, and takes over a partition of A.
     """
     members = [

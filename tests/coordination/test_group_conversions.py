@@ -658,8 +658,8 @@ def test_group_that_may_not_be_mixed_refuses_like_kafka() -> None:
 
 def downgrade_without_deletion(simulation: CoordinatorSimulation) -> tuple[str, str]:
     """Return the two members after A left and the group was downgraded, but the
-    deletion of its old records failed. The disk still fails, and writes wait for
-    disk().
+    deletion of its old records failed. Writes still fail, and wait for
+    finish_write().
     """
     pair = upgrade_pair(simulation)
     simulation.holds_writes = True
@@ -702,7 +702,9 @@ def test_upgrade_after_a_downgrade_deletes_leftover_records(
 
 
 def begin_failing_deletion(simulation: CoordinatorSimulation) -> None:
-    """Begin to delete the group. The write waits for disk(), and will fail once."""
+    """Begin to delete the group. Its write waits for finish_write(), and all writes
+    fail until restore_disk() is called.
+    """
     simulation.holds_writes = True
     simulation.act(simulation.coordinator.delete("g", "waiter"))
     simulation.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE

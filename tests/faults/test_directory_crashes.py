@@ -106,8 +106,9 @@ def read_topics(logdir: LogDir) -> dict[str, FoundTopic]:
 def comparable(
     topics: dict[str, FoundTopic], *, probed: bool = False
 ) -> dict[str, Any]:
-    """Return a value for comparisons. If `probed` is set, each log has the record that
-    recover() appends.
+    """Return the id, retention.ms, log starts and records of each topic, to compare
+    two openings. If `probed` is set, the record that recover() appends to each log
+    is added.
     """
     return {
         name: (

@@ -281,8 +281,8 @@ def test_restarted_zookeeper_changes_no_leader(loaded: LoadedCluster) -> None:
 def test_records_are_acknowledged_while_zookeeper_is_down(
     loaded: LoadedCluster,
 ) -> None:
-    """Coordinators stop to respond when their lease expires, and start to respond again
-    later.
+    """Coordinators stop responding when their lease expires, and respond again after
+    ZooKeeper has restarted.
     """
     loaded.until_whole()
     loaded.site.zookeeper.kill()

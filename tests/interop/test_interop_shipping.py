@@ -81,7 +81,7 @@ def read(broker: Broker, number: int) -> list[tuple[Record, int]]:
     records_and_epochs = []
     while True:
         message = consumer.poll(30)
-        assert message is not None, "the consumer is at the end of the partition"
+        assert message is not None, "the consumer received nothing for 30 s"
         if message.error() is not None:
             assert message.error().name() == "_PARTITION_EOF", message.error()
             break

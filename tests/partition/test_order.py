@@ -349,9 +349,9 @@ def test_readers_refuse_batches_that_are_out_of_order(
         read(disk_of(case, is_dense), case)
         return
     if fault is OrderFault.FAR:
-        return  # a reader of the last segment has no limit
-    # A reader ends at the end of the last batch header. One more batch moves the fault
-    # into the middle.
+        return  # readers accept any offset in the last segment
+    # A reader stops at the end offset that the last batch header contains. One more
+    # batch moves the fault before the last batch.
     case = case._replace(batches=(*case.batches, (50, 1)))
     with pytest.raises((logcore.CorruptBatchError, logcore.CorruptLogError)):
         read(disk_of(case, is_dense), case)
@@ -368,7 +368,8 @@ def test_verify_reports_the_position_of_the_first_order_fault(
         for verdict in verify("t-0", fs=disk_of(case, is_dense))
         if verdict.kind == "log"
     )
-    # Like opening, verify refuses a loss, and only warns about traces of a crash.
+    # verify reports lost records as damage, because opening the log fails. It only
+    # warns about batches that a crash can leave, because recovery truncates them.
     assert verdict.status == {None: "ok", OrderFault.GAP: "damaged"}.get(
         fault, "warning"
     ), verdict

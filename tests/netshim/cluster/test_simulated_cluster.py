@@ -19,13 +19,15 @@ from netshim.loop_host import LoopHost
 from support.replica_bugs import Bug, find, seeded
 from support.simulated_cluster import run_schedule
 
-#: Schedules in the fast tests, of one to two seconds.
+#: Number of schedules in the fast tests. Each takes one to two seconds.
 FAST = 8
 SLOW = int(os.environ.get("LOGCORE_CLUSTER_SCHEDULES", "400"))
-#: Each part is a test, so that workers share the schedules.
+#: Number of tests that the slow schedules are divided into, so that pytest-xdist can
+#: run them in parallel.
 PARTS = 8
 
-#: Bugs outside the modules that the model of one partition drives.
+#: Bugs in modules that support.replica_world, the model of one partition, does not
+#: run.
 BUGS = [
     Bug(
         "follower reports records that are not synced",
