@@ -59,7 +59,7 @@ def test_metadata_of_all_members_is_limited(simulation: CoordinatorSimulation) -
         join(simulation, 100)
     assert join(simulation, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
     assert len(simulation.group().members) == 2
-    assert join(simulation, 50) is None, "the member waits for the others"
+    assert join(simulation, 50) is None, "got a response before the others rejoined"
     assert len(simulation.group().members) == 3
 
 

@@ -28,7 +28,9 @@ LIMIT_S = 300.0
 
 
 def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
-    """Brokers are killed, one at a time. Their leaders and coordinators move."""
+    """Brokers are killed one at a time. Other brokers take over their partitions and
+    coordinators.
+    """
     rng = random.Random(5)
     words = ["apple", "pear", "plum", "fig"]
     sent_words: Counter[str] = Counter()
@@ -74,7 +76,8 @@ def test_streams_counts_exactly_once_through_failovers(tmp_path: Path) -> None:
                 for topic in ("text", "__transaction_state", "__consumer_offsets"):
                     cluster.until_in_sync(topic, 3)
             until(lambda: counts.latest() == sent_words, "the last counts", LIMIT_S)
-        # Each change of a count was reported once. It rises by the words of one line.
+        # Each update increases the count of its word. An equal or lower count would
+        # mean that an update was written twice.
         for word, counts_of_word in counts.seen.items():
             assert counts_of_word == sorted(set(counts_of_word)), (word, counts_of_word)
         counts.close()

@@ -47,7 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def admin(broker: Broker) -> Iterator[Any]:
-    """Return an admin client, after deleting the topic."""
+    """Return an admin client; delete the topic after the test."""
     client = AdminClient({"bootstrap.servers": broker.address})
     yield client
     if TOPIC in client.list_topics(timeout=30).topics:

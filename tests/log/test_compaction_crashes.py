@@ -217,8 +217,8 @@ def test_seeded_bugs_of_the_swap_are_found(
 def test_seeded_bug_B12_order_of_renames_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without .swap names, a crash between two renames leaves a gap that no file
-    explains.
+    """Without .swap names, a crash between two renames leaves a gap in the log, and
+    recovery finds no .swap file from which to complete the replacement.
     """
     original_rename = SimulatedDisk.rename
 
@@ -263,7 +263,7 @@ def test_seeded_bug_B44_early_checkpoint_is_found(
         return keys
 
     def check_unique_keys(promised: list[Any], keys: list[bytes]) -> None:
-        assert len(keys) == len(set(keys)), "marked as compacted, but it was not"
+        assert len(keys) == len(set(keys)), "duplicate keys marked as compacted"
 
     with pytest.raises(AssertionError, match="marked as compacted"):
         explore(run_keyed, recover, check_unique_keys, limit=40, again_every=0)
@@ -282,7 +282,7 @@ def test_cleaner_checkpoint_never_exceeds_the_compacted_range(limit: int) -> Non
             return [key for offset, key, _ in pairs(log) if offset < checked]
 
     def check_unique_keys(promised: list[Any], keys: list[bytes]) -> None:
-        assert len(keys) == len(set(keys)), "marked as compacted, but it was not"
+        assert len(keys) == len(set(keys)), "duplicate keys marked as compacted"
 
     explore(run_keyed, recover, check_unique_keys, limit=limit, again_every=0)
 

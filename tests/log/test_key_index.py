@@ -65,7 +65,7 @@ def test_invalid_expectation_is_refused(log: logcore.Log, expected: Any) -> None
 
 
 def test_unrelated_keys_never_conflict(log: logcore.Log) -> None:
-    """Appends with `expected_offset` conflicted in 79 of 320 such cases."""
+    """With `expected_offset`, 79 of these 320 appends conflicted."""
     failures: list[BaseException] = []
 
     def work(key: bytes) -> None:

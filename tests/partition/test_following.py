@@ -703,8 +703,8 @@ def test_crash_during_first_replicated_open_keeps_the_high_watermark() -> None:
 
 
 def test_truncation_inside_a_gap_keeps_the_epochs_in_order(disk: SimulatedDisk) -> None:
-    """The batch that replaced the gap had an epoch that the same call removed, so that
-    followers refused later batches.
+    """truncate_to_epoch() filled the gap with an empty batch of an epoch that the call
+    removed from the epoch list. Followers then refused later batches.
     """
     with (
         open_replicated(disk, "/a/t-0") as leader,

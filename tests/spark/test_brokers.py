@@ -74,8 +74,8 @@ def transaction(
 
 @pytest.fixture(scope="module")
 def source_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create topics with all codecs and batch sizes, headers, gaps, log append times and
-    transactions.
+    """Create a topic with three codecs, null keys and values, and headers; a topic with
+    log append times; and an empty topic.
     """
     path = tmp_path_factory.mktemp("brokers") / "data"
     rng = random.Random(7)

@@ -84,7 +84,9 @@ def test_brokers_use_the_first_listener_unless_another_is_named() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 def test_a_listener_on_all_networks_needs_an_address(host: str) -> None:
-    """Other brokers and clients would be sent to 0.0.0.0, which is each machine itself."""
+    """Otherwise, other brokers and clients would be sent to 0.0.0.0, and each would
+    connect to its own machine.
+    """
     with pytest.raises(InvalidConfigError, match="--advertise PLAINTEXT=HOST:1"):
         choose(f"PLAINTEXT://{host}:1")
     listener = Listener.parse(

@@ -23,7 +23,8 @@ _DISK_BYTES = 24 << 20
 _LEFT_BYTES = 4 << 20
 #: Each record of the load has a header of this size, so that disks fill soon.
 _PADDING_BYTES = 20_000
-#: The records that test whether a leader refuses them have the values -1, -2, ...
+#: refusal() sends records with the values -1, -2, ... to test whether the leader
+#: refuses records.
 _probes = itertools.count(1)
 
 
