@@ -73,6 +73,10 @@ class ClusterTopology(Topology):
             return PartitionReplicas(NO_NODE, -1, replicas, [], [], offline)
         state = stored.state
         leader = state.leader
+        # Clients cannot connect to a leader that the response does not list among the
+        # brokers, and kafka-python fails. As in Kafka, they wait for the next leader.
+        if leader not in view.brokers:
+            leader = NO_NODE
         return PartitionReplicas(
             leader,
             state.leader_epoch,

@@ -16,7 +16,9 @@ from logcore.config import LogConfig
 from logcore.replication.state import InSyncReplica, LeaderAndIsr
 from netshim.cluster.registry_nodes import BrokerNode, TopicNode
 from netshim.cluster.replicas import ClusterReplicas, RoleCallbacks
+from netshim.cluster.topology import ClusterTopology
 from netshim.cluster.view import ClusterView, StoredState, TopicOfCluster
+from netshim.topology import NO_NODE
 from support.broker_harness import BrokerHarness
 
 OWN, OTHER = 1, 2
@@ -140,3 +142,18 @@ def test_removal_waits_for_the_work_of_a_role(
         replicas.broker_harness.run(1)
     assert not replicas.has_replica
     assert not opened_late
+
+
+@pytest.mark.parametrize(("registered", "leader"), [(OWN, OWN), (OTHER, NO_NODE)])
+def test_leader_that_is_not_registered_is_not_named(
+    registered: int, leader: int
+) -> None:
+    """After a kill of the leader, Metadata named it until the election, but did not list
+    it among the brokers. kafka-python failed with UnknownBrokerIdError.
+    """
+    view = view_of(1, ASSIGNED)
+    view = attrs.evolve(view, brokers={registered: view.brokers[registered]})
+    member: Any = types.SimpleNamespace(view=view)
+    directory: Any = None
+    replicas = ClusterTopology(member, directory).partition(*KEY)
+    assert (replicas.leader, replicas.leader_epoch) == (leader, 3)
