@@ -1190,8 +1190,8 @@ class ActiveSegment(GrowingSegment):
         self.write_indexes(whole=True, sync=True)
         if self._indexes.has_aborted:
             # The name becomes durable before the next segment's name. The index of a
-            # sealed segment below the recovery point is not rebuilt, and without it Kafka treats aborted records
-            # as committed.
+            # sealed segment below the recovery point is not rebuilt. Without the index,
+            # Kafka treats aborted records as committed.
             self.fs.sync_dir(self.directory)
         return Segment(self.fs, self.directory, self.base_offset, self.state)
 

@@ -370,7 +370,7 @@ def metadata(client: RecordingClient) -> None:
 
     ask("a topic", [{"name": name}])
     ask("no topic", [])
-    # In version 0, no topic means all topics, including those of other scripts.
+    # In version 0, an empty list means all topics, including topics of other scripts.
     step, recorded = client.recorded.pop()
     client.recorded.append(
         (
